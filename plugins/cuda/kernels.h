@@ -139,7 +139,7 @@ int aft_cuda_aft_full_finish(const AftCudaAftFull*, const void* products, cudaSt
 
 /* From this many tokens on that way is taken to be the faster one: a library's product runs nearer to the peak
  * than the fused kernel's, which has exponentials to take as well, and the entries' way through memory is
- * amortised. An estimate, not yet measured. */
+ * amortized. An estimate, not yet measured. */
 enum { AFT_CUDA_AFT_FULL_GEMM_TOKENS = 2048 };
 
 size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal*);

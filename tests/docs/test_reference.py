@@ -18,6 +18,8 @@ from aftexport.parity import TOLERANCES
 from aftserve.settings import Settings
 from docs.pages import BLOCKS, PAGES, REPOSITORY
 
+CITATION = re.compile(r"\b((?:docs|export|serve|plugins)/[\w/-]+\.md), (\w+)")
+"""A page and its heading in an error message."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
@@ -39,6 +41,18 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = run_python(*words, REPOSITORY / "docs", folder / "html", cwd=REPOSITORY)
     assert outcome.code == 0, outcome.err
     return folder / "html"
+
+
+def test_cited_pages_and_headings_exist() -> None:
+    sources = [
+        path.read_text("utf-8")
+        for folder in ("export", "serve", "plugins")
+        for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+    cited = {match.groups() for text in sources for match in CITATION.finditer(text)}
+    assert cited
+    for page, heading in cited:
+        assert re.search(rf"(?m)^#+ {heading}$", PAGES[page]), (page, heading)
 
 
 def commands(program: str) -> list[str]:

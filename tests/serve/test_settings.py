@@ -34,7 +34,7 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("colour = 1", "colour in the file of --config is not a setting"),
+        ("color = 1", "color in the file of --config is not a setting"),
         ("max_token = 1", "max_tokens"),
         ("port = 'x'", "--port"),
         ("port =", "aftserve.toml"),
@@ -66,7 +66,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         ["--shutdown-seconds", "inf"],
         ["--max-queue-seconds", "inf"],
         ["--idle-seconds", "nan"],
-        ["--model-name", "organisation/model"],
+        ["--model-name", "organization/model"],
     ],
 )
 def test_value_out_of_range_names_flag(words: list[str]) -> None:

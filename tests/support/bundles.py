@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "source null": {"source": None},
     "config a list": {"config": []},
     "versions null": {"versions": None},
-    "unknown entry": {"colour": "red"},
+    "unknown entry": {"color": "red"},
     "opset text": {"opset": "20"},
     "chunks with a huge reach": {
         "chunked": {
@@ -136,3 +136,25 @@ def resealed(folder: Path) -> Path:
         if path.name != "manifest.json"
     }
     return changed_manifest(folder, {"files": files})
+
+
+def flip(name: str) -> Callable[[Path], object]:
+    """Return a function that flips one bit of a file."""
+
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def unlisted(name: str) -> Callable[[Path], object]:
+    """Return a function that removes a file from the manifest."""
+
+    def damage(folder: Path) -> None:
+        files = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
+        del files[name]
+        changed_manifest(folder, {"files": files})
+
+    return damage

@@ -55,7 +55,7 @@ class Bag(nn.Module):
         return self.head(self.mean(input_ids))
 
 
-class NormalisedOverBatch(Bag):
+class NormalizedOverBatch(Bag):
     """Documents of one run change each other's scores."""
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ IN_TORCH = (
 BRANCHES = "Remove branches on the number of tokens from forward."
 ONE_WAY = "Or export one branch only: --max-length {}."
 _TABLE = "Give the table in that line one row for every token."
+_PAGE = "docs/how-to/export-your-model.md, Windows"
 _WINDOWS = (
     "Pad the tokens to -(-tokens // w) windows of w tokens, without a branch: multiples of w get "
-    "no padding (export/README.md, Windows)."
+    f"no padding ({_PAGE})."
 )
 _NUMBERS = {
     "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
@@ -43,7 +44,7 @@ _NUMBERS = {
     "index": "Write the size in integers, with + - * // and min and max: a Python number is fixed "
     "to one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
     "loop": "Replace loops over the tokens by cumsum, or by one operator on windows: both are "
-    "captured for every length (export/README.md, Windows).",
+    f"captured for every length ({_PAGE}).",
 }
 """Conversion of a size to a Python number, see ``ShapeGuard.conversion``, to its replacement."""
 _FLOAT = (
@@ -147,6 +148,6 @@ def _advice_on_guard(guard: ShapeGuard, bounded: str) -> str | None:
         return _INSTEAD.get(
             guard.operator.rpartition(".")[2],
             "Write that line so that it works for every length from 1 token: pad the tokens to the "
-            "minimum it needs, or to a multiple (export/README.md, Windows).",
+            f"minimum it needs, or to a multiple ({_PAGE}).",
         )
     return _WINDOWS if guard.is_of_multiples else None

@@ -1,6 +1,7 @@
 """The command ``aftexport MODEL --to TARGET``."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from aftexport.system.gc import collection_paused
 
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle
+    from aftexport.engines.tensorrt.settings import EngineOptions
 
 _EPILOG = """\
 A model file is one of these:
@@ -46,6 +48,62 @@ Exit status:
 
 def run(words: list[str]) -> int:
     """Run the command; return its exit status."""
+    parser = _parser()
+    options = parser.parse_args(words)
+    path = options.model
+    if path is None and options.factory is None:
+        parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
+    engine = _engine_options(options)
+    if options.to == "triton":
+        return triton.write(parser, options, path, engine, partial(_export, options))
+    triton.check_absent(parser, options)
+    bundle = _export(options, to=options.to, out=options.out, engine=engine, force=options.force)
+    Console(emoji=False).print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
+    return 0
+
+
+def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
+    """Export the model to a bundle.
+
+    Args:
+        options: the parsed options.
+        place: the options of ``export`` that depend on the target.
+    """
+    with collection_paused():
+        from aftexport.pipeline.export import export  # imports torch; a bundle needs no torch
+
+    labels = options.labels
+    return export(
+        options.model,
+        precision=options.precision,
+        tolerance=options.tolerance,
+        max_length=options.max_length,
+        vocab_size=options.vocab_size,
+        timing_cache=options.timing_cache,
+        opset=options.opset,
+        check_parity=not options.no_verify,
+        batching=not options.no_batching,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        labels=[name.strip() for name in labels.split(",")] if labels is not None else None,
+        tokenizer=options.tokenizer,
+        **place,
+    )
+
+
+def _engine_options(options: argparse.Namespace) -> "EngineOptions":
+    from aftexport.engines.tensorrt.settings import EngineOptions
+
+    return EngineOptions(
+        min_length=options.min_length,
+        opt_lengths=tuple(options.opt_length),
+        max_batch=options.max_batch,
+        workspace_mib=options.workspace,
+        compute_capabilities=tuple(options.compute_capability),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "aftexport",
         "Export a linear-attention model to a verified bundle.",
@@ -53,6 +111,21 @@ def run(words: list[str]) -> int:
     )
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="model file or folder, see below")
+    _add_target_options(parser)
+    _add_graph_options(parser)
+    add_loading_options(parser)
+    _add_engine_options(parser)
+    triton.add_options(parser)
+    add("--labels", metavar="A,B,...",
+        help="class names (default: those of the file, or class_0, class_1, ...)")  # fmt: skip
+    add("--tokenizer", type=Path, metavar="FILE",
+        help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
+    add("--version", action="version", version=f"aftexport {__version__}")
+    return parser
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--to", required=True, choices=["onnx", "trt", "trt-rtx", "triton"],
         help="onnx: a bundle with the ONNX model; trt: also a TensorRT engine, built on the GPU "
         "that will run it; trt-rtx: also a portable TensorRT-RTX engine, built with or without "
@@ -74,6 +147,11 @@ def run(words: list[str]) -> int:
     add("--tolerance", type=float, metavar="X",
         help="maximum error of the model with --precision auto (default: that of "
         "fp32)")  # fmt: skip
+
+
+def _add_graph_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the graph, of its comparison with PyTorch, and of its folder."""
+    add = parser.add_argument
     add("--max-length", type=int, metavar="N",
         help="maximum tokens of a document (default: the model's own limit; 16384 for an engine "
         "without one)")  # fmt: skip
@@ -88,58 +166,6 @@ def run(words: list[str]) -> int:
         action="store_true",
         help="replace an existing bundle, or an existing model in a repository",
     )
-    add_loading_options(parser)
-    _add_engine_options(parser)
-    triton.add_options(parser)
-    add("--labels", metavar="A,B,...",
-        help="class names (default: those of the file, or class_0, class_1, ...)")  # fmt: skip
-    add("--tokenizer", type=Path, metavar="FILE",
-        help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
-    add("--version", action="version", version=f"aftexport {__version__}")
-    options = parser.parse_args(words)
-
-    from aftexport.engines.tensorrt.settings import EngineOptions
-
-    path = options.model
-    if path is None and options.factory is None:
-        parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
-    engine = EngineOptions(
-        min_length=options.min_length,
-        opt_lengths=tuple(options.opt_length),
-        max_batch=options.max_batch,
-        workspace_mib=options.workspace,
-        compute_capabilities=tuple(options.compute_capability),
-    )
-
-    def write(**place: Any) -> "Bundle":
-        with collection_paused():
-            from aftexport.pipeline.export import export  # imports torch; a bundle needs no torch
-
-        return export(
-            path,
-            precision=options.precision,
-            tolerance=options.tolerance,
-            max_length=options.max_length,
-            vocab_size=options.vocab_size,
-            timing_cache=options.timing_cache,
-            opset=options.opset,
-            check_parity=not options.no_verify,
-            batching=not options.no_batching,
-            factory=options.factory,
-            allow_pickle=options.allow_pickle,
-            labels=[name.strip() for name in options.labels.split(",")]
-            if options.labels is not None
-            else None,
-            tokenizer=options.tokenizer,
-            **place,
-        )
-
-    if options.to == "triton":
-        return triton.write(parser, options, path, engine, write)
-    triton.check_absent(parser, options)
-    bundle = write(to=options.to, out=options.out, engine=engine, force=options.force)
-    Console(emoji=False).print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
-    return 0
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:

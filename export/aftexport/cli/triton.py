@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from aftexport.console import escape, stage
+from aftexport.errors import ParityError
+
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle
     from aftexport.engines.tensorrt.settings import EngineOptions
@@ -49,11 +52,8 @@ def write(
         engine: the engine options; they do not apply to a repository of a model.
         export: the function that writes the bundle of the model.
     """
-    import aftplugins
     from aftexport.bundle.bundle import Bundle, is_bundle
-    from aftexport.console import escape, stage
-    from aftexport.deploy.triton import MOUNTED, check_place, start_command, write_repository
-    from aftexport.errors import ParityError
+    from aftexport.deploy.triton import MOUNTED, check_place, write_repository
     from aftexport.system.files import aside_folder
 
     console = Console(emoji=False)
@@ -69,14 +69,7 @@ def write(
                 bundle = Bundle.open(path)
         else:
             aside = stack.enter_context(aside_folder(out)) / f"{name}.bundle"
-            try:
-                bundle = export(to="onnx", out=aside, engine=replace(engine, max_batch=None))
-            except ParityError as error:
-                raise ParityError(
-                    error.problem,
-                    "Try --precision fp32. Nothing was written; export with --to onnx to keep the "
-                    "bundle for inspection.",
-                ) from error
+            bundle = _exported(export, aside, engine)
         folder = write_repository(
             bundle,
             out,
@@ -86,13 +79,40 @@ def write(
             force=options.force,
             console=console,
         )
+    _print_start(console, bundle, folder, mounted)
+    return 0
+
+
+def _exported(export: "Callable[..., Bundle]", folder: Path, engine: "EngineOptions") -> "Bundle":
+    try:
+        return export(to="onnx", out=folder, engine=replace(engine, max_batch=None))
+    except ParityError as error:
+        raise ParityError(
+            error.problem,
+            "Try --precision fp32. Nothing was written; export with --to onnx to keep the bundle "
+            "for inspection.",
+        ) from error
+
+
+def _print_start(console: Console, bundle: "Bundle", folder: Path, mounted: str) -> None:
+    """Print the command that starts Triton.
+
+    Args:
+        console: the console of the export.
+        bundle: the bundle of the model.
+        folder: the folder of the model in the repository.
+        mounted: path of the repository on Triton's machine.
+    """
+    import aftplugins
+    from aftexport.deploy.triton import start_command
+
     needs_kernels = bundle.manifest.engine is None and bundle.manifest.operators
     if needs_kernels and (reason := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{escape(reason)}[/]", soft_wrap=True)
     console.print(f"Triton model: [bold]{escape(str(folder))}[/]", soft_wrap=True)
-    console.print(f"Mount {escape(str(out))} as {escape(mounted)} and run:", soft_wrap=True)
+    repository = escape(str(folder.parent))
+    console.print(f"Mount {repository} as {escape(mounted)} and run:", soft_wrap=True)
     console.print(f"  {escape(start_command(folder, mounted))}", soft_wrap=True)
-    return 0
 
 
 def _refuse_export_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -1,11 +1,18 @@
 """The command ``aftexport verify``."""
 
+import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from aftexport.cli.options import add_reference_options
+from aftexport.console import escape, stage
+from aftexport.contract import SCORES
 from aftexport.system.arguments import lengths, make_parser, positive
+
+if TYPE_CHECKING:
+    from aftexport.report.report import Report
 
 _EPILOG = """\
 Without --model, the reference is the float64 outputs of PyTorch that the bundle contains, and
@@ -26,6 +33,38 @@ Exit status:
 
 def run(words: list[str]) -> int:
     """Run the command; return its exit status."""
+    options = _parser().parse_args(words)
+
+    from aftexport.bundle.bundle import Bundle
+    from aftexport.bundle.output_path import check_reports
+    from aftexport.verify.check import Request, check
+
+    check_reports(
+        {"--report": options.report, "--json": options.json},
+        (options.bundle, options.model, options.data),
+    )
+    console = Console(emoji=False)
+    with stage(console, f"Checking {options.bundle}"):
+        bundle = Bundle.open(options.bundle)
+    request = Request(
+        against=options.against,
+        model=options.model,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        data=options.data,
+        lengths=options.lengths,
+        search=options.search,
+        layers=options.layers,
+        fused=not options.portable,
+        provider=options.provider,
+    )
+    report = check(bundle, request, console)
+    _print_report(console, report, bundle.manifest.reference)
+    _write_files(report, page=options.report, record=options.json)
+    return 0 if report.passed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "aftexport verify",
         "Compare a bundle with PyTorch, on every engine of the bundle that runs on this machine.",
@@ -53,38 +92,13 @@ def run(words: list[str]) -> int:
         help="execution provider of ONNX Runtime (default: cpu)")  # fmt: skip
     add("--report", type=Path, metavar="FILE", help="write a self-contained HTML page to FILE")
     add("--json", type=Path, metavar="FILE", help="write the results to FILE in JSON")
-    options = parser.parse_args(words)
+    return parser
 
-    from aftexport.bundle.bundle import Bundle
-    from aftexport.bundle.output_path import check_reports
-    from aftexport.console import escape, stage
-    from aftexport.contract import SCORES
-    from aftexport.report.page import write_page
+
+def _print_report(console: Console, report: "Report", reference: str) -> None:
     from aftexport.report.tables import parity_table
-    from aftexport.system.files import replacing_file, write_json
-    from aftexport.verify.check import Request, check
 
-    check_reports(
-        {"--report": options.report, "--json": options.json},
-        (options.bundle, options.model, options.data),
-    )
-    console = Console(emoji=False)
-    with stage(console, f"Checking {options.bundle}"):
-        bundle = Bundle.open(options.bundle)
-    request = Request(
-        against=options.against,
-        model=options.model,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        data=options.data,
-        lengths=options.lengths,
-        search=options.search,
-        layers=options.layers,
-        fused=not options.portable,
-        provider=options.provider,
-    )
-    report = check(bundle, request, console)
-    console.print(parity_table(report.comparisons, bundle.manifest.reference))
+    console.print(parity_table(report.comparisons, reference))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(f"Scores: {SCORES}.")
@@ -92,10 +106,16 @@ def run(words: list[str]) -> int:
     console.print(f"[{color}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
     if report.blame is not None:
         console.print(escape(report.blame), soft_wrap=True)
-    if options.json is not None:
-        with replacing_file(options.json) as aside:
+
+
+def _write_files(report: "Report", *, page: Path | None, record: Path | None) -> None:
+    """Write the report as a page and in JSON, each if a path is given."""
+    from aftexport.report.page import write_page
+    from aftexport.system.files import replacing_file, write_json
+
+    if record is not None:
+        with replacing_file(record) as aside:
             write_json(aside, report.to_dict())
-    if options.report is not None:
-        with replacing_file(options.report) as aside:
+    if page is not None:
+        with replacing_file(page) as aside:
             write_page(aside, report)
-    return 0 if report.passed else 1

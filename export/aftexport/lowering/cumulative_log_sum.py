@@ -61,7 +61,7 @@ def _ints(*values: int) -> Any:
 
 
 def _cut(terms: Any) -> tuple[Any, Any]:
-    """Return the number of blocks and their size, as ``_two_level_sums.scan_cut`` does."""
+    """Return the number of blocks and their size, as ``two_level_sums.scan_cut`` does."""
 
     def quotient_up(count: Any, part: Any) -> Any:
         return op.Div(op.Sub(op.Add(count, part), _ints(1)), part)

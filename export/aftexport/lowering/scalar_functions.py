@@ -18,7 +18,7 @@ _ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806,
          0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)  # fmt: skip
 """Coefficients of log(erfcx(x) / t) in t = 1 / (1 + x / 2), lowest power first. The error is at
 most 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
-_ERFINV_CENTRE = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.000218580870,
+_ERFINV_CENTER = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.000218580870,
                   -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)  # fmt: skip
 _ERFINV_TAIL = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773,
                 -0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257)  # fmt: skip
@@ -105,9 +105,9 @@ def _scaled_tail(x: Any) -> Any:
 def _erfinv(self):  # type: ignore[no-untyped-def]
     one = op.CastLike(1.0, self)
     w = op.Neg(op.Log(op.Mul(op.Sub(one, self), op.Add(one, self))))
-    centre = _polynomial(op.Sub(w, op.CastLike(2.5, self)), _ERFINV_CENTRE)
+    center = _polynomial(op.Sub(w, op.CastLike(2.5, self)), _ERFINV_CENTER)
     tail = _polynomial(op.Sub(op.Sqrt(w), op.CastLike(3.0, self)), _ERFINV_TAIL)
-    ratio = op.Where(op.Less(w, op.CastLike(5.0, self)), centre, tail)
+    ratio = op.Where(op.Less(w, op.CastLike(5.0, self)), center, tail)
     infinite = op.Mul(self, op.CastLike(math.inf, self))
     return op.Where(op.Equal(op.Abs(self), one), infinite, op.Mul(ratio, self))
 

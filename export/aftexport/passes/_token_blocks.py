@@ -1,6 +1,6 @@
 """Split of a value's tokens into blocks, for sums in two levels.
 
-The split is that of ``mechanisms._two_level_sums`` in the portable bodies, for any axis.
+The split is that of ``operators.two_level_sums`` in the portable bodies, for any axis.
 """
 
 import numpy as np

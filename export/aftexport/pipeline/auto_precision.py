@@ -74,48 +74,12 @@ def advise(
             f"Expected an error of at most {tolerance:.1e}, got {whole:.1e} even in fp32.",
             "Give a larger --tolerance.",
         )
-    nodes = _nodes(model)
-    node_errors: list[dict[str, float]] = []
-    for node in nodes:
-        errors = {"fp32": whole}
-        for precision in CHEAPEST_FIRST[:-1]:
-            _set(node, precision)
-            error, outputs = measure()
-            # Equal outputs mean that the processor lacks the instructions, so nothing was rounded.
-            if not all(map(np.array_equal, outputs, wide)):
-                errors[precision] = error
-            advance()
-        _set(node, "fp32")
-        node_errors.append(errors)
-    steps = [
-        [p for p in CHEAPEST_FIRST if p in errors and errors[p] <= tolerance]
-        for errors in node_errors
+    node_errors = [
+        (node, _errors_of(node, measure, whole, wide, advance)) for node in _nodes(model)
     ]
-    chosen = [0] * len(nodes)
-    for node, ladder in zip(nodes, steps, strict=True):
-        _set(node, ladder[0])
-    together, _ = measure()
-    while not together <= tolerance:
-        widest = max(
-            (i for i, ladder in enumerate(steps) if chosen[i] + 1 < len(ladder)),
-            key=lambda i: node_errors[i][steps[i][chosen[i]]],
-        )
-        chosen[widest] += 1
-        _set(nodes[widest], steps[widest][chosen[widest]])
-        together, _ = measure()
-    choices = tuple(
-        NodePrecision.model_validate(
-            {
-                "node": node.name,
-                "operator": node.op_type,
-                "precision": ladder[rank],
-                "errors": errors,
-                "reason": _reason(errors, ladder, rank, tolerance),
-            }
-        )
-        for node, errors, ladder, rank in zip(nodes, node_errors, steps, chosen, strict=True)
-    )
-    return Advice(choices, tolerance, together)
+    choices = [_Choice(node, errors, tolerance) for node, errors in node_errors]
+    error = _choose(choices, measure, tolerance)
+    return Advice(tuple(choice.record(tolerance) for choice in choices), tolerance, error)
 
 
 def measurements(model: onnx.ModelProto) -> int:
@@ -137,21 +101,103 @@ class _Measurement:
         return max(compare(case, output, "fp32").error for case, output in pairs), outputs
 
 
+class _Choice:
+    """The precision of one node, which can only become wider.
+
+    Attributes:
+        errors: the error of the model in each precision of this node, the others in fp32.
+    """
+
+    def __init__(self, node: onnx.NodeProto, errors: dict[str, float], tolerance: float) -> None:
+        self._node = node
+        self._ladder = [p for p in CHEAPEST_FIRST if p in errors and errors[p] <= tolerance]
+        self._rank = 0
+        self.errors = errors
+
+    @property
+    def precision(self) -> str:
+        return self._ladder[self._rank]
+
+    @property
+    def can_widen(self) -> bool:
+        return self._rank + 1 < len(self._ladder)
+
+    def widen(self) -> None:
+        """Give the node the next wider precision."""
+        self._rank += 1
+        self.apply()
+
+    def apply(self) -> None:
+        """Set the precision of the node in the model."""
+        _set(self._node, self.precision)
+
+    def record(self, tolerance: float) -> NodePrecision:
+        """Return the choice for the manifest, with its reason."""
+        return NodePrecision.model_validate(
+            {
+                "node": self._node.name,
+                "operator": self._node.op_type,
+                "precision": self.precision,
+                "errors": self.errors,
+                "reason": self._reason(tolerance),
+            }
+        )
+
+    def _reason(self, tolerance: float) -> str:
+        refused = []
+        for precision in CHEAPEST_FIRST[: CHEAPEST_FIRST.index(self.precision)]:
+            if precision not in self.errors:
+                refused.append(f"{precision} cannot be measured on this processor")
+            elif precision in self._ladder:
+                refused.append(f"{precision} exceeds the tolerance together with the other nodes")
+            else:
+                error = self.errors[precision]
+                refused.append(f"{precision} in this node gives an error of {error:.1e}")
+        return "; ".join(refused) or f"the cheapest precision stays within {tolerance:.1e}"
+
+
+def _errors_of(
+    node: onnx.NodeProto,
+    measure: _Measurement,
+    whole: float,
+    wide: Sequence[Array],
+    advance: Callable[[], None],
+) -> dict[str, float]:
+    """Return the error of the model in each precision of ``node``, which ends in fp32.
+
+    Args:
+        node: the node whose precision is changed.
+        measure: the measurement of the model, whose other nodes are in fp32.
+        whole, wide: the error and the outputs of the model in fp32.
+        advance: callback after each measurement.
+    """
+    errors = {"fp32": whole}
+    for precision in CHEAPEST_FIRST[:-1]:
+        _set(node, precision)
+        error, outputs = measure()
+        # Equal outputs mean that the processor lacks the instructions, so nothing was rounded.
+        if not all(map(np.array_equal, outputs, wide)):
+            errors[precision] = error
+        advance()
+    _set(node, "fp32")
+    return errors
+
+
+def _choose(choices: Sequence[_Choice], measure: _Measurement, tolerance: float) -> float:
+    """Widen the choices until the model is within the tolerance; return its error."""
+    for choice in choices:
+        choice.apply()
+    error, _ = measure()
+    while not error <= tolerance:
+        candidates = [choice for choice in choices if choice.can_widen]
+        max(candidates, key=lambda choice: choice.errors[choice.precision]).widen()
+        error, _ = measure()
+    return error
+
+
 def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [n for n in model.graph.node if n.domain == DOMAIN and n.op_type in OPERATORS]
 
 
 def _set(node: onnx.NodeProto, precision: str) -> None:
     next(a for a in node.attribute if a.name == "precision").s = precision.encode()
-
-
-def _reason(errors: dict[str, float], ladder: Sequence[str], rank: int, tolerance: float) -> str:
-    refused = []
-    for precision in CHEAPEST_FIRST[: CHEAPEST_FIRST.index(ladder[rank])]:
-        if precision not in errors:
-            refused.append(f"{precision} cannot be measured on this processor")
-        elif precision in ladder:
-            refused.append(f"{precision} exceeds the tolerance together with the other nodes")
-        else:
-            refused.append(f"{precision} in this node gives an error of {errors[precision]:.1e}")
-    return "; ".join(refused) or f"the cheapest precision stays within {tolerance:.1e}"

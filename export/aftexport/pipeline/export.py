@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,12 +12,11 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
 from aftexport.checkpoint import Checkpoint, from_factory, load
-from aftexport.console import escape, operator_table, size_table, stage
-from aftexport.contract import SCORES
-from aftexport.deploy.export_engine import build_into, show_engine
+from aftexport.console import escape, stage
+from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
-from aftexport.errors import ParityError, UsageError
+from aftexport.errors import UsageError
 from aftexport.heads.exclusive_labels import check_output, check_task
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
@@ -27,12 +25,18 @@ from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.labels import class_names
+from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.options import ExportOptions, find_places
+from aftexport.pipeline.results import (
+    engine_record,
+    parity_error,
+    parity_record,
+    parity_report,
+    print_summary,
+)
 from aftexport.pipeline.trace import TracedModel, trace
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
-from aftexport.report.report import Report, inputs_of
-from aftexport.report.tables import parity_table
 from aftexport.system.files import aside_folder, move_into_place, write_json
 from aftexport.system.memory import give_back
 
@@ -147,14 +151,16 @@ class _Export:
             give_back()
             paths = ort.operator_paths(draft.model_path)
             results = self._verify(draft, cases)
-            record = self._record(results, draft.manifest)
+            record = parity_record(
+                results, draft.manifest.reference, checked=self._options.check_parity
+            )
             manifest = draft.manifest
             if settings is not None and all(r.passed for r in results):
                 manifest, compared = self._build_engine(draft, settings)
                 results += compared
-                record["engine"] = _engine_record(manifest, compared)
+                record["engine"] = engine_record(manifest, compared)
             write_json(folder / PARITY, record)
-            write_page(folder / PARITY_PAGE, _report(manifest, results, cases, notes))
+            write_page(folder / PARITY_PAGE, parity_report(manifest, results, cases, notes))
             write_manifest(folder, manifest)
             passed = all(r.passed for r in results)
             self._publish(folder, passed=passed)
@@ -217,7 +223,7 @@ class _Export:
             self._console.print(
                 f"[yellow]Documents may have at most {longest} tokens, the limit of the model.[/]"
             )
-        notes = _notes(traced, batching=self._options.batching)
+        notes = export_notes(traced, batching=self._options.batching)
         for note in notes:
             self._console.print(f"[yellow]{escape(note)}[/]")
         if traced.recognition is not None:
@@ -233,13 +239,6 @@ class _Export:
             with stage(self._console, "Comparing in a stock session"):
                 results += verify_stock(draft, cases)
         return results
-
-    def _record(self, results: Sequence[Comparison], manifest: Manifest) -> dict[str, Any]:
-        """Return the content of parity.json, without an engine."""
-        if not self._options.check_parity:
-            return {"checked": False, "cases": []}
-        cases = [r.to_dict() for r in results]
-        return {"checked": True, "cases": cases, "reference": manifest.reference}
 
     def _build_engine(
         self, draft: Bundle, settings: BuildSettings
@@ -265,9 +264,9 @@ class _Export:
         """Print the summary; return the bundle, or raise ParityError."""
         options = self._options
         bundle = Bundle.open(options.out if passed else options.failed_out)
-        _print_summary(self._console, bundle, paths, results)
+        print_summary(self._console, bundle, paths, results)
         if not passed:
-            raise _parity_error(worst(results), bundle.path, options.precision)
+            raise parity_error(worst(results), bundle.path, options.precision)
         return bundle
 
 
@@ -278,70 +277,3 @@ def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | No
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error
-
-
-def _engine_record(manifest: Manifest, compared: Sequence[Comparison]) -> dict[str, Any]:
-    return {
-        "deferred": manifest.engine.deferred if manifest.engine else (),
-        "cases": [r.to_dict() for r in compared],
-    }
-
-
-def _parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityError:
-    return ParityError(
-        f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
-        f"{furthest.error:.1e} for {furthest.subject}, case {furthest.case!r}.",
-        ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
-        + f". The bundle is kept at {kept} for inspection.",
-    )
-
-
-def _notes(traced: TracedModel, *, batching: bool) -> list[str]:
-    """Return notes on unexpected properties of the export, one sentence each."""
-    notes = []
-    if not batching:
-        notes.append("Each document runs separately (--no-batching).")
-    if traced.left_out:
-        notes.append(
-            f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "
-            "documents without padding."
-            if "lengths" not in traced.spec.names
-            else f"Left out, at its default: {', '.join(traced.left_out)}. Only lengths marks the "
-            "padding."
-        )
-    if traced.why_not_float64:
-        notes.append(
-            f"PyTorch ran in {traced.reference}, because the model's forward does not run in "
-            f"float64 ({traced.why_not_float64}). So every error includes PyTorch's rounding."
-        )
-    return notes
-
-
-def _report(
-    manifest: Manifest,
-    results: Sequence[Comparison],
-    cases: Sequence[Case],
-    notes: Sequence[str],
-) -> Report:
-    deferred = manifest.engine.deferred if manifest.engine else ()
-    return Report(
-        manifest,
-        results,
-        against=f"PyTorch in {manifest.reference}",
-        notes=[*notes, *(f"Deferred: {line}" for line in deferred)],
-        inputs=inputs_of(cases),
-    )
-
-
-def _print_summary(
-    console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
-) -> None:
-    console.print(operator_table(bundle.manifest.operators, paths))
-    if results:
-        console.print(parity_table(results, bundle.manifest.reference))
-    else:
-        console.print("[yellow]Parity was not checked (--no-verify).[/]")
-    if plan := bundle.manifest.engine:
-        show_engine(plan, bundle.path, console)
-    console.print(f"Scores: {SCORES}.")
-    console.print(size_table(bundle.files))

@@ -26,7 +26,8 @@ from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.recognition.graph.normalize import normalize
-from aftexport.recognition.recognizer import Recognition, recognize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
 from aftexport.system.memory import give_back
 
 
@@ -81,33 +82,9 @@ def trace(
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
-    module, program = checkpoint.module, checkpoint.program
-    if program is not None:
-        if precision != "fp32" or max_length is not None:
-            option = f"--precision {precision}"
-            if max_length is not None:
-                option = f"--max-length {max_length}"
-            raise UsageError(
-                f"A .pt2 program keeps its precision and its lengths, got {option}.",
-                "Leave --precision and --max-length out, or capture another program in PyTorch.",
-            )
-        module = program.module()
-        types = {t.dtype for t in program.state_dict.values()}
-        precision = next(
-            (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
-        )
-    else:
-        assert module is not None
-        limit = _max_tokens(module, max_length)
-        dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
-        program = capture(module, dtype=dtype, max_tokens=limit)
+    module, program, precision = _captured(checkpoint, to, precision, max_length)
     spec = input_spec(program, vocab_size)
-    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
-        raise UsageError(
-            f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
-            f"{max_length}.",
-            f"Give {spec.max_tokens} or less.",
-        )
+    _check_max_length(spec, max_length)
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
     lowered = lower(program, opset=opset)
@@ -131,6 +108,45 @@ def trace(
         why_not_float64=getattr(reference, "reason", ""),
         left_out=ForwardSignature.of(module.forward).left_out if checkpoint.module else (),
     )
+
+
+def _captured(
+    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None
+) -> tuple[nn.Module, ExportedProgram, str]:
+    """Return the checkpoint's module, its program and the precision of the program."""
+    if checkpoint.program is not None:
+        _check_options_of_program(precision, max_length)
+        module = checkpoint.program.module()
+        return module, checkpoint.program, _precision_of(checkpoint.program, precision)
+    assert checkpoint.module is not None
+    limit = _max_tokens(checkpoint.module, max_length)
+    dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
+    program = capture(checkpoint.module, dtype=dtype, max_tokens=limit)
+    return checkpoint.module, program, precision
+
+
+def _check_options_of_program(precision: str, max_length: int | None) -> None:
+    if precision == "fp32" and max_length is None:
+        return
+    option = f"--precision {precision}" if max_length is None else f"--max-length {max_length}"
+    raise UsageError(
+        f"A .pt2 program keeps its precision and its lengths, got {option}.",
+        "Leave --precision and --max-length out, or capture another program in PyTorch.",
+    )
+
+
+def _precision_of(program: ExportedProgram, default: str) -> str:
+    types = {t.dtype for t in program.state_dict.values()}
+    return next((p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), default)
+
+
+def _check_max_length(spec: InputSpec, max_length: int | None) -> None:
+    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
+        raise UsageError(
+            f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
+            f"{max_length}.",
+            f"Give {spec.max_tokens} or less.",
+        )
 
 
 def _type_of(program: ExportedProgram) -> str:

@@ -10,13 +10,13 @@ The stages, in order:
                written, so that equal formulas have equal ``keys``.
     patterns   One pattern for each mechanism is held against formulas without their
                ``outside_factors``. A near miss raises ``NearMissFound`` with the reason.
-    writer     The operator and the layout of its inputs as nodes.
-    equivalence   Original and rewrite are compared in float64 on adversarial inputs.
+    writer     The layout of the inputs as nodes; ``rewrite_nodes`` adds the operator.
+    proof      Original and rewrite are compared in float64 on adversarial inputs.
 
-``recognizer`` runs them for each value, last values first. ``cuts`` and ``nan_guards`` refuse two
-kinds of rewrites that runs cannot tell apart. ``failed_conditions`` explains why any other
-weighted sum is not a mechanism. A value without a formula raises ``Unreadable``, the one exception
-that is caught across stages.
+``recognizer`` runs them for each value, last values first, and returns a ``result``. ``cuts`` and
+``nan_guards`` refuse two kinds of rewrites that runs cannot tell apart. ``failed_conditions``
+explains why any other weighted sum is not a mechanism. A value without a formula raises
+``Unreadable``, the one exception that is caught across stages.
 
 Everything is built on onnx_ir, which torch.onnx returns and whose passes normalize a graph. With
 patterns of nodes, as in onnxscript's rewriter, each way to write a formula would need its own.

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from aftexport.recognition.equivalence import Part
 from aftexport.recognition.patterns.pattern import NearMissFound
+from aftexport.recognition.proof.part import Part
 
 
 class Cuts:

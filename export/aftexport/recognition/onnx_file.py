@@ -21,7 +21,8 @@ from aftexport.parity import compare
 from aftexport.passes.optimizer_faults import avoid_optimizer_faults
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.graph.shape_probe import ProbedGraph
-from aftexport.recognition.recognizer import Recognition, recognize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
 from aftexport.system.files import replacing_file
 
 

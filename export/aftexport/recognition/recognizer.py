@@ -6,21 +6,19 @@ gate is found together with the mean that it multiplies.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.passes import nodes as matching
 from aftexport.recognition.cuts import Cuts
-from aftexport.recognition.equivalence import ProofError, compare, in_float64, part_of, runner
 from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.axes import Axis, Dims, flat
+from aftexport.recognition.formula.axes import Axis, Dims
 from aftexport.recognition.formula.terms import Product
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.no_ops import remove_no_ops
@@ -28,11 +26,16 @@ from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph
 from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject, size_of
+from aftexport.recognition.patterns.pattern import NearMissFound, Rewrite, Subject
 from aftexport.recognition.patterns.weights import has_pairs
+from aftexport.recognition.proof.comparison import compare
+from aftexport.recognition.proof.evaluator import in_float64, runner
+from aftexport.recognition.proof.part import ProofError, part_of
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS
 from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.result import Match, NearMiss, Recognition
+from aftexport.recognition.rewrite_nodes import write_nodes
 from aftexport.recognition.writer import Writer
 
 _LAST_OPERATORS = frozenset({
@@ -48,65 +51,6 @@ NO_SUM = "there is no weighted sum over tokens"
 _LAYOUTS = (*layout.FORMULAS, "Slice", "Split")
 _ANY_SUM = "weighted sum"
 """The name of a near miss of any mechanism."""
-
-
-@dataclass(frozen=True)
-class Match:
-    """A rewrite that was made.
-
-    Attributes:
-        mechanism: the stem of the mechanism's file.
-        operator: the operator of the domain.
-        value: the name of the computed value.
-        attributes: the attributes of the operator.
-        cases: the number of inputs on which both were compared.
-        difference: the largest ratio of a difference to the tolerance.
-        note: the reason and the effect, if attributes differ from those of the graph.
-    """
-
-    mechanism: str
-    operator: str
-    value: str
-    attributes: dict[str, int | float | str]
-    cases: int
-    difference: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """A value that was not replaced.
-
-    Attributes:
-        mechanism: the mechanism that it resembles.
-        value: the name of the value.
-        reason: the condition that failed.
-    """
-
-    mechanism: str
-    value: str
-    reason: str
-
-
-@dataclass
-class Recognition:
-    """The result of a search in a graph.
-
-    Attributes:
-        matches: the rewrites, in the order of the graph.
-        near_misses: the values that resemble a mechanism and were not replaced.
-        unexamined: the reason why the graph could not be searched, if there is one.
-        absence: the reason why there is neither a match nor a near miss.
-        unread: the names of values without a formula.
-        probed: the values of the original graph, None if no node can be part of a mechanism.
-    """
-
-    matches: list[Match] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
-    unexamined: str = ""
-    absence: str = ""
-    unread: list[str] = field(default_factory=list)
-    probed: ProbedGraph | None = None
 
 
 def recognize(
@@ -278,7 +222,7 @@ class _Recognizer:
             )
         writer = Writer(self._probed, dtype, str(value.name), reader.shapes)
         try:
-            output = _write(writer, rewrite, dims)
+            output = write_nodes(writer, rewrite, dims)
         except Unreadable:
             raise NearMissFound(layout_condition(rewrite)) from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
@@ -326,36 +270,3 @@ class _Recognizer:
         self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
         RemoveUnusedNodesPass()(self._model)
-
-
-def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
-    written = {id(operand): operand for operand in rewrite.operands}
-    values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
-    inputs = [values[id(operand)] for operand in rewrite.operands]
-    batch = writer.node("Shape", inputs[0], start=0, end=1)
-    tokens = writer.node("Shape", inputs[0], start=1, end=2)
-    inputs.append(writer.node("Expand", tokens, batch))
-    own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
-    node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
-    writer.nodes.append(node)
-    node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
-    output = node.outputs[0]
-    if rewrite.extra_head:
-        output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
-    if rewrite.outside.factors or not np.isclose(rewrite.outside.coefficient, 1.0, rtol=1e-12):
-        return writer.multiplied(output, rewrite.groups, rewrite.outside, dims)
-    return writer.laid_out(output, rewrite.groups, dims)
-
-
-def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
-    if not isinstance(operand, Operand):
-        return writer.constant(operand)
-    if operand.weights.factors:
-        return writer.plus_log(
-            operand.formula, operand.weights, operand.groups, is_spread=operand.is_spread
-        )
-    if rewrite.extra_head:
-        channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
-        return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
-    value = writer.tensor(operand.formula, operand.groups, is_spread=operand.is_spread)
-    return writer.floored(value) if operand.floored else value

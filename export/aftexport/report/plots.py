@@ -60,6 +60,49 @@ class Plot:
     bound_text: str
 
 
+@dataclass(frozen=True)
+class _Scales:
+    """The mapping from positions and errors to the drawing.
+
+    Attributes:
+        last: the largest x.
+        low, high: decimal exponents of the smallest and the largest error of the y axis.
+        names: names of the positions x = 1, 2, ... on the x axis; None for a logarithmic axis.
+    """
+
+    last: float
+    low: int
+    high: int
+    names: Sequence[str] | None
+
+    def place_x(self, x: float) -> float:
+        if self.names is not None:
+            share = (x - 0.5) / len(self.names)
+        else:
+            share = math.log2(x) / max(math.log2(self.last), 1)
+        return _LEFT + 8 + share * (_WIDTH - _RIGHT - _LEFT - 16)
+
+    def place_y(self, error: float) -> float:
+        share = 1.0
+        if math.isfinite(error):
+            share = (min(_log(error), self.high) - self.low) / (self.high - self.low)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
+
+    def x_ticks(self) -> list[Tick]:
+        if self.names is not None:
+            step = max(1, math.ceil(len(self.names) / 16))
+            ranks = range(1, len(self.names) + 1, step)
+            return [Tick(self.place_x(rank), str(rank)) for rank in ranks]
+        step = max(1, round(math.log2(max(self.last, 2)) / 8))
+        exponents = range(0, int(math.log2(self.last)) + 1, step)
+        return [Tick(self.place_x(2**i), f"{2**i:,}") for i in exponents]
+
+    def y_ticks(self) -> list[Tick]:
+        step = max(1, math.ceil((self.high - self.low) / 6))
+        exponents = range(self.low, self.high + 1, step)
+        return [Tick(self.place_y(10.0**i), f"1e{i}") for i in exponents]
+
+
 def error_plot(
     errors: Sequence[tuple[float, float, str, float]], names: Sequence[str] | None = None
 ) -> Plot:
@@ -73,51 +116,28 @@ def error_plot(
     bounds = {bound for *_, bound in errors}
     logs = [_log(value) for value in (*finite, *bounds)]
     low, high = math.floor(min(logs)), math.ceil(max(logs) + 0.2)
-    last = max(x for x, *_ in errors)
-
-    def place_x(x: float) -> float:
-        if names is not None:
-            share = (x - 0.5) / len(names)
-        else:
-            share = math.log2(x) / max(math.log2(last), 1)
-        return _LEFT + 8 + share * (_WIDTH - _RIGHT - _LEFT - 16)
-
-    def place_y(error: float) -> float:
-        share = (min(_log(error), high) - low) / (high - low) if math.isfinite(error) else 1.0
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
-
+    scales = _Scales(max(x for x, *_ in errors), low, high, names)
     points = [
         Point(
-            round(place_x(x), 1),
-            round(place_y(error), 1),
+            round(scales.place_x(x), 1),
+            round(scales.place_y(error), 1),
             f"{label}: {error:.1e}",
             not error <= bound,
         )
         for x, error, label, bound in sorted(errors, key=lambda entry: entry[0])
     ]
-    if names is not None:
-        shown = max(1, math.ceil(len(names) / 16))
-        x_ticks = [Tick(place_x(i + 1), str(i + 1)) for i in range(0, len(names), shown)]
-    else:
-        step = max(1, round(math.log2(max(last, 2)) / 8))
-        x_ticks = [
-            Tick(place_x(2**i), f"{2**i:,}") for i in range(0, int(math.log2(last)) + 1, step)
-        ]
-    stride = max(1, math.ceil((high - low) / 6))
-    y_ticks = [Tick(place_y(10.0**i), f"1e{i}") for i in range(low, high + 1, stride)]
-    bound = place_y(max(bounds)) if len(bounds) == 1 else None
     return Plot(
-        _WIDTH,
-        _HEIGHT,
-        _LEFT,
-        _WIDTH - _RIGHT,
-        _TOP,
-        _HEIGHT - _BOTTOM,
-        points,
-        x_ticks,
-        y_ticks,
-        bound,
-        f"tolerance {max(bounds):.0e}",
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
+        points=points,
+        x_ticks=scales.x_ticks(),
+        y_ticks=scales.y_ticks(),
+        bound=scales.place_y(max(bounds)) if len(bounds) == 1 else None,
+        bound_text=f"tolerance {max(bounds):.0e}",
     )
 
 

@@ -80,7 +80,7 @@ class FastformerLayer {
     spread_rows([&](int64_t c, int64_t h) { return columns[c * shape_.padded_heads + h]; }, rows);
   }
 
-  // Pools every document's normalised rows, their logits being products with weights(document), and calls
+  // Pools every document's normalized rows, their logits being products with weights(document), and calls
   // use(document, means).
   template <class Weights, class Use>
   void pool(const Weights& weights, const Use& use) const {

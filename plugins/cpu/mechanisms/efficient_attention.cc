@@ -152,7 +152,7 @@ void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float sc
   for (int64_t t = 0; t < tokens; t += kLanes) store(scales + t, scale / load(scales + t));
 }
 
-// Folds the normalisation of the keys into the matrix.
+// Folds the normalization of the keys into the matrix.
 void normalize(const EfficientAttention& p, Context& context, int64_t length) {
   if (p.normalization == Normalization::kScaling)
     for (int64_t c = 0; c < context.width; c += kLanes)

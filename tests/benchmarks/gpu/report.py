@@ -179,7 +179,7 @@ def _plot(record: Record, path: Path) -> str:
     figure, panels = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
     for axes, causal in zip(panels, (False, True), strict=True):
         chosen = [(w, seconds) for w, seconds in record.times if w.causal == causal]
-        for colour, mechanism in enumerate(dict.fromkeys(w.mechanism for w, _ in chosen)):
+        for index, mechanism in enumerate(dict.fromkeys(w.mechanism for w, _ in chosen)):
             for name, style in ((OURS, "o-"), (COMPILED, "x--")):
                 points = {
                     workload.tokens: seconds[name] / workload.tokens * 1e9
@@ -187,7 +187,7 @@ def _plot(record: Record, path: Path) -> str:
                     if workload.mechanism == mechanism and name in seconds
                 }
                 label = mechanism if name == OURS else None
-                axes.plot(points.keys(), points.values(), style, color=f"C{colour}", label=label)
+                axes.plot(points.keys(), points.values(), style, color=f"C{index}", label=label)
         axes.set(xscale="log", yscale="log", xlabel="tokens", title="causal" if causal else "")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("nanoseconds a token")

@@ -90,7 +90,7 @@ def test_whole_manifest_runs_in_chunks(bundle_copy: Path) -> None:
         (("labels",), [], r"labels: expected .*, got a list of 0"),
         (("inputs",), ["tokens"], r"inputs.0: expected 'input_ids' or 'lengths', got 'tokens'"),
         (("versions",), DELETED, r"versions: .*missing"),
-        (("colour",), "red", r"colour: .*unknown"),
+        (("color",), "red", r"color: .*unknown"),
     ],
 )  # fmt: skip
 def test_error_names_field_expected_and_got(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .test_summaries import DIM, HEADS, SETTINGS, SUMMARISERS
+from .test_summaries import DIM, HEADS, SETTINGS, SUMMARIZERS
 
 TOKENS = 1_048_576
 
@@ -14,8 +14,8 @@ def test_million_equal_tokens_have_exact_summary(name: str) -> None:
     width = HEADS if name == "AftConv" else DIM
     key = np.abs(random.normal(size=(1, 1, width))).astype(np.float32)
     value = random.normal(size=(1, 1, DIM)).astype(np.float32)
-    one = SUMMARISERS[name].run({"key": key, "value": value})
-    few = SUMMARISERS[name].run(
+    one = SUMMARIZERS[name].run({"key": key, "value": value})
+    few = SUMMARIZERS[name].run(
         {"key": np.repeat(key, TOKENS, 1), "value": np.repeat(value, TOKENS, 1)}
     )
     np.testing.assert_allclose(few["few_values"], one["few_values"], rtol=1e-4)

@@ -35,7 +35,7 @@ def node_of(name: str, causal: bool) -> onnx.NodeProto:
     )
 
 
-def summariser(node: onnx.NodeProto) -> OnnxRuntimeEngine:
+def summarizer(node: onnx.NodeProto) -> OnnxRuntimeEngine:
     def value(name: str) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, None, None))
 
@@ -51,7 +51,54 @@ def summariser(node: onnx.NodeProto) -> OnnxRuntimeEngine:
     return OnnxRuntimeEngine(model.SerializeToString(), threads=1)
 
 
-SUMMARISERS = {name: summariser(node_of(name, False)) for name in SETTINGS}
+SUMMARIZERS = {name: summarizer(node_of(name, False)) for name in SETTINGS}
+
+
+def tensors_of(
+    name: str,
+    causal: bool,
+    tokens: int,
+    window: int,
+    spread: float,
+    dominating: int | None,
+    seed: int,
+) -> list[np.ndarray]:
+    """Return random queries, keys and values, and the bias of a mechanism with a window."""
+    random = np.random.default_rng(seed)
+    narrow = name == "AftConv"
+    query, value = random.normal(size=(2, 1, tokens, DIM)).astype(np.float32)
+    key = (random.normal(size=(1, tokens, HEADS if narrow else DIM)) * spread).astype(np.float32)
+    if dominating is not None:
+        key[:, dominating] += 100
+    if name not in ("AftLocal", "AftConv"):
+        return [query, key, value]
+    width = window if causal or narrow else 2 * window - 1
+    bias = random.normal(size=(HEADS if narrow else 1, width)).astype(np.float32) * 3
+    return [query, key, value, bias]
+
+
+def attended(name: str, causal: bool, *tensors: np.ndarray) -> np.ndarray:
+    """Return the definition in float64 on queries, keys, values and a bias."""
+    operator = OPERATORS[node_of(name, causal).op_type]
+    length = torch.tensor([tensors[0].shape[1]])
+    wide = [torch.from_numpy(np.asarray(x, np.float64)) for x in tensors]
+    return operator.reference(*wide, length, **SETTINGS[name]).numpy()
+
+
+def summary_of(name: str, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys and values of a summary of the summaries of both halves."""
+    cut = (key.shape[1] + 1) // 2
+    halves = [
+        SUMMARIZERS[name].run({"key": key[:, part], "value": value[:, part]})
+        for part in (slice(cut), slice(cut, None))
+        if key[:, part].size
+    ]
+    joined = {
+        "key": np.concatenate([half["few_keys"] for half in halves], 1),
+        "value": np.concatenate([half["few_values"] for half in halves], 1),
+    }
+    merged = SUMMARIZERS[name].run(joined)
+    return merged["few_keys"], merged["few_values"]
 
 
 @given(
@@ -79,44 +126,14 @@ def test_summaries_attend_like_their_tokens(
 ) -> None:
     """Attention to summaries equals attention to the tokens that they stand for."""
     node = node_of(name, causal)
-    operator = OPERATORS[node.op_type]
-    random = np.random.default_rng(seed)
-    tokens = before + inside + after
-    narrow = name == "AftConv"
-    query, value = random.normal(size=(2, 1, tokens, DIM)).astype(np.float32)
-    key = (random.normal(size=(1, tokens, HEADS if narrow else DIM)) * spread).astype(np.float32)
-    if dominating is not None:
-        key[:, dominating] += 100
-    bias = []
-    if name in ("AftLocal", "AftConv"):
-        width = window if causal or narrow else 2 * window - 1
-        bias = [random.normal(size=(HEADS if narrow else 1, width)).astype(np.float32) * 3]
+    tokens, end = before + inside + after, before + inside
+    query, key, value, *bias = tensors_of(name, causal, tokens, window, spread, dominating, seed)
     span = window_of(node, causal, bias[0] if bias else None)
-
-    def run(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        given = [torch.from_numpy(np.asarray(x, np.float64)) for x in (query, key, value, *bias)]
-        length = torch.tensor([query.shape[1]])
-        return operator.reference(*given, length, **SETTINGS[name]).numpy()
-
-    end = before + inside
-    low, high = max(before - span.left, 0), min(end + span.right, tokens)
-    if causal:
-        high = end
-    parts = []
-    for first, last in ((0, low), (high, tokens)):
-        if first < last and not (causal and first):
-            cut = (first + last + 1) // 2  # a summary of summaries, too
-            few = [
-                SUMMARISERS[name].run({"key": key[:, a:b], "value": value[:, a:b]})
-                for a, b in ((first, cut), (cut, last))
-                if a < b
-            ]
-            joined = {
-                "key": np.concatenate([f["few_keys"] for f in few], 1),
-                "value": np.concatenate([f["few_values"] for f in few], 1),
-            }
-            merged = SUMMARISERS[name].run(joined)
-            parts.append((merged["few_keys"], merged["few_values"]))
+    low = max(before - span.left, 0)
+    high = end if causal else min(end + span.right, tokens)
+    parts = [summary_of(name, key[:, :low], value[:, :low])] if low else []
+    if high < tokens and not causal:
+        parts.append(summary_of(name, key[:, high:], value[:, high:]))
     gap = np.full((1, span.left, key.shape[2]), MASKED, np.float32)
     nothing = np.zeros((1, span.left, DIM), np.float32)
     keys = np.concatenate([*(k for k, _ in parts), gap, key[:, low:high]], 1)
@@ -124,15 +141,15 @@ def test_summaries_attend_like_their_tokens(
     head = keys.shape[1] - (high - low)
     queries = np.concatenate([np.zeros((1, head, DIM), np.float32), query[:, low:high]], 1)
 
-    expected = run(query, key, value)[:, before:end]
-    found = run(queries, keys, values)[:, head + before - low :][:, :inside]
+    expected = attended(name, causal, query, key, value, *bias)[:, before:end]
+    rows = attended(name, causal, queries, keys, values, *bias)[:, head + before - low :]
     scale = max(1.0, float(np.abs(expected).max()))
-    assert np.abs(found - expected).max() <= TOLERANCES["fp32"].bound * scale
+    assert np.abs(rows[:, :inside] - expected).max() <= TOLERANCES["fp32"].bound * scale
 
 
 def test_few_are_few() -> None:
     key = np.ones((1, 1000, DIM), np.float32)
-    for name, engine in SUMMARISERS.items():
+    for name, engine in SUMMARIZERS.items():
         narrow = key[..., :HEADS] if name == "AftConv" else key
         few = engine.run({"key": narrow, "value": key})
         assert few["few_keys"].shape[1] == (1 if name.startswith("Aft") else DIM // HEADS)

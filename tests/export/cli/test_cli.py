@@ -65,7 +65,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no target": (["model.pt"], "--to"),
     "no model": (["--to", "onnx"], "model"),
     "unknown target": (["model.pt", "--to", "coreml"], "coreml"),
-    "unknown option": (["model.pt", "--to", "onnx", "--quantise"], "--quantise"),
+    "unknown option": (["model.pt", "--to", "onnx", "--quantize"], "--quantize"),
     "shortened option": (["model.pt", "--to", "onnx", "--forc"], "--forc"),
     "unknown precision": (["model.pt", "--to", "onnx", "--precision", "int4"], "int4"),
     "opset a word": (["model.pt", "--to", "onnx", "--opset", "new"], "new"),

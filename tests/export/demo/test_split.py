@@ -45,9 +45,9 @@ def test_near_duplicates_link_in_chains() -> None:
     assert len(set(near_duplicates([first, last]).tolist())) == 2
 
 
-def test_a_common_licence_makes_no_duplicates() -> None:
-    licence = document(99, 8)
-    groups = near_duplicates([f"{licence}\n{document(seed, 60)}" for seed in range(5)])
+def test_a_common_license_makes_no_duplicates() -> None:
+    license = document(99, 8)
+    groups = near_duplicates([f"{license}\n{document(seed, 60)}" for seed in range(5)])
     assert len(set(groups.tolist())) == 5
 
 

@@ -61,9 +61,9 @@ def halves(x: Tensor) -> Tensor:
     return x.unflatten(2, (2, DIM // 2))
 
 
-def normalised(x: Tensor, axis: int = 1) -> Tensor:
-    centred = x - x.mean(axis, keepdim=True)
-    return centred / (centred.square().mean(axis, keepdim=True) + 1e-5).sqrt()
+def normalized(x: Tensor, axis: int = 1) -> Tensor:
+    centered = x - x.mean(axis, keepdim=True)
+    return centered / (centered.square().mean(axis, keepdim=True) + 1e-5).sqrt()
 
 
 LONG_SUMS = {
@@ -98,12 +98,12 @@ LONG_SUMS = {
     ),
     "running mean": lambda x: x.cumsum(1)[:, -1] / x.shape[1],
 }
-CENTRED = {
+CENTERED = {
     "variance": lambda x: x.var(1, unbiased=False),
     "variance of both": lambda x: x.var((1, 2), unbiased=False)[:, None].expand(-1, DIM),
     "moment": lambda x: (x.mean(1)[:, None] - x).pow(4).mean(1) * 1e4,
-    "norm": lambda x: normalised(x).amax(1),
-    "norm of the last axis": lambda x: normalised(x.transpose(1, 2), 2).amax(2),
+    "norm": lambda x: normalized(x).amax(1),
+    "norm of the last axis": lambda x: normalized(x.transpose(1, 2), 2).amax(2),
 }
 OTHERS = {
     "maximum": lambda x: x.amax(1),
@@ -112,9 +112,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*LONG_SUMS, *CENTRED, *OTHERS])
+@pytest.mark.parametrize("name", [*LONG_SUMS, *CENTERED, *OTHERS])
 def test_pooling_of_ones_own(name: str) -> None:
-    module = Pooled((LONG_SUMS | CENTRED | OTHERS)[name])
+    module = Pooled((LONG_SUMS | CENTERED | OTHERS)[name])
     assert_pytorchs(module, exported(module))
 
 
@@ -124,10 +124,10 @@ def test_a_million_tokens_are_pooled_exactly(name: str) -> None:
     assert_million_pooled(LONG_SUMS[name], noise=1e-4, kinds=(1, 50))
 
 
-@pytest.mark.parametrize("name", CENTRED)
+@pytest.mark.parametrize("name", CENTERED)
 def test_deviations_of_million_tokens_are_exact(name: str) -> None:
     """The tokens are nearly equal."""
-    assert_million_pooled(CENTRED[name], noise=1e-2, kinds=(50,))
+    assert_million_pooled(CENTERED[name], noise=1e-2, kinds=(50,))
 
 
 def assert_million_pooled(

@@ -44,7 +44,7 @@ class Mixing(Positions):
         return self.embedding(ids).cumsum(1)
 
 
-class Centred(Positions):
+class Centered(Positions):
     """Subtracts the mean of the document."""
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Filled(Masked):
         (Positions, "uses the positions of tokens"),
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
-        (Centred, "brings the pooled document back to its tokens"),
+        (Centered, "brings the pooled document back to its tokens"),
         (MaskedPositions, "scales tokens by the document's length"),
         (MaskedShare, "scales tokens by the document's length"),
         (FirstThousands, "uses the positions of tokens"),

@@ -1,7 +1,4 @@
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,9 @@ from commands import assert_refused, listing, run_here, run_python
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import EngineError, UsageError
+from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.pipeline import export as exporter
 from aftexport.pipeline.export import export
-from aftexport.report.page import write_page
-from aftexport.report.report import Report
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +60,6 @@ def test_folder_and_checkpoint_give_same_model(
     assert bundle.path == tmp_path / "model.bundle"
     assert bundle.manifest.source["kind"] == "config and safetensors"
     assert bundle.model_path.read_bytes() == (bundle_folder / "model.onnx").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("state") / "weights.pt"
-    torch.save(tiny_models.Bag().state_dict(), path)
-    return path
 
 
 def test_every_option_reaches_the_bundle(
@@ -239,112 +226,6 @@ def test_unexportable_module_is_refused(
     assert listing(tmp_path) == before
 
 
-def text_file(path: Path) -> None:
-    path.write_text("text")
-
-
-def foreign_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-
-
-def foreign_manifest(path: Path) -> None:
-    """Many a program has a manifest.json."""
-    foreign_folder(path)
-    (path / "manifest.json").write_text('{"name": "my web page"}')
-
-
-def dangling_link(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-OUTS: dict[str, tuple[Any, str, list[str]]] = {
-    "a file": (text_file, "out", []),
-    "a file, with --force": (text_file, "out", ["--force"]),
-    "below a file": (text_file, "out/below", []),
-    "someone's folder": (foreign_folder, "out", []),
-    "someone's folder, with --force": (foreign_folder, "out", ["--force"]),
-    "someone's manifest.json, with --force": (foreign_manifest, "out", ["--force"]),
-    "a link to nowhere": (dangling_link, "out", []),
-    "a name too long": (lambda path: None, "o" * 300, []),
-    "a folder without a name": (lambda path: None, "/", []),
-    "a kernel's folder": (lambda path: None, "/proc/no/such", []),
-}
-
-
-@pytest.mark.parametrize("kind", OUTS)
-def test_unusable_out_is_refused_and_untouched(
-    kind: str, state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make, out, options = OUTS[kind]
-    make(tmp_path / "out")
-    before = listing(tmp_path)
-    words = [state_file, "--to", "onnx", "--factory", "tiny_models:Bag", "--no-verify"]
-    assert_refused(run_here([*words, "--out", tmp_path / out, *options], capsys), out)
-    assert listing(tmp_path) == before
-
-
-def test_unwritable_folder_is_refused(
-    state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "locked").mkdir(mode=0o500)
-    out = tmp_path / "locked" / "out"
-    words = [state_file, "--to", "onnx", "--factory", "tiny_models:Bag", "--out", out]
-    assert_refused(run_here(words, capsys), str(out.parent))
-    assert not listing(tmp_path / "locked")
-
-
-def test_existing_bundle_stays_unless_forced(
-    checkpoint_file: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = listing(bundle_copy.parent)
-    outcome = run_here([checkpoint_file, "--to", "onnx", "--out", bundle_copy], capsys)
-    assert_refused(outcome, "--force")
-    assert listing(bundle_copy.parent) == before
-
-
-def test_force_never_removes_the_model_itself(
-    checkpoint_file: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = bundle_copy / "model.pt"
-    model.write_bytes(checkpoint_file.read_bytes())
-    run_here([model, "--to", "onnx", "--out", bundle_copy, "--force", "--no-verify"], capsys)
-    assert model.exists()
-
-
-def test_model_itself_is_not_overwritten(
-    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = model_folder()(tmp_path, checkpoint_file)
-    before = listing(tmp_path)
-    words = [folder, "--to", "onnx", "--out", folder, "--force"]
-    assert_refused(run_here(words, capsys), "the model itself")
-    assert listing(tmp_path) == before
-
-
-def test_a_failure_while_checking_leaves_nothing(
-    state_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    def failing(bundle: Bundle) -> None:
-        raise EngineError("The runtime failed.", "Try another.")
-
-    monkeypatch.setattr(exporter, "verify", failing)
-    words = [
-        state_file,
-        "--to",
-        "onnx",
-        "--factory",
-        "tiny_models:Bag",
-        "--out",
-        tmp_path / "new" / "b",
-    ]
-    assert_refused(run_here(words, capsys), "The runtime failed")
-    assert not listing(tmp_path)
-
-
 def test_failing_graph_is_refused_with_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -363,51 +244,8 @@ def test_failing_graph_is_refused_with_size(
     assert not listing(tmp_path)
 
 
-def test_current_folder_can_be_exported(
-    checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    folder = model_folder()(tmp_path, checkpoint_file)
-    monkeypatch.chdir(folder)
-    outcome = run_here([".", "--to", "onnx", "--no-verify"], capsys)
-    assert outcome.code == 0, outcome.err
-    assert (tmp_path / "model.bundle").is_dir()
-
-
 @pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
 def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="labels must be"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
-
-
-def test_concurrent_bundle_is_not_replaced(
-    checkpoint_file: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "model.bundle"
-
-    def slow_writing(folder: Path, report: Report) -> None:
-        shutil.copytree(bundle_folder, out)
-        write_page(folder, report)
-
-    monkeypatch.setattr(exporter, "write_page", slow_writing)
-    with pytest.raises(UsageError, match=r"model\.bundle exists"):
-        export(checkpoint_file, out=out, labels=["x", "y", "z"])
-    assert listing(out) == listing(bundle_folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.bundle"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="names of files are of any bytes on Linux")
-def test_names_outside_unicode_work(checkpoint_file: Path, tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"\xfcber")
-    folder.mkdir()
-    shutil.copy(checkpoint_file, folder / "model.pt")
-    words = ["-m", "aftexport", "model.pt", "--to", "onnx"]
-    exported = run_python(*words, cwd=folder)
-    assert exported.code == 0, exported.err
-    again = folder / os.fsdecode(b"\xe4.bundle")
-    (folder / "model.bundle").rename(again)
-    bench = ["bench", again.name, "--lengths", "9", "--rounds", "1", "--json", "times.json"]
-    timed = run_python("-m", "aftexport", *bench, cwd=folder)
-    assert timed.code == 0, timed.err
-    assert json.loads((folder / "times.json").read_text("utf-8"))["bundle"] == again.name

@@ -126,7 +126,7 @@ def test_breach_compares_alone_with_batch() -> None:
 
 
 def test_no_batching_is_recorded(tmp_path: Path) -> None:
-    factory = "tiny_models:NormalisedOverBatch"
+    factory = "tiny_models:NormalizedOverBatch"
     with pytest.raises(TraceError, match=r": max \("):
         aftexport.export(factory=factory, out=tmp_path / "refused.bundle")
     assert not list(tmp_path.iterdir())  # nothing is written

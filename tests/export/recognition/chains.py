@@ -111,9 +111,9 @@ def _residual(g: Graph, x: str) -> str:
 
 def _normed_residual(g: Graph, x: str) -> str:
     axis = g.constant([2], np.int64)
-    centred = g.op("Sub", x, g.op("ReduceMean", x, axis))
-    variance = g.op("ReduceMean", g.op("Mul", centred, centred), axis)
-    normed = g.op("Div", centred, g.op("Sqrt", g.op("Add", variance, g.constant(1e-5))))
+    centered = g.op("Sub", x, g.op("ReduceMean", x, axis))
+    variance = g.op("ReduceMean", g.op("Mul", centered, centered), axis)
+    normed = g.op("Div", centered, g.op("Sqrt", g.op("Add", variance, g.constant(1e-5))))
     return _residual(g, normed)
 
 

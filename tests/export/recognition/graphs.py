@@ -14,7 +14,8 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
 from aftexport.recognition.graph.normalize import normalize
-from aftexport.recognition.recognizer import Recognition, recognize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
 
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 

@@ -89,7 +89,7 @@ class ConvBackwards(Windowed):
     padding = (4, 0)
 
 
-class ConvCentredOverPast(Windowed):
+class ConvCenteredOverPast(Windowed):
     def all(self, x: Tensor) -> Tensor:
         return x.cumsum(-1)
 
@@ -155,7 +155,7 @@ def layers(filters: Tensor) -> dict[str, nn.Module]:
     """Return the layers by name."""
     windowed = [
         ConvShifted, ConvEvenTapsShifted, ConvDilated, ConvStrided, ConvCircular, ConvReflected,
-        ConvPaddedByOnes, ConvOfAllChannels, ConvBackwards, ConvCentredOverPast, ConvAlone,
+        ConvPaddedByOnes, ConvOfAllChannels, ConvBackwards, ConvCenteredOverPast, ConvAlone,
         ConvWindowBelowOnly, ConvFiltersDiffer, ConvOfOtherValues, ConvFilterOfChannels,
         ConvWeightsOfEitherSign, ConvWithEps, ConvClamped, ConvMaximumOverTheBatch, ConvMeanOfAll,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Functions that resemble a recognised form of a mechanism but compute something else.
+"""Functions that resemble a recognized form of a mechanism but compute something else.
 
 Masks of rows and numbers that are not outside, keys that channels share, weights that nothing
 normalizes.

@@ -99,7 +99,7 @@ def test_weights_in_another_file_are_loaded(
     assert set(operator_paths(out)) == operators
 
 
-def test_unrecognised_file_is_copied_with_reason(
+def test_unrecognized_file_is_copied_with_reason(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "same.onnx"
@@ -188,7 +188,7 @@ def test_softmax_pooling_without_lengths_runs_chunked(tmp_path: Path) -> None:
     assert all(result.passed for result in results)
 
 
-def test_export_reports_unrecognised_model(
+def test_export_reports_unrecognized_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(

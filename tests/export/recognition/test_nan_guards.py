@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.recognition.graph.normalize import normalize
-from aftexport.recognition.recognizer import Recognition, recognize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 DIM = 8

@@ -89,7 +89,7 @@ def test_nodes_with_effect_stay(line: str, last: str, doubtful: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["simple_shifted", "conv_causal", "linear_padded_tokens_last"])
-def test_unoptimized_graphs_are_recognised(name: str) -> None:
+def test_unoptimized_graphs_are_recognized(name: str) -> None:
     operator, layer = implementations.layers()[name]
     x = torch.randn(2, 12, DIM, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(layer.eval(), (x,), dynamic_shapes=({0: BATCH, 1: TOKENS},))

@@ -72,7 +72,7 @@ def test_factors_of_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aftexport.recognition.patterns._constants._MAX_BIAS_ENTRIES", most)
-    _, layer = LAYERS["full_factorised_by_length_long"]
+    _, layer = LAYERS["full_factorized_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses
     assert any(list(tensor.dims) == [250, 250] for tensor in model.graph.initializer) == constant

@@ -100,7 +100,7 @@ def test_page_has_accessible_outline(passing: str, failing: str) -> None:
         assert outline.all("th")
 
 
-def test_a_failure_shows_without_colour(failing: str) -> None:
+def test_a_failure_shows_without_color(failing: str) -> None:
     outline = Outline(failing)
     outside = [a for a in outline.all("path") if a["class"] == "outside"]
     assert len(outside) == 2

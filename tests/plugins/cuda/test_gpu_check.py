@@ -1,159 +1,25 @@
-"""The parts of ``make gpu-check`` without a GPU: the emulated library's binding and the report."""
+"""``make gpu-check`` without a GPU: its command, its programs and the course of a run."""
 
 import argparse
 import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import (
-    MECHANISMS,
-    accuracy,
-    bindings,
-    check,
-    machine,
-    models,
-    programs,
-    report,
-    timing,
-)
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.library import (
-    CALLS,
-    ExpPrecision,
-    FeatureMap,
-    Gate,
-    Kernels,
-    Normalization,
-)
+from benchmarks.gpu import accuracy, bindings, check, machine, models, programs, report
+from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
-from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
-from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
+from benchmarks.gpu.timing import COPY, GEMM, OURS
+from benchmarks.gpu.workloads import Workload
 
 import aftplugins
-from aftexport.operators.mechanisms import OPERATORS
-from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.parity import TOLERANCES
 
 from . import emulated
-
-KERNELS = (*MECHANISMS, LAYER)
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-SETTINGS = {
-    "gate": Gate.TANH,
-    "normalization": Normalization.SCALING,
-    "scale": 0.25,
-    "feature_map": FeatureMap.RELU,
-    "eps": 0.5,
-    "epsilon": 0.25,
-}
-"""Members of the structs at other than their usual values."""
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    if (why := emulated.missing()) is not None:
-        pytest.skip(why)
-    return Kernels(emulated.build() / "libaft_cuda.so")
-
-
-def small(mechanism: str, precision: str = "fp32", *, causal: bool = False) -> Workload:
-    return Workload(mechanism, 2, 2 * WINDOW, 8 * HEADS, DTYPES[precision], causal)
-
-
-def defined(
-    workload: Workload, tensors: dict[str, torch.Tensor], **settings: object
-) -> torch.Tensor:
-    """Compute the mechanism's operator in float64."""
-    if workload.mechanism == LAYER:
-        operator = ALL_OPERATORS["LayerNormFastformer"]
-        inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
-        doubled = [x.double() if x.is_floating_point() else x for x in inputs]
-        epsilon = settings.get("epsilon", EPSILON)
-        return operator.reference(*doubled, epsilon=epsilon, num_heads=HEADS)
-    operator = next(
-        operator
-        for operator in OPERATORS.values()
-        if operator.stem == workload.mechanism
-        and operator.op_type.startswith("Causal") == workload.causal
-    )
-    attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes}
-    if "num_heads" in attributes:
-        attributes["num_heads"] = HEADS
-    inputs = [tensors[name] for name in operator.inputs]
-    doubled = [x.double() if x.is_floating_point() else x for x in inputs]
-    return operator.compute(*doubled, **attributes)
-
-
-def assert_close(output: torch.Tensor, expected: torch.Tensor, precision: str) -> None:
-    error = (output.double() - expected).abs().max() / expected.abs().max().clamp(min=1.0)
-    assert error < TOLERANCES[precision].bound
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("mechanism", KERNELS)
-def test_binding_matches_kernel_declarations(
-    kernels: Kernels, mechanism: str, precision: str
-) -> None:
-    workload = small(mechanism, precision)
-    tensors = workload.tensors("cpu")
-    tensors["lengths"] = torch.tensor([workload.tokens, 77])
-    output = workload.kernel(kernels, tensors)()
-    expected = defined(workload, tensors)
-    assert_close(output[0], expected[0], precision)
-    assert_close(output[1, :77], expected[1, :77], precision)
-
-
-@pytest.mark.parametrize("mechanism", KERNELS)
-def test_every_member_of_a_call_arrives(kernels: Kernels, mechanism: str) -> None:
-    workload = small(mechanism, causal=mechanism != LAYER)
-    tensors = workload.tensors("cpu")
-    both = torch.cat((tensors["query"], tensors["value"]), 2)
-    tensors["query"], tensors["value"] = both.chunk(2, 2)
-    members = dict(CALLS[mechanism]._fields_)
-    settings = {name: value for name, value in SETTINGS.items() if name in members}
-    output = workload.kernel(kernels, tensors, **settings)()
-    named = {k: v.name.lower() if isinstance(v, IntEnum) else v for k, v in settings.items()}
-    assert_close(output, defined(workload, tensors, **named), "fp32")
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-def test_aft_full_around_a_product(kernels: Kernels, precision: str) -> None:
-    workload = small("aft_full", precision)
-    tensors = workload.tensors("cpu")
-    output = workload.product(kernels, tensors)()
-    assert_close(output, defined(workload, tensors), precision)
-
-
-@pytest.mark.parametrize("stem", ["linear_attention", "efficient_attention"])
-def test_heads_over_kernel_maximum_are_refused(kernels: Kernels, stem: str) -> None:
-    query = torch.zeros(1, 1, 257)
-    own = {"linear_attention": {"feature_map": 0, "eps": 1.0},
-           "efficient_attention": {"normalization": 0, "scale": 1.0}}[stem]  # fmt: skip
-    call = kernels.prepare(stem, query, query, query, torch.ones(1).long(), heads=1, **own)
-    with pytest.raises(RuntimeError, match=r"refused: invalid argument \(cudaError_t 1\)"):
-        call()
-
-
-def test_refused_call_reports_refusal(kernels: Kernels) -> None:
-    workload = small("aft_full")
-    run = workload.kernel(kernels, workload.tensors("cpu"), precision=ExpPrecision.BFLOAT16)
-    with pytest.raises(RuntimeError, match="refused"):
-        run()
-
-
-@pytest.mark.parametrize("mechanism", KERNELS)
-def test_timing_baselines_compute_same_results(mechanism: str) -> None:
-    workload = replace(small(mechanism), tokens=5 * WINDOW)
-    tensors = workload.tensors("cpu")
-    output = workload.baseline()(*workload.baseline_inputs(tensors))
-    assert_close(output, defined(workload, tensors), "fp32")
 
 
 def test_check_without_gpu_exits_with_3() -> None:
@@ -256,37 +122,6 @@ def test_hanging_program_is_stopped_with_children() -> None:
     assert str(said) == "hangs: FAILED, not done after 0 s, exit status -9; begun"
 
 
-@pytest.mark.parametrize("mechanism", timing.LAST_ROW_SEES_ALL)
-def test_last_causal_row_equals_full_row(kernels: Kernels, mechanism: str) -> None:
-    causal = small(mechanism, causal=True)
-    tensors = causal.tensors("cpu")
-    last, whole = (
-        workload.kernel(kernels, tensors)()[:, -1]
-        for workload in (causal, replace(causal, causal=False))
-    )
-    assert_close(last, whole.double(), "fp32")
-
-
-@pytest.mark.parametrize("mechanism", KERNELS)
-def test_long_documents_are_compared_with_float64(kernels: Kernels, mechanism: str) -> None:
-    assert accuracy.long_documents(mechanism).batch * HEADS >= 512
-    outcome = accuracy.check(small(mechanism), kernels, "cpu")
-    assert outcome.passed, outcome
-    bound = outcome.said.rpartition(", bound ")[2]
-    assert float(bound) == TOLERANCES["fp32"].bound
-
-
-def test_outputs_with_missing_parts_disagree() -> None:
-    workload = replace(small("aft_simple"), tokens=1 << 16)
-    tensors = workload.tensors("cpu")
-    inputs = workload.baseline_inputs(tensors)
-    whole = workload.baseline()(*inputs)
-    assert timing.disagreement("all", whole, whole) == []
-    half = workload.baseline()(inputs[0], *(x[:, : 1 << 15] for x in inputs[1:]))
-    assert "half is" in timing.disagreement("half", half, whole)[0]
-    assert timing.disagreement("none", whole * torch.nan, whole)
-
-
 class FakeGpu:
     """In the place of what ``check`` asks a GPU for; a kernel fails at ``fails`` tokens."""
 
@@ -387,16 +222,6 @@ def test_lost_gpu_ends_only_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "- the GPU" not in (tmp_path / "nvidia-sample-1000.md").read_text()
 
 
-def test_record_of_other_software_stays(tmp_path: Path) -> None:
-    """A run does not add to a record of other software."""
-    report.keep(record(), tmp_path)
-    kept = record()
-    kept.outcomes[:] = [outcome for outcome in kept.outcomes if not outcome.skipped]
-    assert report.load(record(), tmp_path) == kept  # a skipped check is tried again
-    with pytest.raises(SystemExit, match=r"CUDA 13\.0"):
-        report.load(replace(record(), software=["CUDA 13.1"]), tmp_path)
-
-
 def test_bindings_without_gpu_name_missing_part() -> None:
     outcome = bindings.check()
     if not machine.missing():
@@ -433,47 +258,3 @@ def test_missing_runtimes_are_skipped_by_name(
     assert last.said.endswith("--no-tensorrt leaves it out")
     left_out = ("onnxruntime", "tensorrt")
     assert list(models.run(tmp_path, ["aft_simple"], left_out=left_out)) == []
-
-
-def record() -> report.Record:
-    """Return two lengths of a memory-bound mechanism and one of an arithmetic-bound one."""
-    seconds = {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5, COMPILED: 7e-5, SDPA: 1e-4}
-    workloads = [
-        Workload("aft_simple", 1, 1024, 512, torch.bfloat16, causal=False),
-        Workload("aft_simple", 1, 4096, 512, torch.bfloat16, causal=True),
-        Workload("aft_full", 1, 8192, 512, torch.bfloat16, causal=False),
-    ]
-    times = [
-        (w, {name: taken * w.tokens / 1024 for name, taken in seconds.items()
-             if name != COMPILED or not w.causal})
-        for w in workloads
-    ]  # fmt: skip
-    return report.Record(
-        "NVIDIA Sample 1000", ["CUDA 13.0"],
-        [Outcome.skip("memcheck", "it is not installed", "--no-sanitizer"),
-         Outcome("aft_conv", "1", False)],
-        times, ["aft_full, 1,048,576 tokens: takes 6145 GiB"],
-    )  # fmt: skip
-
-
-def test_record_holds_checks_limits_and_ratios(tmp_path: Path) -> None:
-    """The record also lists the skipped checks."""
-    path = report.write(record(), tmp_path)
-    assert path == tmp_path / "nvidia-sample-1000.md"
-    text = path.read_text()
-    assert "- memcheck: SKIPPED, it is not installed; --no-sanitizer leaves it out" in text
-    assert "- aft_conv: FAILED, 1" in text
-    assert "- aft_full, 1,048,576 tokens: takes 6145 GiB" in text
-    simple, causal, full = text.split("\n### ")[1:]
-    assert "| 1,024 | 20.0 | 50% (copy) | 3.50 | 5.00 |" in simple
-    assert "torch.compile" not in causal
-    assert "| 4,096 | 80.0 | 50% (copy) | 5.00 |" in causal
-    # 4 T^2 D operations at the rate of 2 n^3 in 8 ms
-    least = 4 * 8192**2 * 512 / (2 * 8192**3 / 8e-3)
-    assert f"| 8,192 | 160.0 | {least / 160e-6:.0%} (gemm) | 3.50 | 5.00 |" in full
-    assert path.with_suffix(".png").stat().st_size > 10_000
-
-
-def test_a_run_without_timing_is_recorded(tmp_path: Path) -> None:
-    empty = replace(record(), times=[], left_out=[])
-    assert "Nothing was timed." in report.write(empty, tmp_path).read_text()

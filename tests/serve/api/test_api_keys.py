@@ -282,7 +282,7 @@ DIGEST = "a" * 64
         ("[alice]", r"alice\.sha256"),
         ("[alice]\nsha256 = 'secret'", r"alice\.sha256"),
         (f"[alice]\nsha256 = '{DIGEST}'\nrate = 'often'", r"alice\.rate"),
-        (f"[alice]\nsha256 = '{DIGEST}'\ncolour = 1", r"alice\.colour"),
+        (f"[alice]\nsha256 = '{DIGEST}'\ncolor = 1", r"alice\.color"),
         ("alice = 1", "alice"),
     ],
 )

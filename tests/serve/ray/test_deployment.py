@@ -199,7 +199,7 @@ def test_bundle_outside_tolerance_is_never_ready(
         ('[ray]\nname = "other"', "no option name"),
         ("ray = 3", "ray"),
         ("threads = 0", "--threads"),
-        ("colour = 1", "colour"),
+        ("color = 1", "color"),
         ("[ray", "ray.toml"),
     ],
 )

@@ -2,7 +2,7 @@
 
 The sums are relative to the largest logit so far, so they are exact for any range. The blocks of
 tokens are summed in parallel, each from 0; then the sums of the earlier blocks are added. See
-``_two_level_sums``, whose cut ``scan`` is read here.
+``two_level_sums``, whose cut ``scan`` is read here.
 """
 
 from aftexport.operators import onnx_text as text

@@ -51,14 +51,40 @@ def exact_body(causal: bool) -> str:
     ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
     It uses running sums before and after the window, and all terms within the window.
     """
-    lines = text.constants(half=0.5)
-    lines += """
+    lines = text.constants(half=0.5) + _before_body() + _padded_windows_body()
+    lines += sums.scan_cut("logits")
+    lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
+    if not causal:
+        lines += _after_body()
+        lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
+    scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
+    if not causal:
+        scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
+    return lines + text.scan(
+        _row_body(("before",) if causal else ("before", "after")),
+        states={},
+        scanned=scanned,
+        outputs={"row_mean": "exact_means"},
+        ranks=dict.fromkeys((*scanned, "row_mean"), 3),
+        counter="position",
+    )
+
+
+def _before_body() -> str:
+    """Define ``before_logits`` and ``before_values``: at ``t`` the last token before its window."""
+    return """
         before_width = Add(left, one_1d)
         before_pads = Concat <axis = 0> (before_width, zero_1d)
         earlier_logits = Pad(logits, before_pads, masked, axis1)
         before_logits = Slice(earlier_logits, zero_1d, tokens, axis1)
         earlier_values = Pad(values, before_pads, zero_f, axis1)
         before_values = Slice(earlier_values, zero_1d, tokens, axis1)
+    """
+
+
+def _padded_windows_body() -> str:
+    """Define the window's padded keys and values, its offsets, and the halves of the logits."""
+    return """
         after_width = Sub(width, left)
         window_right = Sub(after_width, one_1d)
         window_pads = Concat <axis = 0> (left, window_right)
@@ -71,19 +97,22 @@ def exact_body(causal: bool) -> str:
         half_window_logits = Mul(window_logits, half)
         half_bias_rows = Mul(bias_rows, half)
     """
-    lines += sums.scan_cut("logits")
-    lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
-    if not causal:
-        lines += """
-            after_end = Add(tokens, after_width)
-            after_pads = Concat <axis = 0> (zero_1d, after_width)
-            later_logits = Pad(logits, after_pads, masked, axis1)
-            after_logits = Slice(later_logits, after_width, after_end, axis1)
-            later_values = Pad(values, after_pads, zero_f, axis1)
-            after_values = Slice(later_values, after_width, after_end, axis1)
-        """
-        lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
-    sides = ("before",) if causal else ("before", "after")
+
+
+def _after_body() -> str:
+    """Define ``after_logits`` and ``after_values``: at ``t`` the first token after its window."""
+    return """
+        after_end = Add(tokens, after_width)
+        after_pads = Concat <axis = 0> (zero_1d, after_width)
+        later_logits = Pad(logits, after_pads, masked, axis1)
+        after_logits = Slice(later_logits, after_width, after_end, axis1)
+        later_values = Pad(values, after_pads, zero_f, axis1)
+        after_values = Slice(later_values, after_width, after_end, axis1)
+    """
+
+
+def _row_body(sides: tuple[str, ...]) -> str:
+    """Define ``row_mean``, ``[B, C, E]``: the mean of one position over all keys."""
     step = _window_body() + _relative_body(sides)
     for kind in "nd":
         total = f"window_{kind}"
@@ -95,18 +124,7 @@ def exact_body(causal: bool) -> str:
             total = f"{side}_{kind}_total"
         step += f"row_{kind} = Identity({total})\n"
     step += text.divisor("row_d", "row_divisor")
-    step += "row_mean = Div(row_n, row_divisor)\n"
-    scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
-    if not causal:
-        scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
-    return lines + text.scan(
-        step,
-        states={},
-        scanned=scanned,
-        outputs={"row_mean": "exact_means"},
-        ranks=dict.fromkeys((*scanned, "row_mean"), 3),
-        counter="position",
-    )
+    return step + "row_mean = Div(row_n, row_divisor)\n"
 
 
 def _window_body() -> str:

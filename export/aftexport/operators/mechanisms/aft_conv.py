@@ -136,38 +136,7 @@ def _body(*, gate: str, causal: bool) -> str:
         span = Sub(width, one_1d)
     """
     lines += "left = Identity(span)\n" if causal else "left = Div(span, two_1d)\n"
-    lines += """
-        logits = Unsqueeze(logits_3d, channel_axis)
-        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
-    """
-    lines += text.finite_maximum("key_max_of_all", "key_max")
-    lines += """
-        key_shifted = Sub(logits, key_max)
-        key_weight = Exp(key_shifted)
-        weighted = Mul(key_weight, values)
-        pair = Concat <axis = 3> (weighted, key_weight)
-
-        some_max = ReduceMax <keepdims = 1> (filter_f, axis1)
-        filter_max = Max(some_max, zero_f)
-        filter_shifted = Sub(filter_f, filter_max)
-        filter_weight = Exp(filter_shifted)
-        taps = Unsqueeze(filter_weight, axis1)
-        outside_shift = Neg(filter_max)
-        outside_weight = Exp(outside_shift)
-
-        columns = Transpose <perm = [0, 3, 2, 1]> (pair)
-        infer_1d = Constant <value_ints = [-1]> ()
-        rows_shape = Concat <axis = 0> (infer_1d, num_heads_1d, tokens)
-        rows = Reshape(columns, rows_shape)
-        right = Sub(span, left)
-        row_pads = Concat <axis = 0> (left, right)
-        row_axis = Constant <value_ints = [2]> ()
-        rows_padded = Pad(rows, row_pads, , row_axis)
-        convolved = Conv <group: int = @num_heads> (rows_padded, taps)
-        columns_shape = Shape(columns)
-        convolved_columns = Reshape(convolved, columns_shape)
-        inside = Transpose <perm = [0, 3, 2, 1]> (convolved_columns)
-    """
+    lines += _pair_body() + _filter_weights_body() + _inside_body()
     lines += sums.sum_cut("pair") + sums.split("pair", "pair_blocks")
     lines += windowed.outside_body(causal)
     lines += """
@@ -190,6 +159,55 @@ def _body(*, gate: str, causal: bool) -> str:
     )
     lines += "mean_packed = Reshape(mean, packed_shape)\n"
     return lines + text.gate(gate, "query_f", "mean_packed", "result") + text.output("result")
+
+
+def _pair_body() -> str:
+    """Define ``logits`` and ``pair``, ``[B, T, H, e + 1]``: weighted values, and the weight."""
+    lines = """
+        logits = Unsqueeze(logits_3d, channel_axis)
+        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
+    """
+    lines += text.finite_maximum("key_max_of_all", "key_max")
+    return (
+        lines
+        + """
+        key_shifted = Sub(logits, key_max)
+        key_weight = Exp(key_shifted)
+        weighted = Mul(key_weight, values)
+        pair = Concat <axis = 3> (weighted, key_weight)
+    """
+    )
+
+
+def _filter_weights_body() -> str:
+    """Define ``taps``, ``[H, 1, s]``, and ``outside_weight`` of the keys with bias 0."""
+    return """
+        some_max = ReduceMax <keepdims = 1> (filter_f, axis1)
+        filter_max = Max(some_max, zero_f)
+        filter_shifted = Sub(filter_f, filter_max)
+        filter_weight = Exp(filter_shifted)
+        taps = Unsqueeze(filter_weight, axis1)
+        outside_shift = Neg(filter_max)
+        outside_weight = Exp(outside_shift)
+    """
+
+
+def _inside_body() -> str:
+    """Define ``inside``, ``[B, T, H, e + 1]``: the sums of ``pair`` within each window."""
+    return """
+        columns = Transpose <perm = [0, 3, 2, 1]> (pair)
+        infer_1d = Constant <value_ints = [-1]> ()
+        rows_shape = Concat <axis = 0> (infer_1d, num_heads_1d, tokens)
+        rows = Reshape(columns, rows_shape)
+        right = Sub(span, left)
+        row_pads = Concat <axis = 0> (left, right)
+        row_axis = Constant <value_ints = [2]> ()
+        rows_padded = Pad(rows, row_pads, , row_axis)
+        convolved = Conv <group: int = @num_heads> (rows_padded, taps)
+        columns_shape = Shape(columns)
+        convolved_columns = Reshape(convolved, columns_shape)
+        inside = Transpose <perm = [0, 3, 2, 1]> (convolved_columns)
+    """
 
 
 AFT_CONV, CAUSAL_AFT_CONV = Mechanism(

@@ -17,8 +17,8 @@ def sum_over(axes: Iterable[Axis], product: Product) -> Product:
     total = algebra.sum_over(axes, product)
     factors = []
     for atom, power in total.factors:
-        found = _step(atom) if isinstance(atom, Sum) and power == 1.0 else None
-        factors.append(Product(((atom, power),)) if found is None else sum_over(*found))
+        step = _step(atom) if isinstance(atom, Sum) and power == 1.0 else None
+        factors.append(Product(((atom, power),)) if step is None else sum_over(*step))
     return multiply(Product((), total.coefficient, total.exponent), *factors)
 
 

@@ -226,24 +226,24 @@ def probe(model: onnx.ModelProto) -> ProbedGraph:
 
 def _run_long(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
     """Return ``ProbedGraph.long_run`` of a model, of which another run is known."""
-    given = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
-    kept = [name for name, array in run.items() if name not in given and _is_kept(array)]
+    kept = [name for name, array in run.items() if name not in inputs and _is_kept(array)]
     wanted = dict.fromkeys((*outputs, *kept, *(_SHAPE_OF + name for name in run)))
     described = _with_outputs(model, list(wanted))
     described.graph.node.extend(
         onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in run
     )
     engine = _engine(described)
-    found: Arrays = {}
+    arrays: Arrays = {}
     taken, refused, tokens = _EDGE_SIZES[-1][1], _LONG_TOKENS + 1, _LONG_TOKENS
     while tokens > taken:
         try:
-            found, taken = _run(engine, model, 1, tokens, naming), tokens
+            arrays, taken = _run(engine, model, 1, tokens, naming), tokens
         except EngineError:
             refused = tokens
         tokens = (taken + refused) // 2
-    return found
+    return arrays
 
 
 def _is_kept(array: NDArray[np.generic]) -> bool:
@@ -275,29 +275,29 @@ def _run(
     free = itertools.count(batch), itertools.count(tokens)
     random = np.random.default_rng(0)
     inputs: dict[str, NDArray[np.generic]] = {}
-    for given in model.graph.input:
-        if given.name in constants:
+    for graph_input in model.graph.input:
+        if graph_input.name in constants:
             continue
         shape = []
-        for index, dim in enumerate(given.type.tensor_type.shape.dim):
+        for index, dim in enumerate(graph_input.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 shape.append(dim.dim_value)
                 continue
             place = min(index, 1)
             if naming == "apart":
-                name = dim.dim_param or f"{given.name} {index}"
+                name = dim.dim_param or f"{graph_input.name} {index}"
                 if name not in sizes:
                     sizes[name] = next(free[place])
             else:
                 name = (naming == "alike" and dim.dim_param) or str(place)
                 sizes.setdefault(name, (batch, tokens)[place])
             shape.append(sizes[name])
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(graph_input.type.tensor_type.elem_type)
         if dtype.kind in "iub":
             # 1 is a valid token id, a valid length, and the mask value of a token that counts.
-            inputs[given.name] = np.ones(shape, dtype)
+            inputs[graph_input.name] = np.ones(shape, dtype)
         else:
-            inputs[given.name] = random.standard_normal(shape).astype(dtype)
+            inputs[graph_input.name] = random.standard_normal(shape).astype(dtype)
     # Sequences of tensors are lists without a shape.
-    found = engine.run(inputs).items()
-    return inputs | {name: array for name, array in found if isinstance(array, np.ndarray)}
+    outputs = engine.run(inputs).items()
+    return inputs | {name: array for name, array in outputs if isinstance(array, np.ndarray)}

@@ -11,12 +11,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.equivalence import ProofError, part_of, run_once, runner
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
 from aftexport.recognition.formula.terms import Atom, Exp, Function, Indicator, Leaf, Plus, Product
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
 from aftexport.recognition.patterns.pattern import leaves
+from aftexport.recognition.proof.evaluator import run_once, runner
+from aftexport.recognition.proof.part import ProofError, part_of
 
 Sizes = Mapping[int, int]
 """The sizes of dims of constants, each with the entries of the largest constant that has it."""
@@ -160,7 +161,7 @@ def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
 
 def _sizes(values: Iterable[ir.Value], probed: ProbedGraph) -> Sizes:
     """Return the sizes of the constants that values are computed from."""
-    found: dict[int, int] = {}
+    largest: dict[int, int] = {}
     seen, left = set[ir.Value](), list(values)
     while left:
         below = left.pop()
@@ -170,7 +171,7 @@ def _sizes(values: Iterable[ir.Value], probed: ProbedGraph) -> Sizes:
         array, node = probed.constant(below), below.producer()
         if array is not None:
             for n in array.shape:
-                found[n] = max(array.size, found.get(n, 0))
+                largest[n] = max(array.size, largest.get(n, 0))
         elif node is not None and node.op_type not in ("Shape", "Size"):  # sizes of any tensor
             left.extend(source for source in node.inputs if source is not None)
-    return {n: size for n, size in found.items() if n > 1}
+    return {n: size for n, size in largest.items() if n > 1}

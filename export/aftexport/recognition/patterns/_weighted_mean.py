@@ -105,8 +105,8 @@ class WeightedMean:
         factors = self.outer.factors
         if not factors:
             return "none", Operand(self.value, self.groups(self.summed))
-        found = gate(self.subject, list(factors))
-        return (found[0], Operand(found[1], self.groups(self.tokens))) if found else None
+        gated = gate(self.subject, list(factors))
+        return (gated[0], Operand(gated[1], self.groups(self.tokens))) if gated else None
 
 
 def weighted_mean(subject: Subject) -> WeightedMean | None:
@@ -130,12 +130,12 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     if len(denominators) != 1:
         return None
-    found = aligned(denominators[0], numerator.body, summed)
-    if found is None or found[1] != set(summed):
+    alignment = aligned(denominators[0], numerator.body, summed)
+    if alignment is None or alignment[1] != set(summed):
         if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
             raise NearMissFound("the weights are normalized over another axis too")
         raise NearMissFound("numerator and denominator have different weights")
-    weights = found[0]
+    weights = alignment[0]
     value = without(numerator.body, weights)
     if any(isinstance(atom, CausalMask) for atom, _ in value.factors):
         raise NearMissFound("numerator and denominator are sums over different keys")

@@ -113,16 +113,16 @@ def _term(part: Product) -> Term:
 
 def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
     """Return the axis of the queries' positions."""
-    found = {
+    steps = {
         axis: step
         for term in terms
         if term.window is not None
         for axis, step in term.window.positions
         if axis in subject.axes
     }
-    if len(found) != 1:
+    if len(steps) != 1:
         raise NearMissFound("the windows do not depend only on the position of the query")
-    ((tokens, step),) = found.items()
+    ((tokens, step),) = steps.items()
     if step != 1:
         raise NearMissFound(f"the windows are {step} positions apart")
     if not all(same_size((tokens,), (term.summed,)) for term in terms):
@@ -141,7 +141,7 @@ def windowed_sums(
         raise NearMissFound("there is more than one sum over all keys")
     (base,) = everywhere
     common, scale = _split_constants(subject, base, channels, None)
-    found: dict[int, NDArray[np.float64]] = {}
+    weights_of: dict[int, NDArray[np.float64]] = {}
     for term in terms:
         if term.window is None:
             continue
@@ -157,11 +157,11 @@ def windowed_sums(
             raise NearMissFound("the window is scaled apart from the sum over all keys")
         for place in range(weights.shape[-1]):
             offset = term.window.shift + step * place
-            found[offset] = found.get(offset, 0.0) + weights[..., place]
-    if not found:
+            weights_of[offset] = weights_of.get(offset, 0.0) + weights[..., place]
+    if not weights_of:
         raise Unreadable("a window has no entries")
-    offsets = tuple(sorted(found))
-    weights = np.stack([found[offset] for offset in offsets], -1) / scale
+    offsets = tuple(sorted(weights_of))
+    weights = np.stack([weights_of[offset] for offset in offsets], -1) / scale
     return WindowedSums(base, offsets, weights, common, without(base.outside, common))
 
 

@@ -12,6 +12,6 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     bias = constant_bias(mean) if mean.biases.factors else None
     for rewrite in (aft_simple.rewrite, aft_local.rewrite, aft_full.rewrite):
-        if (found := rewrite(mean, bias)) is not None:
-            return found
+        if (matched := rewrite(mean, bias)) is not None:
+            return matched
     return None

@@ -177,17 +177,17 @@ def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple
 
 
 def _filters(
-    found: WindowedSums, channels: tuple[Axis, ...], own: set[Axis], *, causal: bool
+    windowed: WindowedSums, channels: tuple[Axis, ...], own: set[Axis], *, causal: bool
 ) -> NDArray[np.float64]:
     """Return the biases ``[heads, s]`` of the channels that have keys of their own."""
-    first, taps = found.offsets[0], len(found.offsets)
-    if found.offsets != tuple(range(first, first + taps)):
+    first, taps = windowed.offsets[0], len(windowed.offsets)
+    if windowed.offsets != tuple(range(first, first + taps)):
         raise NearMissFound("the filter is dilated")
     if first != (1 - taps if causal else -((taps - 1) // 2)):
         raise NearMissFound(
             f"the window begins {first} positions from the query: its padding is another"
         )
-    weights = found.weights
+    weights = windowed.weights
     for place, axis in enumerate(channels):
         if axis not in own:
             if np.ptp(weights, axis=place).any():

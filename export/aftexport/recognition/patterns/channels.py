@@ -30,13 +30,13 @@ def channel_axes(product: Product, reader: Reader) -> set[Axis]:
         product: the formula.
         reader: the reader of the formula.
     """
-    found: set[Axis] = set()
+    channels: set[Axis] = set()
     for atom, _ in product.factors:
         if isinstance(atom, Leaf):
-            found |= _of_leaf(atom, reader)
+            channels |= _of_leaf(atom, reader)
         elif not isinstance(atom, Sum | Max):
-            found.update(*(channel_axes(child, reader) for child in atom.children))
-    return found
+            channels.update(*(channel_axes(child, reader) for child in atom.children))
+    return channels
 
 
 def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
@@ -58,12 +58,12 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
         if node is None or len(dims) < 2:
             return set()
         if node.op_type in (*_CHANNELS_SECOND, *_CHANNELS_LAST):
-            found = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
+            channels = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
             # Parts of channels are channels.
             for whole, part in reversed(parts):
                 for axes, own in zip(whole, part, strict=True):
-                    found |= {*flat(own)} if found & {*flat(axes)} else set()
-            return found
+                    channels |= {*flat(own)} if channels & {*flat(axes)} else set()
+            return channels
         below = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
         if below is None:
             return set()

@@ -109,12 +109,12 @@ def _rewrite(
 def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
     """Raise NearMissFound if only one of query and key has a softmax."""
     body, bound = numerator.body, flat(numerator.axes)
-    found = aligned(normalizers[0], body, bound) if len(normalizers) == 1 else None
-    if found is None or not found[1] < set(bound):
+    alignment = aligned(normalizers[0], body, bound) if len(normalizers) == 1 else None
+    if alignment is None or not alignment[1] < set(bound):
         return
-    others = set(bound) - found[1]
+    others = set(bound) - alignment[1]
     readers = [
-        atom for atom, _ in without(body, found[0]).factors if free(as_product(atom)) & others
+        atom for atom, _ in without(body, alignment[0]).factors if free(as_product(atom)) & others
     ]
     if any(isinstance(atom, Exp) for atom in readers):
         return
@@ -123,7 +123,7 @@ def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
         if function is not None:
             raise NearMissFound(f"the softmax of the keys goes through {function}")
         raise NearMissFound("the keys are not normalized by a softmax over the tokens")
-    if others & free(found[0]):
+    if others & free(alignment[0]):
         if function is not None:
             raise NearMissFound(f"the softmax of the query goes through {function}")
         raise NearMissFound("the query is not normalized by a softmax over its channels")

@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.equivalence import part_of, run_once, runner
 from aftexport.recognition.formula.terms import Indicator, Leaf, Product
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import Factor, Subject
+from aftexport.recognition.proof.evaluator import run_once, runner
+from aftexport.recognition.proof.part import part_of
 
 Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -41,15 +42,15 @@ def classified(
             part = part_of(value, [argument], subject.probed, max_nodes=_MAX_NODES)
             if list(part.inputs) != [argument]:
                 continue
-            found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
+            values = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
         except Exception:  # the evaluator of onnx, which fails on some vectors
             continue
         with np.errstate(all="ignore"):
-            found = found**exponent
+            values = values**exponent
         for name, function in functions.items():
             with np.errstate(all="ignore"):
                 expected = function(_GRID)
-            if found.shape == _GRID.shape and np.allclose(found, expected, rtol=1e-6, atol=1e-12):
+            if values.shape == _GRID.shape and np.allclose(values, expected, rtol=1e-6, atol=1e-12):
                 return name, subject.reader.read(argument, dims)
     return None
 
@@ -61,22 +62,22 @@ _GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 
 
 def _upstream(value: ir.Value, shape: tuple[int, ...], probed: ProbedGraph) -> list[ir.Value]:
     """Return the tensors of one shape that a value is computed from, the farthest first."""
-    found: dict[ir.Value, None] = {}
+    sources: dict[ir.Value, None] = {}
 
     def walk(of: ir.Value, depth: int) -> None:
         node = of.producer()
         if node is None or depth > 8:
             return
         for source in node.inputs:
-            if source is None or source in found or not probed.is_float(source):
+            if source is None or source in sources or not probed.is_float(source):
                 continue
             array = probed.runs[0].get(str(source.name))
             if array is not None and array.shape == shape:
                 walk(source, depth + 1)
-                found[source] = None
+                sources[source] = None
 
     walk(value, 0)
-    return list(found)
+    return list(sources)
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -164,7 +164,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
     numerators, denominators = sums(factors, 1.0), sums(factors, -1.0)
     if len(numerators) != len(denominators) or not 1 <= len(numerators) <= 2:
         return []
-    found = []
+    poolings = []
     for numerator in numerators:
         bound = flat(numerator.axes)
         if len(bound) != 1:
@@ -176,8 +176,10 @@ def _poolings(subject: Subject) -> list[_Pooling]:
                 pooled = without(numerator.body, part[0])
                 weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
                 mask = Product(weights)
-                found.append(_Pooling(logits_of(part[0]), mask, pooled, bound[0], formula, total))
-    return found if len(found) == len(numerators) else []
+                poolings.append(
+                    _Pooling(logits_of(part[0]), mask, pooled, bound[0], formula, total)
+                )
+    return poolings if len(poolings) == len(numerators) else []
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
@@ -241,9 +243,9 @@ def _weight(
         array = subject.probed.constant(getattr(weight, "value", None))
         if not isinstance(weight, Leaf) or array is None:
             continue
-        found = _same_input(total, weight, expected, heads, channels)
-        if found is not None:
-            matrix = _matrix(weight, array, found, heads)
+        axes = _same_input(total, weight, expected, heads, channels)
+        if axes is not None:
+            matrix = _matrix(weight, array, axes, heads)
             subject.reader.ends |= reader.ends
             return products[0].coefficient * matrix
     return None

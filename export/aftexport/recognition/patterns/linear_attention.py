@@ -16,16 +16,18 @@ from aftexport.recognition.formula.terms import (
     Atom,
     CausalMask,
     Exp,
-    Function,
     Indicator,
     Leaf,
-    Plus,
     Product,
-    Sum,
     as_product,
     number,
 )
 from aftexport.recognition.patterns._constants import whole
+from aftexport.recognition.patterns._denominators import (
+    refuse_changed_keys,
+    refuse_cut_denominator,
+    refuse_masked_denominator,
+)
 from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.elementwise import Elementwise, classified
@@ -62,7 +64,7 @@ _SMALL_EPS = (
 def match(subject: Subject) -> Rewrite | None:
     """Return linear attention; see ``Pattern``."""
     formula = subject.formula
-    _refuse_other_parts(subject)
+    refuse_cut_denominator(subject)
     numerators = sums(formula.factors, 1.0)
     if len(numerators) != 1 or len(formula.factors) != 2:
         return None
@@ -72,15 +74,15 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     denominator = fixed_sum(as_product(below[0]))
     if denominator is None:
-        _refuse_masked_denominator(below[0])
+        refuse_masked_denominator(below[0])
         refuse_changed_denominator(formula.factors)
         return None
     total, eps, scale = denominator
-    found = aligned(total, body, bound)
-    if found is None:
-        _refuse_changed_keys(total)
+    alignment = aligned(total, body, bound)
+    if alignment is None:
+        refuse_changed_keys(total)
         raise NearMissFound("numerator and denominator have different weights")
-    weights, value = found[0], without(body, found[0])
+    weights, value = alignment[0], without(body, alignment[0])
     if formula.coefficient == 1.0 != scale:
         raise NearMissFound("the denominator is scaled, and the numerator is not")
     parts = _Parts(subject, weights, value, bound, eps, formula.coefficient / scale)
@@ -264,50 +266,6 @@ def _rewrite(parts: _Parts) -> Rewrite:
         # In float32 the smallest eps is a little below MIN_EPS.
         note="" if eps >= np.float32(MIN_EPS) else _SMALL_EPS.format(eps),
     )
-
-
-def _refuse_changed_keys(total: Sum) -> None:
-    """Raise NearMissFound if numbers are added to the sum of keys that queries multiply."""
-    for atom, _ in total.body.factors:
-        terms = atom.terms if isinstance(atom, Plus) else ()
-        constants = [term.coefficient for term in terms if not term.factors]
-        if constants and any(sums(term.factors, 1.0) for term in terms):
-            raise NearMissFound(
-                f"{constants[0]:.3g} is added to the sum of the keys before queries multiply it:"
-                " add it to the denominator"
-            )
-
-
-def _refuse_masked_denominator(atom: Atom) -> None:
-    """Raise NearMissFound if factors multiply the denominator before eps is added."""
-    for term in atom.terms if isinstance(atom, Plus) else ():
-        others = [a for a, _ in term.factors if not isinstance(a, Sum)]
-        if not sums(term.factors, 1.0) or not others:
-            continue
-        if any(isinstance(other, Indicator) for other in others):
-            raise NearMissFound("the denominator is multiplied by a mask, and the numerator is not")
-        names = [str(other.value.name) for other in others if isinstance(other, Leaf)]
-        raise NearMissFound(
-            f"the denominator is multiplied by {', '.join(names) or 'a tensor'} before eps is"
-            " added: make it one of true and false, if it is a mask of queries"
-        )
-
-
-def _refuse_other_parts(subject: Subject) -> None:
-    """Raise NearMissFound if the denominator is cut out of a product of features and values."""
-    for factor in subject.formula.factors:
-        for leaf in leaves(Product((factor,))) if factor[1] == -1.0 else ():
-            node = leaf.producer()
-            if node is None or node.op_type != "Slice":
-                continue
-            product = subject.reader.read_separately(subject.reader.input(node, 0))
-            for total in sums(product.factors, 1.0):
-                mapped = any(isinstance(a, Function | Plus | Exp) for a, _ in total.body.factors)
-                if mapped and len(flat(total.axes)) > 1:
-                    raise NearMissFound(
-                        "the denominator is cut out of a product of features and values, and is"
-                        " not known to be of a column of ones after the values"
-                    )
 
 
 def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:

@@ -252,13 +252,13 @@ def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
 
 def leaves(formula: Product) -> list[ir.Value]:
     """Return the tensors that a formula is made of, except within sums and maxima."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     for atom, _ in formula.factors:
         if isinstance(atom, Leaf | Indicator):
-            found[atom.value] = None
+            values[atom.value] = None
         for part in () if isinstance(atom, Sum | Max) else atom.children:
-            found |= dict.fromkeys(leaves(part))
-    return list(found)
+            values |= dict.fromkeys(leaves(part))
+    return list(values)
 
 
 def logits_of(factors: Product) -> Product:

@@ -155,8 +155,8 @@ class Reader:
                 return add(self.arguments(node, dims, through_linear=True), value, dims)
         formula = self._formulas.get(node.op_type)
         if formula is not None and value is node.outputs[0]:
-            found = formula(self, node, dims)
-            return found if found is not None else self._end(value, dims)
+            product = formula(self, node, dims)
+            return product if product is not None else self._end(value, dims)
         if node.op_type in ELEMENTWISE:
             return as_product(Function(_named(node), self.arguments(node, dims), value, dims))
         return self._end(value, dims)

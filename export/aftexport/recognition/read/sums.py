@@ -66,9 +66,9 @@ def _reduce_mean(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 def _reduce_max(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    found = algebra.max_over(axes, body)
-    reader.maxima += [a for a, _ in found.factors if isinstance(a, Max)]
-    return found
+    maximum = algebra.max_over(axes, body)
+    reader.maxima += [a for a, _ in maximum.factors if isinstance(a, Max)]
+    return maximum
 
 
 def _reduce_log_sum_exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:

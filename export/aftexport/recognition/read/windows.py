@@ -86,11 +86,11 @@ def _pad(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     if pads is None or node.attributes.get_string("mode", "constant") != "constant":
         return None
     padded = range(rank) if axes is None else [axis_index(int(a), rank) for a in axes.reshape(-1)]
-    given = {
+    widths = {
         axis: (int(before), int(after))
         for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
     }
-    ends = [given.get(i, (0, 0)) for i in range(rank)]
+    ends = [widths.get(i, (0, 0)) for i in range(rank)]
     if filling is not None and filling.any():
         return parts.padded(reader, node, dims, ends, float(scalar(filling)))
     if not reader.is_of_weights(source):
@@ -118,12 +118,12 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         stepped[axis] = int(step)
     # Read without effect first, since most slices are to stay leaves.
     own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
-    found = reader.read_separately(source, own, taken if set(stepped) == {1} else None)
-    if parts.are_read(found, taken):
+    formula = reader.read_separately(source, own, taken if set(stepped) == {1} else None)
+    if parts.are_read(formula, taken):
         own, taken = parts.cut(reader, node, dims, firsts)
         reader.parts |= taken
         return reader.read(source, own)
-    if any(len(set(first)) != 1 for first in firsts) or not has_window(found):
+    if any(len(set(first)) != 1 for first in firsts) or not has_window(formula):
         return None
     places = [(first[0], step) for first, step in zip(firsts, stepped, strict=True)]
     return _shifted(reader, source, dims, places)

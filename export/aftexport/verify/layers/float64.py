@@ -88,14 +88,14 @@ class Scan(op_scan.Scan):
         inner.scan_output_axes = inner.scan_output_directions = None
         self.input_axes_ = self.input_directions_ = [0] * count
 
-    def _run(self, *args: Array, **given: Any) -> tuple[Array, ...]:
+    def _run(self, *args: Array, **attributes: Any) -> tuple[Array, ...]:
         states = len(args) - len(self._inputs)
         scanned = [
             np.moveaxis(array, axis, 0)[::step]
             for array, (axis, step) in zip(args[states:], self._inputs, strict=True)
         ]
         forwards: Any = super()._run  # the method has no type annotations
-        results = forwards(*args[:states], *scanned, **given)
+        results = forwards(*args[:states], *scanned, **attributes)
         stacked = [
             np.moveaxis(array[::step], 0, axis)
             for array, (axis, step) in zip(results[states:], self._outputs, strict=True)

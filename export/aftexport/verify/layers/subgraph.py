@@ -16,15 +16,15 @@ class Subgraph:
     Args:
         model: the model with its weights.
         target: name of the computed tensor.
-        given: the starting tensors with their values; unneeded ones are left out.
+        starts: the starting tensors with their values; unneeded ones are left out.
 
     Attributes:
-        model: the separate model, with an input for each needed tensor of ``given``.
+        model: the separate model, with an input for each needed tensor of ``starts``.
         inputs: the values of the inputs.
     """
 
-    def __init__(self, model: onnx.ModelProto, target: str, given: Mapping[str, Array]) -> None:
-        known = {name: value for name, value in given.items() if name != target}
+    def __init__(self, model: onnx.ModelProto, target: str, starts: Mapping[str, Array]) -> None:
+        known = {name: value for name, value in starts.items() if name != target}
         nodes = _nodes(model.graph, target, known)
         read = {name for node in nodes for name in _reads(node)}
         self.inputs = {name: value for name, value in known.items() if name in read}

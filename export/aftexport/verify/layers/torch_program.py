@@ -116,21 +116,21 @@ class Program:
         """Return the path of the innermost module that computes a tensor; empty for the model."""
         return _module(self._nodes[name])
 
-    def counting(self, name: str, given: Mapping[str, Array]) -> NDArray[np.bool_] | None:
+    def counting(self, name: str, inputs: Mapping[str, Array]) -> NDArray[np.bool_] | None:
         """Return the mask of a tensor's numbers outside the padding; None if all are outside.
 
         Args:
             name: name of the tensor.
-            given: the model's inputs.
+            inputs: the model's inputs.
         """
-        if "lengths" not in given:
+        if "lengths" not in inputs:
             return None
         tokens = self._nodes["input_ids"].meta["val"].shape[1]
         # Compare symbolic sizes: another axis may happen to have the length of the document.
         sizes = self._nodes[name].meta["val"].shape
         axes = [i for i, size in enumerate(sizes) if i and str(size) == str(tokens)]
-        batch, length = given["input_ids"].shape
-        valid = np.arange(length) < np.asarray(given["lengths"], np.int64)[:, None]
+        batch, length = inputs["input_ids"].shape
+        valid = np.arange(length) < np.asarray(inputs["lengths"], np.int64)[:, None]
         masks = []
         for axis in axes:
             shape = [1] * len(sizes)
@@ -141,7 +141,7 @@ class Program:
     def run(
         self,
         names: Collection[str],
-        given: Mapping[str, Array],
+        starts: Mapping[str, Array],
         *,
         exact: bool = True,
     ) -> dict[str, Double]:
@@ -150,12 +150,12 @@ class Program:
         Args:
             names: names of the tensors in the exported graph; tensors that are not
                 floating-point are left out.
-            given: the model's inputs, and intermediate tensors that are used as they are.
+            starts: the model's inputs, and intermediate tensors that are used as they are.
             exact: whether the parameters are used as trained instead of rounded.
         """
         known = {
             self._nodes[name]: _widened(torch.from_numpy(np.array(value)))
-            for name, value in given.items()
+            for name, value in starts.items()
         }
         wanted = {name: self._nodes[name] for name in names}
         values: dict[fx.Node, object] = {}
@@ -168,7 +168,7 @@ class Program:
             if isinstance(tensor := values[node], Tensor) and tensor.is_floating_point()
         }
 
-    def run_own(self, name: str, given: Mapping[str, Array]) -> Double:
+    def run_own(self, name: str, starts: Mapping[str, Array]) -> Double:
         """Compute a tensor as PyTorch does in the types of the program, and widen the result.
 
         Raises:
@@ -177,7 +177,7 @@ class Program:
         target = self._nodes[name]
         known = {
             node: torch.from_numpy(np.array(value)).to(node.meta["val"].dtype)
-            for node, value in ((self._nodes[other], array) for other, array in given.items())
+            for node, value in ((self._nodes[other], array) for other, array in starts.items())
         }
         values: dict[fx.Node, object] = {}
         with torch.inference_mode():
@@ -187,9 +187,9 @@ class Program:
         assert isinstance(result, Tensor)
         return result.double().numpy()
 
-    def span(self, name: str, given: Collection[str]) -> Span:
-        """Return the part of the module that computes a tensor from the tensors ``given``."""
-        known = {self._nodes[other] for other in given if other != name and other in self._nodes}
+    def span(self, name: str, starts: Collection[str]) -> Span:
+        """Return the part of the module that computes a tensor from the tensors ``starts``."""
+        known = {self._nodes[other] for other in starts if other != name and other in self._nodes}
         nodes = [n for n in self._needed({self._nodes[name]}, known) if n not in known]
         called = [n for n in nodes if n.op == "call_function" and _is_float(n)]
         parameters = (self._parameter_of[n.name] for n in nodes if n.name in self._parameter_of)

@@ -4,7 +4,7 @@
 //           apply_context: a chunk's queries times the whole S
 // See:      head_context.cuh, head_causal.cuh, head_launch.cuh
 //
-// A mechanism, which the .cu file defines, has these members. kLanes neighbouring lanes hold the channels lane,
+// A mechanism, which the .cu file defines, has these members. kLanes neighboring lanes hold the channels lane,
 // lane + kLanes, ... of a query row.
 //
 // | member                                                     | meaning                                              |

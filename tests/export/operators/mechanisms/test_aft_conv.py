@@ -14,7 +14,7 @@ def impulse(taps: list[float]) -> dict[str, np.ndarray]:
 
 
 @every_form
-def test_odd_filter_is_centred_and_unflipped(run: Callable) -> None:
+def test_odd_filter_is_centered_and_unflipped(run: Callable) -> None:
     inputs = impulse(np.log([2, 3, 4]).tolist())
     assert run(CONV, inputs, 1)[0, :, 0] == pytest.approx(
         [

@@ -25,7 +25,7 @@ def test_values_of_one_give_scale(run: Callable) -> None:
 
 @every_form
 def test_constant_on_query_or_key_cancels(run: Callable) -> None:
-    """Queries are normalised over their channels and keys over the tokens."""
+    """Queries are normalized over their channels and keys over the tokens."""
     inputs = make_inputs(SOFTMAX.operator, Case("axes", 30, (30, 12)))
     rng = np.random.default_rng(0)
     moved = dict(inputs)

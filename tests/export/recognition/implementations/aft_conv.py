@@ -1,4 +1,4 @@
-"""AFT-conv as other people write it: keys ``[B, T, H]``, filters ``[H, s]``, centred if not said.
+"""AFT-conv as other people write it: keys ``[B, T, H]``, filters ``[H, s]``, centered if not said.
 
 Every style is the same function as the operator; those of even or causal filters say so.
 """

@@ -39,11 +39,11 @@ def full_channels_first(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return mean.transpose(1, 2) / (1 + torch.exp(-q))
 
 
-def full_factorised(q: Tensor, k: Tensor, v: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def full_factorized(q: Tensor, k: Tensor, v: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return full_matmul(q, k, v, left @ right.t())
 
 
-def full_factorised_by_length(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+def full_factorized_by_length(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     return full_matmul(q, k, v, left @ right.t())
 
@@ -60,7 +60,7 @@ def full_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return full_matmul(q, k, v, -0.1 * (place - place[:, None]).abs())
 
 
-def full_factorised_einsum(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+def full_factorized_einsum(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     return full_einsum_separate_maxima(q, k, v, torch.einsum("tr,ur->tu", left, right))
 
@@ -121,11 +121,11 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         full_keys_left_out,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftFull", Layer(f, w)) for f in full}
-    for f in (full_factorised, full_factorised_by_length, full_factorised_einsum):
+    for f in (full_factorized, full_factorized_by_length, full_factorized_einsum):
         found[f.__name__] = "AftFull", Layer(f, 0.3 * matrix(2, 4), 0.3 * matrix(3, 4))
     # More than constant folding takes, and a rank that is more than the tokens it is tried at.
     long = [0.1 * torch.randn(250, 34) for _ in range(2)]
-    for f in (full_factorised, full_factorised_by_length):
+    for f in (full_factorized, full_factorized_by_length):
         found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
     found["full_relative"] = "AftFull", Layer(full_relative, torch.randn(41))
     found["full_distance"] = "AftFull", Layer(full_distance)

@@ -37,7 +37,7 @@ def local_exponentials(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
 
 
-def local_factorised(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+def local_factorized(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     w = left @ right.t()
     return full_softmax_broadcast(q, k, v, torch.where(_band(w), w, 0.0))
@@ -55,8 +55,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         local_band_by_length, local_exponentials,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftLocal", Layer(f, w)) for f in local}
-    found["local_factorised"] = (
+    found["local_factorized"] = (
         "AftLocal",
-        Layer(local_factorised, 0.3 * matrix(2, 4), 0.3 * matrix(3, 4)),
+        Layer(local_factorized, 0.3 * matrix(2, 4), 0.3 * matrix(3, 4)),
     )
     return found

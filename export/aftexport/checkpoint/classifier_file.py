@@ -1,0 +1,179 @@
+"""Files of a DocumentClassifier: its configuration, weights, labels and tokenizer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from aftexport.bundle.tokenizer import check_tokenizer
+from aftexport.checkpoint.checkpoint import Checkpoint
+from aftexport.checkpoint.weights import load_weights
+from aftexport.errors import AftexportError, CheckpointError, UsageError
+from aftexport.heads.exclusive_labels import check_config
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.system.files import replacing_file
+
+FORMAT = "aftexport"
+VERSION = 1
+
+
+def save(
+    path: str | Path,
+    *,
+    model: DocumentClassifier,
+    labels: Sequence[str],
+    tokenizer: str | None = None,
+) -> None:
+    """Write a checkpoint that ``load`` and the ``aftexport`` command read.
+
+    Args:
+        path: the file, which is replaced only after the new one is complete.
+        model: the model whose configuration and weights are saved.
+        labels: class names, one for each logit.
+        tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
+
+    Raises:
+        UsageError: if the model is not a ``DocumentClassifier``, or labels or tokenizer do not
+            fit it.
+    """
+    if not isinstance(getattr(model, "config", None), ClassifierConfig):  # torch.compile wraps one
+        raise UsageError(
+            "Expected a DocumentClassifier, whose configuration a checkpoint holds, got a "
+            f"{type(model).__name__}.",
+            "Save its state_dict by torch.save, and export that file with --factory "
+            "package.module:factory.",
+        )
+    _check_labels(labels, model.config.num_labels)
+    if not all(labels):
+        raise UsageError(
+            f"Expected a name for each class, got an empty label in {list(labels)}.",
+            "Name every class.",
+        )
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, model.config.vocab_size)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": model.config.to_dict(),
+        "labels": list(labels),
+        "tokenizer": tokenizer,
+        "state_dict": {name: t.detach().cpu() for name, t in model.state_dict().items()},
+    }
+    with replacing_file(Path(path)) as aside:
+        torch.save(content, aside)
+
+
+def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
+    """Return the model of a checkpoint that ``save`` wrote.
+
+    Args:
+        path: the file, for messages.
+        content: the dict in the file.
+
+    Raises:
+        CheckpointError: if the content cannot be used.
+    """
+    version = content.get("version")
+    if version != VERSION:
+        raise CheckpointError(
+            path,
+            f"the checkpoint must have version {VERSION}, got version {version}",
+            "Upgrade aftexport.",
+        )
+    for name, kind in (("config", dict), ("state_dict", dict), ("labels", list)):
+        if not isinstance(content.get(name), kind):
+            raise CheckpointError(path, f"it has no {name}", "Write it by aftexport.save.")
+    return _build(
+        path,
+        "aftexport checkpoint",
+        content["config"],
+        content["state_dict"],
+        content["labels"],
+        content.get("tokenizer"),
+    )
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """Return the model of a folder of config.json and model.safetensors.
+
+    Raises:
+        CheckpointError: if a file is missing or cannot be used.
+    """
+    config_path, weights_path = folder / "config.json", folder / "model.safetensors"
+    for required in (config_path, weights_path):
+        if not required.is_file():
+            raise CheckpointError(
+                folder,
+                f"the folder has no {required.name}",
+                "Give a folder of config.json and model.safetensors, or a model file.",
+            )
+    try:
+        config = json.loads(config_path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(config_path, f"not valid JSON ({error})", "Fix the file.") from error
+    if not isinstance(config, dict):
+        kind = type(config).__name__
+        raise CheckpointError(config_path, f"expected a JSON object, got {kind}", "Fix the file.")
+    check_config(str(config_path), config)
+    config.pop("problem_type", None)  # check_config accepts only the task of the server
+    labels = config.pop("labels", None)
+    tokenizer_path = folder / "tokenizer.json"
+    try:
+        tokenizer = tokenizer_path.read_text("utf-8") if tokenizer_path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(tokenizer_path, "not UTF-8 text", "Copy it again.") from error
+    state = safetensors.torch.load_file(weights_path)
+    return _build(folder, "config and safetensors", config, state, labels, tokenizer)
+
+
+def _build(
+    path: Path,
+    kind: str,
+    config: Mapping[str, Any],
+    state: Mapping[str, Any],
+    labels: Any,
+    tokenizer: Any,
+) -> Checkpoint:
+    if "model_type" in config:
+        raise CheckpointError(
+            path,
+            f"a configuration of the library transformers, model_type {config['model_type']!r}",
+            "Give the folder's model.safetensors, and --factory package.module:factory, a callable "
+            "that returns the module.",
+        )
+    try:
+        parsed = ClassifierConfig.from_dict(config)
+        if parsed.depth > len(state):
+            raise UsageError(
+                f"depth must be at most the number of weights {len(state)}, got {parsed.depth}.",
+                "Give the configuration of the training.",
+            )
+        # The model has no storage until its shapes match the weights: a configuration cannot
+        # make the reader allocate more than the size of the file.
+        with torch.device("meta"):
+            model = DocumentClassifier(parsed)
+        if labels is not None:
+            _check_labels(labels, model.config.num_labels)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, model.config.vocab_size)
+    except AftexportError as error:
+        raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
+    load_weights(path, model, state)
+    return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
+
+
+def _check_labels(labels: Any, num_labels: int) -> None:
+    if not isinstance(labels, list | tuple) or not all(isinstance(n, str) for n in labels):
+        raise UsageError(
+            f"Expected a list of names as labels, got {str(labels)[:80]}.",
+            "Give one name for each class.",
+        )
+    if len(labels) != num_labels or len(set(labels)) != num_labels:
+        raise UsageError(
+            f"Expected {num_labels} different labels, one for each class, got {len(labels)} with "
+            f"{len(set(labels))} different names.",
+            "Give one name for each class.",
+        )

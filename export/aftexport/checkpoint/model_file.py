@@ -1,0 +1,122 @@
+"""Model files of several kinds, read without running the code in them.
+
+There are five kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
+optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
+``config.json`` and ``model.safetensors``; and, only if the user allows it, a pickled module.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from aftexport.checkpoint.checkpoint import Checkpoint
+from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
+from aftexport.checkpoint.factory import call_factory
+from aftexport.checkpoint.foreign_formats import INDEX_SUFFIX, refuse_other_formats, refuse_shards
+from aftexport.checkpoint.holders import module_in, state_dict_in
+from aftexport.checkpoint.program_archive import is_program_archive, load_program
+from aftexport.checkpoint.torch_file import read_torch_file
+from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
+from aftexport.errors import CheckpointError, UsageError
+from aftexport.heads.exclusive_labels import check_config
+
+
+def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
+    """Read a model file of any of the five kinds.
+
+    Args:
+        path: the file or folder.
+        factory: ``package.module:callable`` that builds the module of a state dict.
+        allow_pickle: whether to load pickled objects, which runs the code in the file. The module
+            among them is used; with a factory, only their weights are used.
+
+    Raises:
+        CheckpointError: if the file cannot be used; names file, reason and remedy.
+        UsageError: if a factory is given for a file that has its own configuration.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise CheckpointError(path, "no such file or folder", "Check the path.")
+        if path.is_dir():
+            refuse_shards(path)
+            if factory:
+                raise _unneeded_factory(
+                    "a folder with its own configuration",
+                    factory,
+                    "; or give the file model.safetensors to load it into the factory's module",
+                )
+            return read_folder(path)
+        if path.name.endswith(INDEX_SUFFIX):
+            refuse_shards(path.parent)
+        if path.suffix == ".safetensors":
+            return _from_state_dict(path, safetensors.torch.load_file(path), factory)
+        if is_program_archive(path):
+            if factory:
+                raise _unneeded_factory("a .pt2 program", factory)
+            return Checkpoint(path, "torch.export program", program=load_program(path))
+        refuse_other_formats(path)
+        return _load_torch_file(path, factory, allow_pickle)
+    except SafetensorError as error:
+        raise CheckpointError(
+            path, f"not a complete safetensors file ({error})", "Copy or download it again."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            path, f"cannot be read ({error.strerror})", "Check its name and its permissions."
+        ) from error
+
+
+def from_factory(factory: str) -> Checkpoint:
+    """Return the module that ``package.module:callable`` returns, with its own weights.
+
+    Raises:
+        UsageError: if the callable cannot be imported or called, or does not return a module.
+        CheckpointError: if weights are NaN.
+    """
+    path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
+    refuse_unusable(path, module)
+    return Checkpoint(path, f"module of {factory}", module)
+
+
+def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
+    file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
+    content = file.content
+    check_config(str(path), content)
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        if factory:
+            raise _unneeded_factory("a checkpoint with its own configuration", factory)
+        return read_checkpoint(path, content)
+    if file.is_unpickled and not factory:
+        module = unwrapped(module_in(path, content))
+        refuse_unusable(path, module)
+        return Checkpoint(path, "pickled module", module)
+    if factory and isinstance(content, nn.Module):
+        raise _unneeded_factory("a pickled module", factory)
+    state = state_dict_in(path, content, is_plain=file.is_plain)
+    return _from_state_dict(path, state, factory, is_unpickled=file.is_unpickled)
+
+
+def _from_state_dict(
+    path: Path, state: Mapping[str, Tensor], factory: str | None, *, is_unpickled: bool = False
+) -> Checkpoint:
+    if factory is None:
+        raise CheckpointError(
+            path,
+            "a bare state dict: weights without their module",
+            "Add --factory package.module:factory, a callable that returns the module.",
+        )
+    module = unwrapped(call_factory(factory))
+    load_weights(path, module, state)
+    kind = "pickled state dict" if is_unpickled else "state dict"
+    return Checkpoint(path, f"{kind} for {factory}", module)
+
+
+def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> UsageError:
+    return UsageError(
+        f"--factory is only for weights without a module, got --factory {factory} for {subject}.",
+        f"Omit --factory{alternative}.",
+    )

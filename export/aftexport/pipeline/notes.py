@@ -1,0 +1,24 @@
+"""The notes on unexpected properties of an export."""
+
+from aftexport.pipeline.trace import TracedModel
+
+
+def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
+    """Return notes on unexpected properties of the export, one sentence each."""
+    notes = []
+    if not batching:
+        notes.append("Each document runs separately (--no-batching).")
+    if traced.left_out:
+        notes.append(
+            f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "
+            "documents without padding."
+            if "lengths" not in traced.spec.names
+            else f"Left out, at its default: {', '.join(traced.left_out)}. Only lengths marks the "
+            "padding."
+        )
+    if traced.why_not_float64:
+        notes.append(
+            f"PyTorch ran in {traced.reference}, because the model's forward does not run in "
+            f"float64 ({traced.why_not_float64}). So every error includes PyTorch's rounding."
+        )
+    return notes

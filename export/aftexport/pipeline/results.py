@@ -1,0 +1,97 @@
+"""The results of an export: its parity record, its report, its error and its summary."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.golden import Case
+from aftexport.bundle.manifest import Manifest
+from aftexport.console import operator_table, size_table
+from aftexport.contract import SCORES
+from aftexport.deploy.export_engine import show_engine
+from aftexport.errors import ParityError
+from aftexport.parity import Comparison
+from aftexport.report.report import Report, inputs_of
+from aftexport.report.tables import parity_table
+
+
+def parity_record(
+    results: Sequence[Comparison], reference: str, *, checked: bool
+) -> dict[str, Any]:
+    """Return the content of parity.json, without an engine.
+
+    Args:
+        results: the comparisons with PyTorch.
+        reference: type in which PyTorch computed the cases.
+        checked: whether the bundle was compared with PyTorch.
+    """
+    if not checked:
+        return {"checked": False, "cases": []}
+    cases = [r.to_dict() for r in results]
+    return {"checked": True, "cases": cases, "reference": reference}
+
+
+def engine_record(manifest: Manifest, compared: Sequence[Comparison]) -> dict[str, Any]:
+    """Return the entry of parity.json for an engine."""
+    return {
+        "deferred": manifest.engine.deferred if manifest.engine else (),
+        "cases": [r.to_dict() for r in compared],
+    }
+
+
+def parity_report(
+    manifest: Manifest,
+    results: Sequence[Comparison],
+    cases: Sequence[Case],
+    notes: Sequence[str],
+) -> Report:
+    """Return the content of parity.html."""
+    deferred = manifest.engine.deferred if manifest.engine else ()
+    return Report(
+        manifest,
+        results,
+        against=f"PyTorch in {manifest.reference}",
+        notes=[*notes, *(f"Deferred: {line}" for line in deferred)],
+        inputs=inputs_of(cases),
+    )
+
+
+def parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityError:
+    """Return the error of an export outside tolerance.
+
+    Args:
+        furthest: the comparison that is furthest outside.
+        kept: the folder in which the bundle is kept.
+        precision: the precision of the export.
+    """
+    return ParityError(
+        f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
+        f"{furthest.error:.1e} for {furthest.subject}, case {furthest.case!r}.",
+        ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
+        + f". The bundle is kept at {kept} for inspection.",
+    )
+
+
+def print_summary(
+    console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
+) -> None:
+    """Print the operators, the comparisons, the engine and the sizes of a bundle.
+
+    Args:
+        console: the console of the export.
+        bundle: the written bundle.
+        paths: the path of each operator, ``fused`` or ``portable``.
+        results: the comparisons; none if parity was not checked.
+    """
+    console.print(operator_table(bundle.manifest.operators, paths))
+    if results:
+        console.print(parity_table(results, bundle.manifest.reference))
+    else:
+        console.print("[yellow]Parity was not checked (--no-verify).[/]")
+    if plan := bundle.manifest.engine:
+        show_engine(plan, bundle.path, console)
+    console.print(f"Scores: {SCORES}.")
+    console.print(size_table(bundle.files))

@@ -1,0 +1,54 @@
+"""The nodes of a rewrite: its operands, the operator and the factors outside."""
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.passes import nodes as matching
+from aftexport.recognition.formula.axes import Dims, flat
+from aftexport.recognition.patterns.pattern import Operand, Rewrite, size_of
+from aftexport.recognition.writer import Writer
+
+
+def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
+    """Write a rewrite and return its output.
+
+    Args:
+        writer: the writer of the new nodes.
+        rewrite: the operator, its operands and the factors outside.
+        dims: the axes of the replaced value.
+
+    Raises:
+        Unreadable: if the layout cannot be written.
+    """
+    written = {id(operand): operand for operand in rewrite.operands}
+    values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
+    inputs = [values[id(operand)] for operand in rewrite.operands]
+    batch = writer.node("Shape", inputs[0], start=0, end=1)
+    tokens = writer.node("Shape", inputs[0], start=1, end=2)
+    inputs.append(writer.node("Expand", tokens, batch))
+    own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
+    node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
+    writer.nodes.append(node)
+    node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
+    output = node.outputs[0]
+    if rewrite.extra_head:
+        output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
+    if rewrite.outside.factors or not np.isclose(rewrite.outside.coefficient, 1.0, rtol=1e-12):
+        return writer.multiplied(output, rewrite.groups, rewrite.outside, dims)
+    return writer.laid_out(output, rewrite.groups, dims)
+
+
+def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
+    if not isinstance(operand, Operand):
+        return writer.constant(operand)
+    if operand.weights.factors:
+        return writer.plus_log(
+            operand.formula, operand.weights, operand.groups, is_spread=operand.is_spread
+        )
+    if rewrite.extra_head:
+        channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
+        return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
+    value = writer.tensor(operand.formula, operand.groups, is_spread=operand.is_spread)
+    return writer.floored(value) if operand.floored else value

@@ -1,0 +1,256 @@
+"""Models that cannot be captured: the error names the cause, the line and a remedy."""
+
+import re
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor, nn
+
+from aftexport.capture.capture import capture
+from aftexport.capture.input_spec import input_spec
+from aftexport.errors import TraceError
+
+
+def test_uncopyable_module_is_refused() -> None:
+    module = tiny_models.Bag()
+    module.lock = threading.Lock()
+    with pytest.raises(TraceError, match=r"copied: .*lock"):
+        capture(module)
+
+
+class EachDocument(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        means = self.mean(input_ids)
+        return torch.stack([self.head(means[i]) for i in range(input_ids.shape[0])])
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (tiny_models.ShapeBranch, "capture"),
+        (tiny_models.ValueBranch, "capture"),
+        (EachDocument, r"only where Eq\(batch, 2\)"),
+        (tiny_models.OtherArguments, r"forward that takes .*\(tokens, mask\)"),
+    ],
+)
+def test_module_without_single_graph_is_refused(factory: type[torch.nn.Module], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        capture(factory())
+
+
+class ByNumpy(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(torch.from_numpy(self.mean(input_ids).detach().numpy()))
+
+
+class Broken(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head({}[len(input_ids.shape)])
+
+
+class InAnObject(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.head(self.mean(input_ids)))
+
+
+class Quarters(tiny_models.Bag):
+    """Cut every second token into quarters, which the capture must accept."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        quarters = self.embedding(input_ids[:, ::2]).chunk(4, dim=1)
+        return self.head(sum(quarter.mean(1) for quarter in quarters))
+
+
+class OneToken(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0])
+
+
+class TopFour(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
+
+
+class LinearOfTheRest(tiny_models.Bag):
+    """Its assumption multiplies batch and tokens."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
+
+
+class Halves(tiny_models.Bag):
+    """Its slices are captured alone."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        y, z = x[:, ::2], x[:, : x.shape[1] // 2]
+        w = y * z
+        return self.head(w.sum(1))
+
+
+class Contiguous(tiny_models.Bag):
+    """One of its assumptions divides by zero for one token."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        y = self.embedding(input_ids)[:, 2:]
+        y = y.transpose(1, 2).contiguous()
+        return self.head(y.chunk(4, dim=2)[0].sum(2))
+
+
+class PaddedBranch(tiny_models.Bag):
+    """Pads to windows of 64 tokens where there is a rest."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if input_ids.shape[1] % 64 != 0:
+            x = nn.functional.pad(x, (0, 0, 0, 64 - input_ids.shape[1] % 64))
+        return self.head(x.unflatten(1, (-1, 64)).mean(2).mean(1))
+
+
+class Pieces(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(sum(x.mean(1) for x in self.embedding(input_ids).split(16, dim=1)))
+
+
+class EachToken(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(sum(x[:, i] for i in range(input_ids.shape[1])))
+
+
+class Recurrent(tiny_models.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.recurrent(self.embedding(input_ids))[0].mean(1))
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem", "remedy"),
+    [
+        (
+            ByNumpy,
+            r"cannot capture .*RuntimeError: .*numpy.*test_failure.py, line \d+",
+            "other op",
+        ),
+        (
+            tiny_models.ValueBranch,
+            r"Could not guard on data.*tiny_models.py, line \d+, in forward",
+            "on values",
+        ),
+        (
+            Broken,
+            r"fails in PyTorch, .*\[2, 16\]: KeyError: 2 \(.*test_failure.py, line",
+            "Fix the error",
+        ),
+        (InAnObject, "SimpleNamespace", "returns only the logits"),
+        (
+            tiny_models.ShapeBranch,
+            r"only where tokens > 10 \(.*tiny_models.py, line \d+, in f",
+            "--max-length",
+        ),
+        (
+            EachDocument,
+            r"Eq\(batch, 2\) \(.*test_failure.py, line \d+, in \w+\)\.$",
+            "input_ids.shape",
+        ),
+        (
+            Quarters,
+            r"only where Eq\(.*, 4\) \(torch.Tensor.chunk, .*test_failure.py, line \d+",
+            "pad",
+        ),
+        (OneToken, r"where Ne\(tokens, 1\) \(.*test_failure.py, line \d+", "branches on shapes"),
+        (TopFour, r"where tokens >= 4 \(torch.Tensor.topk, .*test_failure.py, line \d+", "pad"),
+        (LinearOfTheRest, r"where .*nn.functional.linear, .*test_failure.py, line", "from 1 token"),
+        (Halves, r"where Eq\(.*Tensor.mul, .*test_failure.py, line", "from 1 token"),
+        (Contiguous, r"where .*Tensor.contiguous, .*test_failure.py, line", "from 1 token"),
+        (PaddedBranch, r"only where Ne\(Mod\(tokens, 64\), 0\) \(.*, in forward", "Windows"),
+        (Pieces, r"Tensor.split, .*test_failure.py, line", "Pad the tokens to"),
+        (EachToken, r"Eq\(tokens, 16\) \(.*test_failure.py, line", "loops over the tokens"),
+        (Recurrent, r"\(torch.gru, .*test_failure.py, line \d+, in forward\)", "attention layer"),
+    ],
+)
+def test_refusal_names_cause_line_and_remedy(
+    factory: type[nn.Module], problem: str, remedy: str
+) -> None:
+    with pytest.raises(TraceError) as refused:
+        capture(factory())
+    assert re.search(problem, refused.value.problem)
+    assert remedy in refused.value.remedy
+    if factory is not tiny_models.ShapeBranch:  # no bound of any other was tried and works
+        assert "--max-length" not in refused.value.remedy
+
+
+@pytest.mark.parametrize("limit", [8, 2])
+def test_loop_over_few_tokens_is_refused(limit: int) -> None:
+    """With a maximum of 2 tokens, torch would take 2 for the only length."""
+    with pytest.raises(TraceError, match=rf"Eq\(tokens, {limit}\).*loops over the tokens"):
+        capture(EachToken(), max_tokens=limit)
+
+
+def test_advised_bound_works() -> None:
+    with pytest.raises(TraceError, match="--max-length 10"):
+        capture(tiny_models.ShapeBranch())
+    assert input_spec(capture(tiny_models.ShapeBranch(), max_tokens=10)).max_tokens == 10
+
+
+def test_torch_assertion_is_not_data_branch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An assertion that torch makes itself is not taken for a branch on values."""
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        torch.testing.assert_close(1, 2)
+
+    monkeypatch.setattr(torch.export, "export", failing)
+    with pytest.raises(
+        TraceError, match="torch itself fails on its sizes, AssertionError"
+    ) as refused:
+        capture(tiny_models.Bag())
+    assert "values" not in refused.value.remedy
+
+
+class LongDocuments(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        mean = self.mean(input_ids)
+        return self.head(mean * 2 if input_ids.shape[1] > 40 else mean)
+
+
+def test_branch_for_long_documents_needs_maximum() -> None:
+    """The length where the branch begins is not taken for a bound of the model."""
+    module = LongDocuments().eval()
+    said = r"branch at 40 tokens .*test_failure.py, line \d+, in forward.* --max-length 40"
+    with pytest.raises(TraceError, match=said):
+        capture(module)
+    short = capture(module, max_tokens=40)
+    assert input_spec(short).max_tokens == 40
+    ids = torch.randint(300, (3, 40))
+    torch.testing.assert_close(short.module()(ids), module(ids))
+
+
+class Scripted(tiny_models.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.inner(self.mean(input_ids)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(Scripted, "inner in the model"), (lambda: torch.jit.script(tiny_models.Bag()), "the model")],
+)
+def test_scripted_part_is_refused(build: Callable[[], nn.Module], said: str) -> None:
+    with pytest.raises(TraceError, match=rf"TorchScript.*: {said}\.") as refused:
+        capture(build())
+    assert "torch.jit.script" in refused.value.remedy

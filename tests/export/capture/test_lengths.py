@@ -1,0 +1,159 @@
+"""The lengths of documents that a captured model takes."""
+
+import math
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from torch import Tensor, nn
+
+from aftexport.capture.capture import capture
+from aftexport.capture.input_spec import input_spec
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.to_onnx import lower
+from aftexport.passes.finish import finish
+
+
+class PositionsOfTheRest(tiny_models.Positions):
+    """torch fails at an assertion of its own, unless told that sizes may be 1."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)[:, 3:]
+        n = x.shape[1]
+        return self.head((x + self.positions.weight[:n]).sum(1))
+
+
+def test_position_table_bounds_length() -> None:
+    # All 32 of them is a length that torch.export takes another branch for.
+    assert input_spec(capture(tiny_models.Positions())).max_tokens in (31, 32)
+
+
+def test_position_table_per_document_bounds_length() -> None:
+    assert input_spec(capture(tiny_models.PositionsOfEach())).max_tokens in (31, 32)
+
+
+def test_position_embedding_bounds_length() -> None:
+    assert input_spec(capture(tiny_models.EmbeddedPositions())).max_tokens == 32
+
+
+def test_longer_position_table_bounds_length() -> None:
+    """The table has rows for more than the tokens of the document."""
+    # As above; and what the module says of its length is one too many.
+    assert input_spec(capture(tiny_models.ClassToken())).max_tokens in (30, 31)
+    assert input_spec(capture(tiny_models.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
+
+
+class EveryFourthPosition(tiny_models.Positions):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)[:, ::4]
+        return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
+
+
+def test_quarter_position_table_bounds_length() -> None:
+    """The table has a row for every fourth token: the bound is four times its rows."""
+    module = EveryFourthPosition().eval()
+    program = capture(module)
+    assert input_spec(program).max_tokens == 128
+    for tokens in (1, 3, 4, 5, 128):
+        ids = torch.randint(300, (2, tokens))
+        torch.testing.assert_close(program.module()(ids), module(ids))
+
+
+@pytest.mark.parametrize("limit", [None, 32])
+def test_positions_after_short_document_are_captured(limit: int | None) -> None:
+    module = PositionsOfTheRest().eval()
+    program = capture(module, max_tokens=limit)
+    assert input_spec(program).max_tokens == (limit or 35)
+    for tokens in (1, 3, 4, 32, limit or 35):
+        ids = torch.randint(300, (2, tokens))
+        torch.testing.assert_close(program.module()(ids), module(ids))
+
+
+class Windows(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = (x.shape[1] + 15) // 16
+        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        return self.head(x.mean(2).mean(1))
+
+
+class FirstWindow(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, :16].sum(1))
+
+
+class EverySecond(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, ::2].sum(1))
+
+
+class WindowAttention(tiny_models.Bag):
+    """The example of docs/how-to/export-your-model.md."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = -(-x.shape[1] // 16)
+        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        x = (x @ x.transpose(2, 3)).softmax(-1) @ x
+        return self.head(x.mean(2).mean(1))
+
+
+class Scaled(tiny_models.Bag):
+    """By functions of the number of tokens that ask for a Python float."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        x = self.embedding(input_ids) / math.sqrt(tokens) * math.log(tokens + 1, 512)
+        return self.head(x.sum(1) * math.exp(-tokens))
+
+
+class Fractions(tiny_models.Bag):
+    """100 * 0.29 is less than 29 in float64, and is 29 in float32."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        x = self.embedding(input_ids) / float(tokens)
+        some = x.topk(min(8, tokens), dim=1).values.sum(1) + x[:, : round(tokens * 0.7)].sum(1)
+        return self.head(x[:, : int(tokens * 0.29)].sum(1) + some + x[:, : len(input_ids)].sum(1))
+
+
+class CroppedWindows(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = math.ceil(x.shape[1] / 16)
+        y = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        y = (y - y.mean(2, keepdim=True)).flatten(1, 2)
+        return self.head((x + y[:, : x.shape[1]]).sum(1))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],
+)
+def test_single_element_of_short_document_generalizes(
+    factory: type[nn.Module],
+) -> None:
+    """A size that is 1 for a short document is captured for every length."""
+    module = factory().eval()
+    program = capture(module)
+    assert input_spec(program).max_tokens is None
+    engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
+    for tokens in (1, 2, 15, 16, 17, 100):
+        ids = torch.randint(300, (2, tokens))
+        expected = module(ids).detach()
+        torch.testing.assert_close(program.module()(ids), expected)
+        logits = engine.run({"input_ids": ids.numpy()})["logits"]
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 32])
+def test_limit_holds_for_every_shorter_length(limit: int) -> None:
+    program = capture(tiny_models.Positions(), max_tokens=limit)
+    assert input_spec(program).max_tokens == limit
+    engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
+    for tokens in {1, (limit + 1) // 2, limit}:
+        ids = np.full((1, tokens), 7)
+        with torch.inference_mode():
+            expected = tiny_models.Positions().eval()(torch.from_numpy(ids)).shape
+        assert engine.run({"input_ids": ids})["logits"].shape == expected
