@@ -14,11 +14,3 @@ AXES: dict[str, dict[int, str]] = {
 """The names of the axes of each input."""
 EVIDENCE = "evidence"
 """The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""
-SCORES = "softmax over exclusive labels"
-"""The meaning of every score of the server."""
-MIN_LABELS = 2
-ONE_LABEL = "scores are a softmax over exclusive labels, which is 1.0 for a single label"
-GIVE_TWO_LABELS = (
-    "Export a model with a logit for each of two or more labels; for a binary logit x [batch, 1], "
-    "return torch.cat([torch.zeros_like(x), x], 1)."
-)

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from aftexport.heads import AnyAnswer, AnyHead
 from aftserve.settings import Policy
 from aftserve.types import Document
 
@@ -123,8 +124,11 @@ class EvidenceSpan(BaseModel):
 
 
 class Evidence(BaseModel):
-    """Contributions of the tokens to the logit of the label, at the last layer."""
+    """Contributions of the tokens to the largest logit, at the last layer."""
 
+    name: str | None = Field(
+        default=None, description="Label or value of that logit, if it is not the answer's label."
+    )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
     spans: list[EvidenceSpan] = Field(description="Passages by their contribution above average.")
@@ -134,9 +138,15 @@ class DocumentResult(BaseModel):
     """The answer for one document."""
 
     bundle: str = Field(description="Digest of the bundle that answered; see GET /info.")
-    label: str
-    scores: dict[str, float] = Field(
-        description="Probability of every label, by a softmax over labels that exclude each other."
+    label: str | None = Field(
+        default=None, description="Label, if the model tells labels apart that exclude each other."
+    )
+    scores: dict[str, float] | None = Field(
+        default=None, description="Probability of every label; present with label."
+    )
+    heads: dict[str, AnyAnswer] | None = Field(
+        default=None,
+        description="Answer of each head, for every other model; see heads of GET /info.",
     )
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens that the model saw.")
@@ -196,6 +206,9 @@ class GoldenCase(BaseModel):
         description="max |output - reference| / max(1, max |reference|)"
     )
     bound: float
+    score_error: float | None = Field(
+        default=None, description="Error of the scores or values that the head makes of it."
+    )
     label_flips: int
     passed: bool
 
@@ -225,6 +238,9 @@ class ParityCheck(BaseModel):
     outputs: list[OutputParity]
     error: float = Field(description="max |output - reference| / max(1, max |reference|)")
     bound: float
+    score_error: float | None = Field(
+        default=None, description="Error of the scores or values, by the same bound."
+    )
     within: bool
     label_flips: int
 
@@ -281,7 +297,8 @@ class Info(BaseModel):
         serialization_alias="safe",
         description="Whether only portable bodies run, after a breach of parity.",
     )
-    labels: list[str]
+    heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
+    labels: list[str] = Field(description="Names of the first head's labels or values.")
     scores: str = Field(description="Meaning of the scores of an answer.")
     vocab_size: int
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")

@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.heads import Head, is_one_label
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
+from aftserve.model.classifier import Answer
 from aftserve.model.evidence import explain
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
@@ -234,8 +237,7 @@ class Service:
     ) -> DocumentResult:
         return DocumentResult(
             bundle=active.bundle.digest,
-            label=result.answer.label,
-            scores=result.answer.scores,
+            **_fields(active.bundle.manifest.heads, result.answer),
             tokens_total=len(one.ids),
             tokens_used=len(one.used),
             truncated=len(one.used) < len(one.ids),
@@ -318,3 +320,11 @@ class Service:
         logger.error("parity is broken: %s", reason)
         if active is self.active:  # otherwise another bundle answers by now
             self._breaches.handle(active, reason)
+
+
+def _fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:
+    """Return the fields of a document's answer that its heads fill."""
+    if is_one_label(heads):
+        (content,) = answer.heads.values()
+        return content.model_dump()
+    return {"heads": answer.heads}

@@ -7,13 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+
+def classes(labels: object) -> dict[str, Any]:
+    """The entry of a manifest for labels that exclude each other."""
+    return {"heads": {"logits": {"task": "single_label_classification", "labels": labels}}}
+
+
 SPARSE_MANIFESTS: dict[str, dict[str, Any]] = {
     "source empty": {"source": {}},
     "config empty": {"config": {}},
     "config of another kind": {"config": {"depth": 1}},
     "versions empty": {"versions": {}},
     "names that look like markup": {
-        "labels": ["[/]", "[bold]", "[red]c"], "versions": {"[/b]": "[/]"}
+        **classes(["[/]", "[bold]", "[red]c"]), "versions": {"[/b]": "[/]"}
     },
 }  # fmt: skip
 
@@ -30,16 +36,38 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "longest document huge": {"max_tokens": 10**12},
     "opset huge": {"opset": 10**12},
     "operators beyond number": {"operators": {"AftSimple": 10**12}},
-    "labels only one": {"labels": ["a"], "evidence": [0.0]},
+    "labels only one": {**classes(["a"]), "evidence": [0.0]},
     "vocabulary negative": {"vocab_size": -1},
     "longest document text": {"max_tokens": "many"},
     "longest document 0": {"max_tokens": 0},
-    "labels null": {"labels": None},
-    "labels a word": {"labels": "abc"},
-    "labels too few": {"labels": ["a", "b"]},
+    "labels null": classes(None),
+    "labels a word": classes("abc"),
+    "labels too few": classes(["a", "b"]),
     "evidence of fewer labels": {"evidence": [0.0]},
-    "labels numbers": {"labels": [1, 2, 3]},
-    "labels twice": {"labels": ["a", "a", "b"]},
+    "labels numbers": classes([1, 2, 3]),
+    "labels twice": classes(["a", "a", "b"]),
+    "labels of schema 1": {"labels": ["a", "b", "c"]},
+    "heads null": {"heads": None},
+    "heads without one": {"heads": {}},
+    "head without a task": {"heads": {"logits": {"labels": ["a", "b", "c"]}}},
+    "task unknown": {"heads": {"logits": {"task": "ordinal", "labels": ["a", "b", "c"]}}},
+    "thresholds too few": {
+        "heads": {
+            "logits": {
+                "task": "multi_label_classification",
+                "labels": ["a", "b", "c"],
+                "thresholds": [0.5],
+            }
+        }
+    },
+    "a scale of 0": {
+        "heads": {
+            "logits": {
+                "task": "regression",
+                "values": [{"name": "a", "scale": 0.0}, {"name": "b"}, {"name": "c"}],
+            }
+        }
+    },
     "tolerance not finite": {"tolerance": float("inf")},
     "precision unknown": {"precision": "fp8"},
     "operators null": {"operators": None},

@@ -17,9 +17,8 @@ from tokenizers import Tokenizer
 from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
 from aftexport.bundle.chunked_plan import check_plan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
-from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
+from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
-from aftexport.contract import GIVE_TWO_LABELS, MIN_LABELS, ONE_LABEL
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
@@ -27,6 +26,7 @@ from aftexport.onnx_io import MODEL, files_beside
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.system.files import sha256, sha256_of, write_json
+from aftexport.system.validation import problem
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -122,11 +122,11 @@ class Bundle:
                 EXPORT_AGAIN,
             )
         shape = model.graph.output[0].type.tensor_type.shape.dim
-        if len(shape) != 2 or shape[1].dim_value != len(self.manifest.labels):
+        width = self.manifest.head.width
+        if len(shape) != 2 or shape[1].dim_value != width:
             raise BundleError(
                 self.path,
-                f"{MANIFEST} must have a label for each logit of {MODEL}, got "
-                f"{len(self.manifest.labels)} labels",
+                f"{MANIFEST} must have a head for the logits of {MODEL}, got one of width {width}",
                 EXPORT_AGAIN,
             )
 
@@ -204,8 +204,8 @@ def is_bundle(path: Path) -> bool:
 def is_replaceable(path: Path) -> bool:
     """Return whether a folder has a valid manifest, so that a new bundle may replace it."""
     try:
-        ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST))
-    except (ValidationError, ValueError, OSError):
+        ManifestFile.parse(_manifest_bytes(path / MANIFEST).decode("utf-8"))
+    except (ValueError, RecursionError, OSError):
         return False
     return True
 
@@ -240,7 +240,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
                 f"its schema version must be at most {SCHEMA_VERSION}, got {version}",
                 "Upgrade aftexport.",
             )
-        manifest = ManifestFile.model_validate_json(text)
+        manifest = ManifestFile.parse(text)
     except ValidationError as error:
         raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
     except (ValueError, RecursionError) as error:
@@ -251,11 +251,5 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             f"its version of the ai.aftexport operators must be at most {OPERATOR_VERSION}, got "
             f"{manifest.operator_version}",
             "Upgrade aftexport.",
-        )
-    if len(manifest.labels) < MIN_LABELS:
-        raise BundleError(
-            path,
-            f"expected at least {MIN_LABELS} labels, got {len(manifest.labels)}: {ONE_LABEL}",
-            GIVE_TWO_LABELS,
         )
     return manifest, sha256_of(raw)

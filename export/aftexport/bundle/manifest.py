@@ -1,22 +1,19 @@
 """The description of a bundle, ``manifest.json``."""
 
-import re
+import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Len
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.contract import MAX_TOKENS, MAX_VOCABULARY
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
+from aftexport.heads import AnyHead, Head
 
-SCHEMA_VERSION = 1
-
-
-_PLAIN = (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a "))
-"""Words of pydantic, with plain replacements."""
-_MAX_SHOWN = 40
-"""The maximum characters of a wrong value in an error."""
+SCHEMA_VERSION = 2
+FIRST_HEAD = "logits"
+"""The name of the head of a bundle of schema version 1."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
@@ -133,7 +130,7 @@ class Manifest(BaseModel):
         vocab_size: the number of token ids; every id is below it.
         max_tokens: the maximum length of a document in tokens; None for no bound.
         batching: whether documents may share a run.
-        labels: class names in the order of the logits.
+        heads: each head by the name of its output; there is one.
         precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
             inside kernels; bf16, for weights and activations if there is an ``engine``; with
             ``node_precisions`` the cheapest of them.
@@ -150,7 +147,7 @@ class Manifest(BaseModel):
         engine: the TensorRT engine it was exported for; None for only ONNX.
         chunked: the plan for documents longer than memory; None if there is none.
         whole_only: the reason why there is no such plan.
-        evidence: the part of each label's logit that does not depend on the tokens, if the model
+        evidence: the part of each logit that does not depend on the tokens, if the model
             returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
     """
@@ -164,7 +161,7 @@ class Manifest(BaseModel):
     vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)]
     max_tokens: Annotated[Tokens, Ge(1)] | None
     batching: bool = True
-    labels: Annotated[tuple[str, ...], Len(1)]
+    heads: Annotated[dict[str, AnyHead], Len(1, 1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     reference: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
     tolerance: Annotated[float, Gt(0)] | None = None
@@ -189,13 +186,17 @@ class Manifest(BaseModel):
         counts = Counter(node.precision for node in self.node_precisions)
         return "auto: " + ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
 
+    @property
+    def head(self) -> Head:
+        """The head of the bundle."""
+        (head,) = self.heads.values()
+        return head
+
     @model_validator(mode="after")
-    def _labels_fit(self) -> Self:
-        if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: expected different names, got one of them twice")
-        if self.evidence is not None and len(self.evidence) != len(self.labels):
+    def _evidence_fits(self) -> Self:
+        if self.evidence is not None and len(self.evidence) != self.head.width:
             raise ValueError(
-                f"evidence: expected an offset for each of {len(self.labels)} labels, got "
+                f"evidence: expected an offset for each of {self.head.width} logits, got "
                 f"{len(self.evidence)}"
             )
         return self
@@ -207,37 +208,17 @@ class ManifestFile(Manifest):
     schema_version: Count
     files: dict[str, FileEntry]
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the content of a file of this schema version, or of an earlier one.
 
-def problem(error: ValidationError) -> str:
-    """Return the first problem: the field, the expected value and the given one."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    match first["type"]:
-        case "missing":
-            return f"{place}: the field is missing"
-        case "extra_forbidden":
-            return f"{place}: the field is unknown"
-        case "value_error":
-            message = first["msg"].removeprefix("Value error, ")
-            return f"{place}: {message}" if place else message
-    expected = re.sub(r"^Input should (be |have )?", "", first["msg"])
-    expected = re.sub(r"^\w+ (should have .+?),? not \d+$", r"\1", expected)
-    expected = expected.removeprefix("should have ").partition(" after validation")[0]
-    for words, plain_words in _PLAIN:
-        expected = expected.replace(words, plain_words)
-    return f"{place}: expected {expected}, got {_shown(first['input'])}"
-
-
-def _shown(value: object) -> str:
-    """Return a JSON value for an error, shortened if it is long."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case dict():
-            return f"an object of {len(value)}"
-        case list() | tuple():
-            return f"a list of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        Raises:
+            ValidationError: if it is not valid.
+            ValueError: if it is not JSON, or too deep.
+        """
+        content = json.loads(text)
+        if isinstance(content, dict) and content.get("schema_version") == 1 and "labels" in content:
+            # Version 1 had one head, of labels that exclude each other.
+            head = {"task": "single_label_classification", "labels": content.pop("labels")}
+            text = json.dumps(content | {"heads": {FIRST_HEAD: head}})
+        return cls.model_validate_json(text)

@@ -1,10 +1,13 @@
 """A model that was read from a file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from torch import nn
 from torch.export import ExportedProgram
+
+from aftexport.heads.declared_task import Declaration
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class Checkpoint:
         kind: the kind of file, for messages.
         module: the model in float32 or as stored; None for a captured program.
         program: the captured program; None for a module.
-        labels: class names in the order of the logits; None if the file has none.
+        labels: the names that its head gives to its numbers; None if the file has none.
+        task: the task that it declares, one of ``heads.HEADS``; None if it declares none.
         tokenizer: JSON of the ``tokenizers`` library; None if the file has none.
     """
 
@@ -26,3 +30,9 @@ class Checkpoint:
     program: ExportedProgram | None = None
     labels: tuple[str, ...] | None = None
     tokenizer: str | None = None
+    task: str | None = None
+
+    def with_declared(self, declared: Declaration) -> Self:
+        """Return this checkpoint, with the task and the names that it does not have itself."""
+        known = Declaration(self.task, self.labels).or_else(declared)
+        return replace(self, task=known.task, labels=known.labels)

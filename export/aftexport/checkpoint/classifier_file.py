@@ -12,7 +12,7 @@ from aftexport.bundle.tokenizer import check_tokenizer
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.weights import load_weights
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.heads.exclusive_labels import check_config
+from aftexport.heads import HEADS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.system.files import replacing_file
 
@@ -32,7 +32,7 @@ def save(
     Args:
         path: the file, which is replaced only after the new one is complete.
         model: the model whose configuration and weights are saved.
-        labels: class names, one for each logit.
+        labels: the names of the classes, or of the values of a regression.
         tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
 
     Raises:
@@ -46,12 +46,7 @@ def save(
             "Save its state_dict by torch.save, and export that file with --factory "
             "package.module:factory.",
         )
-    _check_labels(labels, model.config.num_labels)
-    if not all(labels):
-        raise UsageError(
-            f"Expected a name for each class, got an empty label in {list(labels)}.",
-            "Name every class.",
-        )
+    HEADS[model.config.problem_type].of_width(model.config.num_labels, labels)
     if tokenizer is not None:
         check_tokenizer(tokenizer, model.config.vocab_size)
     content = {
@@ -117,8 +112,6 @@ def read_folder(folder: Path) -> Checkpoint:
     if not isinstance(config, dict):
         kind = type(config).__name__
         raise CheckpointError(config_path, f"expected a JSON object, got {kind}", "Fix the file.")
-    check_config(str(config_path), config)
-    config.pop("problem_type", None)  # check_config accepts only the task of the server
     labels = config.pop("labels", None)
     tokenizer_path = folder / "tokenizer.json"
     try:
@@ -156,24 +149,10 @@ def _build(
         with torch.device("meta"):
             model = DocumentClassifier(parsed)
         if labels is not None:
-            _check_labels(labels, model.config.num_labels)
+            HEADS[parsed.problem_type].of_width(parsed.num_labels, labels)
         if tokenizer is not None:
             check_tokenizer(tokenizer, model.config.vocab_size)
     except AftexportError as error:
         raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
     load_weights(path, model, state)
     return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
-
-
-def _check_labels(labels: Any, num_labels: int) -> None:
-    if not isinstance(labels, list | tuple) or not all(isinstance(n, str) for n in labels):
-        raise UsageError(
-            f"Expected a list of names as labels, got {str(labels)[:80]}.",
-            "Give one name for each class.",
-        )
-    if len(labels) != num_labels or len(set(labels)) != num_labels:
-        raise UsageError(
-            f"Expected {num_labels} different labels, one for each class, got {len(labels)} with "
-            f"{len(set(labels))} different names.",
-            "Give one name for each class.",
-        )

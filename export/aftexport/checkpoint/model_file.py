@@ -18,10 +18,10 @@ from aftexport.checkpoint.factory import call_factory
 from aftexport.checkpoint.foreign_formats import INDEX_SUFFIX, refuse_other_formats, refuse_shards
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import is_program_archive, load_program
-from aftexport.checkpoint.torch_file import read_torch_file
+from aftexport.checkpoint.torch_file import TorchFile, read_torch_file
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
-from aftexport.heads.exclusive_labels import check_config
+from aftexport.heads.declared_task import declared_beside, declared_in
 
 
 def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
@@ -37,7 +37,11 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
         CheckpointError: if the file cannot be used; names file, reason and remedy.
         UsageError: if a factory is given for a file that has its own configuration.
     """
-    path = Path(path)
+    checkpoint = _load(Path(path), factory, allow_pickle)
+    return checkpoint.with_declared(declared_beside(checkpoint.path, checkpoint.module))
+
+
+def _load(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
@@ -79,13 +83,18 @@ def from_factory(factory: str) -> Checkpoint:
     """
     path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
     refuse_unusable(path, module)
-    return Checkpoint(path, f"module of {factory}", module)
+    checkpoint = Checkpoint(path, f"module of {factory}", module)
+    return checkpoint.with_declared(declared_beside(path, module))
 
 
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
     file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
+    declared = declared_in(str(path), file.content)
+    return _read_content(path, file, factory).with_declared(declared)
+
+
+def _read_content(path: Path, file: TorchFile, factory: str | None) -> Checkpoint:
     content = file.content
-    check_config(str(path), content)
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
             raise _unneeded_factory("a checkpoint with its own configuration", factory)

@@ -86,6 +86,8 @@ def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
         factory=options.factory,
         allow_pickle=options.allow_pickle,
         labels=[name.strip() for name in labels.split(",")] if labels is not None else None,
+        task=options.task,
+        heads=options.heads,
         tokenizer=options.tokenizer,
         **place,
     )
@@ -116,8 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add_loading_options(parser)
     _add_engine_options(parser)
     triton.add_options(parser)
-    add("--labels", metavar="A,B,...",
-        help="class names (default: those of the file, or class_0, class_1, ...)")  # fmt: skip
+    _add_head_options(parser)
     add("--tokenizer", type=Path, metavar="FILE",
         help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
@@ -166,6 +167,20 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace an existing bundle, or an existing model in a repository",
     )
+
+
+def _add_head_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--task", metavar="TASK",
+        help="task of the model: single_label_classification, multi_label_classification, "
+        "binary_classification or regression (default: that of the file; the first for two or "
+        "more logits)")  # fmt: skip
+    add("--labels", metavar="A,B,...",
+        help="names of the classes or values (default: those of the file, or class_0, class_1, "
+        "...)")  # fmt: skip
+    add("--heads", type=Path, metavar="FILE",
+        help="JSON file of the head, with names, thresholds or units (default: from --task and "
+        "--labels)")  # fmt: skip
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from aftexport.cli.options import add_reference_options
 from aftexport.console import escape, stage
-from aftexport.contract import SCORES
 from aftexport.system.arguments import lengths, make_parser, positive
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _print_report(console: Console, report: "Report", reference: str) -> None:
     console.print(parity_table(report.comparisons, reference))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
-    console.print(f"Scores: {SCORES}.")
+    console.print(f"Scores: {report.manifest.head.meaning}.")
     color = "green" if report.passed else "bold red"
     console.print(f"[{color}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
     if report.blame is not None:

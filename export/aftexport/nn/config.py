@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from aftexport.errors import UsageError
+from aftexport.heads import HEADS
 from aftexport.operators.mechanisms import MECHANISMS
 
 LAYERS = (*MECHANISMS, "dot_product_attention")
@@ -14,6 +15,7 @@ _CHOICES = {
     "gate": ("sigmoid", "tanh", "none"),
     "normalization": ("softmax", "scaling"),
     "feature_map": ("elu", "relu"),
+    "problem_type": tuple(HEADS),
 }
 _COUNTS = (
     "vocab_size",
@@ -41,7 +43,7 @@ class ClassifierConfig:
     Attributes:
         mechanism: the token-mixing layer; one of ``LAYERS``.
         vocab_size: number of token ids.
-        num_labels: number of classes.
+        num_labels: number of outputs: of classes, of values, or 1 for a binary classification.
         dim: channels D.
         depth: number of encoder layers.
         num_heads: number of heads, for mechanisms with heads.
@@ -55,6 +57,8 @@ class ClassifierConfig:
         gate: the gate of the AFT mechanisms: sigmoid, tanh or none.
         normalization: the normalization of efficient_attention: softmax or scaling.
         feature_map: the feature map of linear_attention: elu or relu.
+        problem_type: the task of the head, by the names of transformers; one of
+            ``aftexport.heads.HEADS``.
 
     Raises:
         UsageError: if a value is not one of the choices, a count is not a whole number from 1
@@ -76,6 +80,7 @@ class ClassifierConfig:
     gate: str = "sigmoid"
     normalization: str = "softmax"
     feature_map: str = "elu"
+    problem_type: str = "single_label_classification"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

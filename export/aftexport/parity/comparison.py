@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case
+from aftexport.heads import Head
 from aftexport.parity.tolerance import TOLERANCES
 
 Double = NDArray[np.float64]
@@ -106,9 +107,11 @@ class Comparison(Differences):
         case, subject: name and subject of the ``Case``.
         shape: the shape of ``input_ids``, or of an operator's output.
         bound: the tolerance for ``error``.
-        label_flips: the number of rows whose largest entry is another one.
-        closest_margin: the smallest lead, over all rows, of the reference's label over the others
-            in the output; negative if it does not lead. None for operators and single labels.
+        score_error: the error of the numbers that a head makes of the logits, by the same bound;
+            see ``Head.score_error``. None for operators.
+        label_flips: the number of documents with another decision of the head.
+        closest_margin: the smallest distance of a document from another decision, in logits;
+            negative for a flip. None for operators, and for heads that decide nothing.
         engine: the name of the engine.
     """
 
@@ -116,14 +119,15 @@ class Comparison(Differences):
     subject: str
     shape: tuple[int, ...]
     bound: float
+    score_error: float | None = None
     label_flips: int
     closest_margin: float | None
     engine: str = "onnxruntime"
 
     @property
     def passed(self) -> bool:
-        """True if the output is within the bound."""
-        return self.error <= self.bound
+        """True if the output, and the numbers made of it, are within the bound."""
+        return max(self.error, self.score_error or 0.0) <= self.bound
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON; numbers that are not finite become text, such as ``inf``."""
@@ -134,7 +138,14 @@ class Comparison(Differences):
         return values | {"shape": list(self.shape), "passed": self.passed}
 
 
-def compare(case: Case, output: Array, precision: str, *, bound: float | None = None) -> Comparison:
+def compare(
+    case: Case,
+    output: Array,
+    precision: str,
+    *,
+    bound: float | None = None,
+    head: Head | None = None,
+) -> Comparison:
     """Measure ``output`` against the case's reference, without rows of padding.
 
     Args:
@@ -142,20 +153,25 @@ def compare(case: Case, output: Array, precision: str, *, bound: float | None = 
         output: the engine's output for the case's inputs.
         precision: the precision, which selects the bound.
         bound: the bound to use instead of the table's; None for that of the table.
+        head: the head of the model, to compare its numbers and decisions; None to compare only the
+            logits.
     """
     is_of_model = case.subject == "model"
     expected = np.asarray(case.expected)
     rows = None if is_of_model else counting_rows(expected, case.inputs)
     differences = Differences.between(output, expected, rows)
-    flips, margin = 0, None
-    if is_of_model and np.isfinite(differences.error):
-        flips, margin = _labels(np.asarray(output, np.float64), expected.astype(np.float64))
+    score_error, flips, margin = None, 0, None
+    if is_of_model and head is not None and np.isfinite(differences.error):
+        wide, wanted = np.asarray(output, np.float64), expected.astype(np.float64)
+        score_error = head.score_error(wide, wanted)
+        flips, margin = head.flips(wide, wanted)
     return Comparison(
         **asdict(differences),
         case=case.name,
         subject=case.subject,
         shape=(case.inputs["input_ids"] if is_of_model else expected).shape,
         bound=TOLERANCES[precision].bound if bound is None else bound,
+        score_error=score_error,
         label_flips=flips,
         closest_margin=margin,
     )
@@ -171,17 +187,6 @@ def counting_rows(tensor: Array, inputs: Mapping[str, Array]) -> NDArray[np.bool
     return np.arange(tensor.shape[1]) < lengths[:, None]
 
 
-def _labels(output: Double, expected: Double) -> tuple[int, float | None]:
-    labels = expected.argmax(-1)
-    flips = int((output.argmax(-1) != labels).sum())
-    if expected.shape[-1] < 2:
-        return flips, None
-    own = np.take_along_axis(output, labels[..., None], -1)
-    others = output.copy()
-    np.put_along_axis(others, labels[..., None], -np.inf, -1)
-    return flips, float((own[..., 0] - others.max(-1)).min())
-
-
 def worst(results: Iterable[Comparison]) -> Comparison:
     """Return the comparison with the largest ratio of error to bound."""
-    return max(results, key=lambda result: result.error / result.bound)
+    return max(results, key=lambda r: max(r.error, r.score_error or 0.0) / r.bound)

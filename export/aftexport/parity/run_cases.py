@@ -55,7 +55,7 @@ def verify(
             single = operator_model(model, case).SerializeToString()
             outputs = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
             output = np.concatenate(list(outputs.values()), axis=-1)
-        results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
+        results.append(_compare(bundle, case, output))
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
     return results
@@ -75,6 +75,11 @@ def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
         ) from error
 
 
+def _compare(bundle: Bundle, case: Case, output: Array) -> Comparison:
+    manifest = bundle.manifest
+    return compare(case, output, manifest.precision, bound=_bound(bundle, case), head=manifest.head)
+
+
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
     """Compare the logits, with each document's largest replaced by its evidence and offset."""
     offsets = bundle.manifest.evidence
@@ -86,7 +91,7 @@ def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[
     np.put_along_axis(logits, chosen, total, 1)
     # The comparison counts units in the last place of the type in which the logits are computed.
     logits = logits.astype(outputs["logits"].dtype)
-    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
+    result = _compare(bundle, case, logits)
     return [replace(result, subject="evidence")]
 
 
@@ -100,7 +105,7 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
     )
     outputs = model.run(ids[0], evidence=plan.evidence)
-    result = compare(case, outputs["logits"], bundle.manifest.precision, bound=_bound(bundle, case))
+    result = _compare(bundle, case, outputs["logits"])
     results = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
     return [replace(one, subject=f"{one.subject} in chunks") for one in results]
 
@@ -130,9 +135,7 @@ def verify_engine(
             case.subject == "model"
             and min_tokens <= case.inputs["input_ids"].shape[1] <= max_tokens
         ):
-            logits = engine.run(case.inputs)["logits"]
-            bound = _bound(bundle, case)
-            results.append(compare(case, logits, bundle.manifest.precision, bound=bound))
+            results.append(_compare(bundle, case, engine.run(case.inputs)["logits"]))
     if not results:
         raise EngineError(
             f"Expected a case with {min_tokens} to {max_tokens} tokens for the engine, got none.",

@@ -59,7 +59,10 @@ def verify_stock(
     outputs = _run(bundle.model_path, chosen, seconds)
     manifest = bundle.manifest
     return [
-        replace(compare(c, o, manifest.precision, bound=manifest.tolerance), subject=SUBJECT)
+        replace(
+            compare(c, o, manifest.precision, bound=manifest.tolerance, head=manifest.head),
+            subject=SUBJECT,
+        )
         for c, o in zip(chosen, outputs, strict=True)
     ]
 

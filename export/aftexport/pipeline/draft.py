@@ -1,6 +1,7 @@
 """The files of a bundle that do not depend on the result of its parity check."""
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.checkpoint import Checkpoint
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines import onnxruntime as ort
+from aftexport.heads import Head
 from aftexport.nn import DocumentClassifier
 from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
@@ -54,7 +56,7 @@ def write_draft(
 def make_manifest(
     checkpoint: Checkpoint,
     traced: TracedModel,
-    labels: tuple[str, ...],
+    heads: Mapping[str, Head],
     options: ExportOptions,
     advice: Advice | None,
 ) -> Manifest:
@@ -63,7 +65,7 @@ def make_manifest(
     Args:
         checkpoint: the model as it was read.
         traced: the model in ONNX.
-        labels: the names of its classes.
+        heads: each head by the name of its output.
         options: the options of the export.
         advice: the precision of each node, with ``--precision auto``.
     """
@@ -75,7 +77,7 @@ def make_manifest(
             "vocab_size": traced.spec.vocab_size,
             "max_tokens": traced.spec.max_tokens,
             "batching": options.batching,
-            "labels": labels,
+            "heads": heads,
             "precision": traced.precision,
             "reference": traced.reference,
             "opset": options.opset,

@@ -17,14 +17,14 @@ from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import UsageError
-from aftexport.heads.exclusive_labels import check_output, check_task
+from aftexport.heads import Head
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
-from aftexport.pipeline.labels import class_names
+from aftexport.pipeline.head import check_output, choose_head
 from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
@@ -58,7 +58,9 @@ def export(
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
+    task: str | None = None,
     labels: Sequence[str] | None = None,
+    heads: str | Path | None = None,
     tokenizer: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
@@ -87,7 +89,11 @@ def export(
         force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        labels: class names; by default those of the file.
+        task: the task of the model, one of ``heads.HEADS``; by default that of the file, or
+            single_label_classification for two or more logits.
+        labels: names of the classes or values; by default those of the file.
+        heads: path of a JSON file with the head, instead of ``task`` and ``labels``; see
+            ``heads.head_file``.
         tokenizer: path of a tokenizer.json; by default the tokenizer of the file.
         console: console for the progress; standard output by default.
 
@@ -114,7 +120,9 @@ def export(
         force=force,
         factory=factory,
         allow_pickle=allow_pickle,
+        task=task,
         labels=labels,
+        heads=None if heads is None else Path(heads),
         tokenizer=tokenizer,
     )
     return _Export(options.checked(), console or Console(emoji=False)).run()
@@ -132,18 +140,14 @@ class _Export:
         traced = self._trace(checkpoint)
         advice = self._advice(traced)
         settings = self._engine_settings(traced)
-        check_output(traced.lowered)
-        names = self._options.labels
-        labels = class_names(
-            names if names is not None else checkpoint.labels, traced.cases[0].expected
-        )
+        heads = self._heads(checkpoint, traced)
         notes = self._print_notes(traced)
         check_vocabulary(traced.spec.vocab_size)
         if tokenizer is not None:
             check_tokenizer(tokenizer, traced.spec.vocab_size)
         with aside_folder(self._options.out) as folder:
             with stage(self._console, "Writing the bundle"):
-                manifest = make_manifest(checkpoint, traced, labels, self._options, advice)
+                manifest = make_manifest(checkpoint, traced, heads, self._options, advice)
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
             cases = traced.cases
@@ -176,7 +180,6 @@ class _Export:
                 checkpoint = load(
                     options.source, factory=options.factory, allow_pickle=options.allow_pickle
                 )
-            check_task(checkpoint.path, checkpoint.module)
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
     def _trace(self, checkpoint: Checkpoint) -> TracedModel:
@@ -204,6 +207,19 @@ class _Export:
         with Progress(console=self._console, transient=True) as bar:
             task = bar.add_task("Measuring each node", total=measurements(traced.model))
             return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
+
+    def _heads(self, checkpoint: Checkpoint, traced: TracedModel) -> dict[str, Head]:
+        """Return each head by the name of its output."""
+        options, output = self._options, traced.lowered.graph.output[0].name
+        head = choose_head(
+            output,
+            traced.cases[0].expected,
+            task=options.task or checkpoint.task,
+            names=checkpoint.labels if options.labels is None else options.labels,
+            head_file=options.heads,
+        )
+        check_output(traced.lowered, head)
+        return {output: head}
 
     def _engine_settings(self, traced: TracedModel) -> BuildSettings | None:
         """Return the settings of the TensorRT engine; None without an engine."""

@@ -11,6 +11,7 @@ from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
+from aftexport.heads import HEADS
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 
@@ -41,7 +42,9 @@ class ExportOptions:
     force: bool
     factory: str | None
     allow_pickle: bool
+    task: str | None
     labels: Sequence[str] | None
+    heads: Path | None
     tokenizer: str | Path | None
 
     @property
@@ -56,6 +59,13 @@ class ExportOptions:
             UsageError: if two options do not fit together, or ``out`` cannot be written.
         """
         _check_choice("--to", self.to, TARGETS)
+        if self.task is not None:
+            _check_choice("--task", self.task, tuple(HEADS))
+        if self.heads is not None and not self.task is self.labels is None:
+            raise UsageError(
+                "--heads describes task and labels, got --task or --labels beside it.",
+                "Leave these two out, or leave --heads out.",
+            )
         _check_choice("--precision", self.precision, tuple(PRECISIONS))
         _check_tolerance(self.precision, self.tolerance, to=self.to)
         engine = replace(self.engine, max_length=self.max_length)

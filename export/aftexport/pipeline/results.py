@@ -10,7 +10,6 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.console import operator_table, size_table
-from aftexport.contract import SCORES
 from aftexport.deploy.export_engine import show_engine
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
@@ -93,5 +92,5 @@ def print_summary(
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:
         show_engine(plan, bundle.path, console)
-    console.print(f"Scores: {SCORES}.")
+    console.print(f"Scores: {bundle.manifest.head.meaning}.")
     console.print(size_table(bundle.files))

@@ -9,7 +9,7 @@ import aftplugins
 from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.console import escape, operator_table, plain_table, size_table
-from aftexport.contract import MAX_TOKENS, SCORES
+from aftexport.contract import MAX_TOKENS
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
@@ -41,8 +41,9 @@ def show_bundle(path: Path, console: Console) -> None:
         else "of each token"
         if manifest.evidence
         else None,
-        "labels": ", ".join(manifest.labels),
-        "scores": SCORES,
+        "task": manifest.head.task,
+        "labels": ", ".join(manifest.head.names),
+        "scores": manifest.head.meaning,
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -89,6 +90,7 @@ def show_checkpoint(
         rows |= config.to_dict()
     rows |= {
         "weights": f"{sum(t.numel() for t in weights.values()):,} in {len(weights)}",
+        "task": checkpoint.task or "not declared",
         "labels": ", ".join(checkpoint.labels) if checkpoint.labels else "none",
         "tokenizer": "yes" if checkpoint.tokenizer else "none",
     }

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import jinja2
 
-from aftexport.contract import SCORES
 from aftexport.report.plots import error_plot
 from aftexport.report.report import Report, tolerance_of
 
@@ -45,7 +44,7 @@ def write_page(path: Path, report: Report) -> None:
     page = _TEMPLATES.get_template("page.html").render(
         report=report,
         tolerance=tolerance_of(report.manifest),
-        scores=SCORES,
+        scores=report.manifest.head.meaning,
         by_length=error_plot(by_length) if by_length else None,
         by_layer=by_layer,
     )

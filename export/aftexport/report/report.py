@@ -9,7 +9,6 @@ import numpy as np
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
-from aftexport.contract import SCORES
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.tolerance import TOLERANCES, Tolerance
 from aftexport.report.layers import Layers
@@ -124,7 +123,7 @@ class Report:
             "passed": self.passed,
             "reason": self.reason,
             "against": self.compared_with,
-            "scores": SCORES,
+            "scores": self.manifest.head.meaning,
             "precision": self.manifest.precision,
             "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
             "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},

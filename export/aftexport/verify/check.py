@@ -151,9 +151,9 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
 def _part_notes(bundle: Bundle, source: "Checkpoint") -> list[str]:
     """Return notes on labels and tokenizer that differ from the file of the export."""
     notes = []
-    if source.labels is not None and source.labels != bundle.manifest.labels:
+    if source.labels is not None and source.labels != bundle.manifest.head.names:
         notes.append(
-            f"The labels of the bundle, {', '.join(bundle.manifest.labels)}, are not those of "
+            f"The labels of the bundle, {', '.join(bundle.manifest.head.names)}, are not those of "
             f"{source.path}: {', '.join(source.labels)}."
         )
     tokenizer = bundle.tokenizer()

@@ -3,7 +3,6 @@
 from collections import Counter
 
 from aftexport import __version__
-from aftexport.contract import SCORES
 from aftserve.model.active import ActiveBundle
 from aftserve.schemas import Calibration, Info, Limits
 from aftserve.service import Service
@@ -22,8 +21,9 @@ def describe(service: Service) -> Info:
         last_reload=service.reloader.last,
         engine=classifier.engine.name,
         uses_standard_ops_only=model.uses_standard_ops_only,
-        labels=list(manifest.labels),
-        scores=SCORES,
+        heads=manifest.heads,
+        labels=list(manifest.head.names),
+        scores=manifest.head.meaning,
         vocab_size=manifest.vocab_size,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,

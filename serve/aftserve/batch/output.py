@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,9 @@ import pyarrow.parquet
 
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.errors import AftexportError, UsageError
+from aftexport.heads import Head, is_one_label
 from aftserve.batch.answering import Outcome
+from aftserve.model.classifier import Answer
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -54,19 +56,23 @@ class OutputError(AftexportError):
         )
 
 
-def schema(labels: Sequence[str], ids: pa.DataType | None) -> pa.Schema:
+def schema(heads: Mapping[str, Head], ids: pa.DataType | None) -> pa.Schema:
     """Return the columns: an id, the fields of the server's answer without times, and an error.
 
     Args:
-        labels: labels of the model.
+        heads: heads of the model.
         ids: type of the ids; None if the documents are numbered.
     """
-    scores = pa.struct([pa.field(label, pa.float64()) for label in labels])
+    if is_one_label(heads):
+        (head,) = heads.values()
+        answers = list(_answer_type(head))
+    else:
+        kinds = [pa.field(name, _answer_type(head)) for name, head in heads.items()]
+        answers = [pa.field("heads", pa.struct(kinds))]
     return pa.schema(
         [
             pa.field("id", ids if ids is not None else pa.int64()),
-            pa.field("label", pa.string()),
-            pa.field("scores", scores),
+            *answers,
             pa.field("tokens_total", pa.int64()),
             pa.field("tokens_used", pa.int64()),
             pa.field("truncated", pa.bool_()),
@@ -88,8 +94,7 @@ def table(
     """Return a row for each outcome; rows without ids are numbered by the writer."""
     answers = [outcome.answer for outcome in outcomes]
     values = {
-        "label": [answer and answer.label for answer in answers],
-        "scores": [answer and answer.scores for answer in answers],
+        **_answer_columns(answers, columns),
         "tokens_total": [outcome.tokens_total for outcome in outcomes],
         "tokens_used": [outcome.tokens_used for outcome in outcomes],
         "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
@@ -100,6 +105,25 @@ def table(
     arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
     numbers = pa.nulls(len(outcomes), pa.int64())
     return pa.table({"id": numbers if ids is None else ids} | arrays, schema=columns)
+
+
+def _answer_type(head: Head) -> pa.StructType:
+    """Return the type of a head's answers."""
+    types = {
+        "name": pa.string(),
+        "names": pa.list_(pa.string()),
+        "numbers": pa.struct([pa.field(name, pa.float64()) for name in head.names]),
+    }
+    return pa.struct([pa.field(name, types[kind]) for name, kind in head.fields.items()])
+
+
+def _answer_columns(answers: Sequence[Answer | None], columns: pa.Schema) -> dict[str, list[Any]]:
+    """Return the values of the columns that the heads fill."""
+    dumped = [answer and {n: a.model_dump() for n, a in answer.heads.items()} for answer in answers]
+    if "heads" in columns.names:
+        return {"heads": dumped}
+    only = [answer and next(iter(answer.values())) for answer in dumped]
+    return {name: [one and one[name] for one in only] for name in ("label", "scores")}
 
 
 class Writer:

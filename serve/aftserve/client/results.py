@@ -38,23 +38,42 @@ class Span:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence for the label.
+    """The evidence for the largest logit.
 
     Attributes:
-        logit: logit of the label: the sum of all contributions and the offset.
+        logit: the sum of all contributions and the offset.
         offset: part that does not depend on the tokens.
         spans: passages by their contribution above average.
+        name: label or value of the logit; None if it is that of the answer's label.
     """
 
     logit: float
     offset: float
     spans: Sequence[Span]
+    name: str | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Read the evidence from a response's JSON."""
         spans = [Span(**_known(Span, span)) for span in content["spans"]]
-        return cls(content["logit"], content["offset"], spans)
+        return cls(content["logit"], content["offset"], spans, content.get("name"))
+
+
+@dataclass(frozen=True)
+class HeadAnswer:
+    """The answer of one head; the head's task decides which fields it has.
+
+    Attributes:
+        label: the label, of a task whose labels exclude each other.
+        labels: the labels that hold, of a multi-label classification.
+        scores: probability of every label, of a classification.
+        values: each value by its name, of a regression.
+    """
+
+    label: str | None = None
+    labels: Sequence[str] | None = None
+    scores: Mapping[str, float] | None = None
+    values: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +81,9 @@ class Result:
     """The answer for one document.
 
     Attributes:
-        label: the class with the largest score.
-        scores: probability of every class, by label.
+        label: the label, if the model's labels exclude each other; else None.
+        scores: probability of every label; None without a label.
+        heads: the answer of each head by its name, of every other model.
         tokens_total: tokens of the document.
         tokens_used: tokens that the model saw.
         truncated: whether the model saw less than the document.
@@ -73,14 +93,15 @@ class Result:
         evidence: evidence for the label, if it was requested.
     """
 
-    label: str
-    scores: Mapping[str, float]
     tokens_total: int
     tokens_used: int
     truncated: bool
     policy: str
     bundle: str
     timings: Timings
+    label: str | None = None
+    scores: Mapping[str, float] | None = None
+    heads: Mapping[str, HeadAnswer] | None = None
     evidence: Evidence | None = None
 
     @classmethod
@@ -88,6 +109,9 @@ class Result:
         """Read the answer from a response's JSON; unknown fields are ignored."""
         given = _known(cls, content)
         given["timings"] = Timings(**_known(Timings, content["timings"]))
+        if "heads" in given:
+            heads = given["heads"].items()
+            given["heads"] = {n: HeadAnswer(**_known(HeadAnswer, head)) for n, head in heads}
         if "evidence" in given:
             given["evidence"] = Evidence.read(given["evidence"])
         return cls(**given)

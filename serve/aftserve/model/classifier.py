@@ -13,6 +13,7 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import EVIDENCE, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.errors import EngineError, InputError
+from aftexport.heads import Answer as HeadAnswer
 from aftserve.errors import DocumentTooLongError
 from aftserve.settings import Policy
 from aftserve.types import Tokens
@@ -34,16 +35,14 @@ class Answer:
     """The answer for one document.
 
     Attributes:
-        label: the class with the largest score.
-        scores: probability of every class, by label.
+        heads: the answer of each head.
         logits: logits ``[C]`` in float64.
         added: contribution of each token to the largest logit, if the model has evidence; see
             ``aftexport.passes.evidence``.
         offset: part of that logit that does not depend on the tokens.
     """
 
-    label: str
-    scores: dict[str, float]
+    heads: dict[str, HeadAnswer]
     logits: NDArray[np.float64]
     added: Added | None = None
     offset: float = 0.0
@@ -271,17 +270,14 @@ class Classifier:
                 "The model's output must be finite, got NaN or infinity.", "Send another document."
             )
         answers = [self._answer(row) for row in logits]
-        offsets, labels = self.manifest.evidence, self.manifest.labels
+        offsets = self.manifest.evidence
         if offsets is None or EVIDENCE not in outputs:
             return answers
         # Copy the rows: a view would keep a block of the engine's memory with every answer.
         return [
-            replace(answer, added=row[:length].copy(), offset=offsets[labels.index(answer.label)])
+            replace(answer, added=row[:length].copy(), offset=offsets[int(answer.logits.argmax())])
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
 
     def _answer(self, logits: NDArray[np.float64]) -> Answer:
-        weights = np.exp(logits - logits.max())
-        scores = (weights / weights.sum()).tolist()
-        labels = self.manifest.labels
-        return Answer(labels[int(logits.argmax())], dict(zip(labels, scores, strict=True)), logits)
+        return Answer({name: h.answer(logits) for name, h in self.manifest.heads.items()}, logits)

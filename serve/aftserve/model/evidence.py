@@ -36,7 +36,7 @@ class Passage:
 def explain(
     classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
 ) -> Evidence:
-    """Return the contributions of a document's tokens to the logit of its class.
+    """Return the contributions of a document's tokens to its largest logit.
 
     Args:
         classifier: the classifier that gave the answer.
@@ -61,7 +61,15 @@ def explain(
             span.start, span.end = place
             span.text = str(document[span.start : span.end])
         spans.append(span)
-    return Evidence(logit=float(answer.logits.max()), offset=answer.offset, spans=spans)
+    explained = int(answer.logits.argmax())
+    name = classifier.manifest.head.logit_names[explained]
+    is_label = any(getattr(head, "label", None) == name for head in answer.heads.values())
+    return Evidence(
+        name=None if is_label else name,
+        logit=float(answer.logits[explained]),
+        offset=answer.offset,
+        spans=spans,
+    )
 
 
 def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:

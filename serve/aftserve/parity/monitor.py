@@ -88,17 +88,17 @@ class ParityMonitor:
             )
         expected = await self._reference.logits(ids)
         result = self._judge("reference", ids, logits, expected)
+        names = self.active.bundle.manifest.head.logit_names
         outputs = [
-            OutputParity(label=label, served=ours, reference=theirs, difference=abs(ours - theirs))
-            for label, ours, theirs in zip(
-                self.active.bundle.manifest.labels, logits.tolist(), expected.tolist(), strict=True
-            )
+            OutputParity(label=name, served=ours, reference=theirs, difference=abs(ours - theirs))
+            for name, ours, theirs in zip(names, logits.tolist(), expected.tolist(), strict=True)
         ]
         return ParityCheck(
             tokens=len(ids),
             outputs=outputs,
             error=result.error,
             bound=result.bound,
+            score_error=result.score_error,
             within=result.passed,
             label_flips=result.label_flips,
         )
@@ -156,7 +156,13 @@ class ParityMonitor:
     def _judge(self, kind: str, ids: Tokens, logits: Logits, expected: Logits) -> Comparison:
         case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
         manifest = self.active.bundle.manifest
-        result = compare(case, logits[None], manifest.precision, bound=manifest.tolerance)
+        result = compare(
+            case,
+            logits[None],
+            manifest.precision,
+            bound=manifest.tolerance,
+            head=manifest.head,
+        )
         self._metrics.parity_error.labels(kind).observe(result.error)
         self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
         if not result.passed:

@@ -49,7 +49,7 @@ class ReferenceProcess:
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
         self._words = words
-        self._line_bytes = _LOGIT_BYTES * len(bundle.manifest.labels) + _OTHER_BYTES
+        self._line_bytes = _LOGIT_BYTES * bundle.manifest.head.width + _OTHER_BYTES
         self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
         self._logging: asyncio.Task[None] | None = None

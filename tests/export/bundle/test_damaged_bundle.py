@@ -11,7 +11,15 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
-from bundles import BAD_MANIFESTS, SPARSE_MANIFESTS, changed_manifest, flip, resealed, unlisted
+from bundles import (
+    BAD_MANIFESTS,
+    SPARSE_MANIFESTS,
+    changed_manifest,
+    classes,
+    flip,
+    resealed,
+    unlisted,
+)
 from commands import assert_refused, listing, run_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -97,7 +105,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "manifest no Unicode": (put("manifest.json", b"\xff\xfe"), ("manifest.json",)),
     "manifest nested": (put("manifest.json", b"[" * 100_000), ("manifest.json",)),
     "newer schema": (
-        lambda folder: changed_manifest(folder, {"schema_version": 2}), ("got 2", "Upgrade")),
+        lambda folder: changed_manifest(folder, {"schema_version": 3}), ("got 3", "Upgrade")),
     "newer operators": (
         lambda folder: changed_manifest(folder, {"operator_version": 2}), ("2", "Upgrade")),
     "model no ONNX": (resealed_with(MODEL, b"junk" * 9), ()),
@@ -164,11 +172,12 @@ def test_manifest_with_few_fields_is_shown(
     changed_manifest(bundle_copy, SPARSE_MANIFESTS[kind])
     shown = run_here(["inspect", bundle_copy], capsys)
     assert shown.code == 0, shown.err
-    assert all(name in shown.out for name in SPARSE_MANIFESTS[kind].get("labels", []))
+    heads = SPARSE_MANIFESTS[kind].get("heads", {})
+    assert all(name in shown.out for head in heads.values() for name in head["labels"])
 
 
 def test_bundle_texts_move_no_cursor(bundle_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed_manifest(bundle_copy, {"labels": ["\x1b[31ma", "\x9b2Jb", "c\r"]})
+    changed_manifest(bundle_copy, classes(["\x1b[31ma", "\x9b2Jb", "c\r"]))
     shown = run_here(["inspect", bundle_copy], capsys)
     assert all(label in shown.out for label in (r"\x1b[31ma", r"\x9b2Jb", r"c\r"))
     model = onnx.load(bundle_copy / MODEL)
@@ -224,7 +233,7 @@ def test_manifest_values_give_no_traceback(
     else:
         manifest = bundle.manifest
         assert manifest.vocab_size > 0
-        assert all(isinstance(label, str) for label in manifest.labels)
+        assert all(isinstance(label, str) for label in manifest.head.names)
         assert all(isinstance(name, str) for name in manifest.inputs)
 
 

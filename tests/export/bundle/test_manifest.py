@@ -87,7 +87,7 @@ def test_whole_manifest_runs_in_chunks(bundle_copy: Path) -> None:
         (("chunked", "pooled"), {}, r"chunked.pooled: expected at least 1 .*, got an object"),
         (("chunked", "pooled"), None, r"chunked.pooled: expected .*, got null"),
         (("chunked", "token_bytes"), [], r"chunked.token_bytes: expected .*, got a list of 0"),
-        (("labels",), [], r"labels: expected .*, got a list of 0"),
+        (("heads", "logits", "labels"), [], r"logits.*labels: expected .*, got a list of 0"),
         (("inputs",), ["tokens"], r"inputs.0: expected 'input_ids' or 'lengths', got 'tokens'"),
         (("versions",), DELETED, r"versions: .*missing"),
         (("color",), "red", r"color: .*unknown"),
@@ -107,3 +107,13 @@ def test_extra_pooled_value_is_refused(bundle_copy: Path) -> None:
     content["chunked"]["pooled"]["x"] = how
     with pytest.raises(AftexportError, match="expected a pooled x as in the manifest"):
         run_in_chunks(opened(bundle_copy, content))
+
+
+def test_schema_1_has_labels(bundle_copy: Path) -> None:
+    whole = Bundle.open(bundle_copy).manifest
+    content = manifest_of(bundle_copy)
+    head = content.pop("heads")["logits"]
+    first = content | {"schema_version": 1, "labels": head["labels"]}
+    assert opened(bundle_copy, first).manifest == whole
+    with pytest.raises(BundleError, match=r"labels: expected .*, got a list of 1"):
+        opened(bundle_copy, first | {"labels": ["a"]})

@@ -21,7 +21,7 @@ def test_literal_form_writes_bundle_beside_model(
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
-    assert Bundle.open(folder / "model.bundle").manifest.labels == tiny_models.LABELS
+    assert Bundle.open(folder / "model.bundle").manifest.head.names == tiny_models.LABELS
     for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
                  "golden.safetensors", "model.bundle"):  # fmt: skip
         assert said in outcome.out
@@ -137,7 +137,7 @@ def test_labels_allow_spaces_after_commas(
     words = ["--factory", "tiny_models:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here([*words, "--labels", "a, b b ,c"], capsys)
     assert outcome.code == 0, outcome.err
-    assert Bundle.open(tmp_path / "b").manifest.labels == ("a", "b b", "c")
+    assert Bundle.open(tmp_path / "b").manifest.head.names == ("a", "b b", "c")
 
 
 def test_file_size_limit_blames_no_path(checkpoint_file: Path, tmp_path: Path) -> None:
@@ -345,9 +345,9 @@ def test_export_leaves_no_other_files(bundle_folder: Path, tmp_path: Path) -> No
 
 
 def test_terminal_without_unicode_works(bundle_copy: Path, tmp_path: Path) -> None:
-    from bundles import changed_manifest
+    from bundles import changed_manifest, classes
 
-    changed_manifest(bundle_copy, {"labels": ["é", "契約", "letter"]})
+    changed_manifest(bundle_copy, classes(["é", "契約", "letter"]))
     outcome = run_python(
         "-m", "aftexport", "inspect", bundle_copy, cwd=tmp_path, PYTHONIOENCODING="ascii"
     )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from aftexport.bundle.golden import Case
+from aftexport.heads import SingleLabelClassification
 from aftexport.parity import TOLERANCES, Comparison, compare, worst
 from aftexport.parity.comparison import Differences
 from aftexport.system.files import write_json
@@ -21,6 +22,7 @@ def compared(output: object, expected: object, subject: str = "model") -> Compar
         Case("c", subject, inputs, np.asarray(expected)),  # type: ignore[arg-type]
         np.asarray(output),
         "fp32",
+        head=SingleLabelClassification(labels=("a", "b")),
     )
 
 
@@ -75,7 +77,15 @@ def test_margin_is_of_closest_row() -> None:
     assert (near.label_flips, near.closest_margin) == (0, 0.25)
     flipped = compared([[5.0, 1.0], [1.5, 2.0]], [[5.0, 1.0], [2.0, 1.5]])
     assert (flipped.label_flips, flipped.closest_margin) == (1, -0.5)
-    assert compared([[1.0]], [[1.0]]).closest_margin is None
+    assert compared([[1.0]], [[1.0]], "AftSimple").closest_margin is None
+
+
+def test_scores_have_the_bound_of_logits() -> None:
+    """A near tie of large logits: their relative error is small, that of the scores is not."""
+    result = compared([[10000.5, 10000.0]], [[10000.0, 10000.0]])
+    assert result.error < result.bound < 0.1 < result.score_error
+    assert not result.passed
+    assert worst([compared([[0.1, 0.0]], [[0.0, 0.0]]), result]).score_error is not None
 
 
 @settings(deadline=None, max_examples=50)

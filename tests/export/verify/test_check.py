@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
-from bundles import changed_manifest, resealed
+from bundles import changed_manifest, classes, resealed
 from commands import assert_refused, listing, run_here, without
 
 from aftexport import parity
@@ -254,8 +254,8 @@ def test_content_from_elsewhere_is_noted(
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "whole.json").read_text("utf-8"))["notes"] == []
 
-    labels = json.loads((bundle_copy / "manifest.json").read_text("utf-8"))["labels"]
-    changed_manifest(bundle_copy, {"labels": labels[::-1]})
+    labels = Bundle.open(bundle_copy).manifest.head.names
+    changed_manifest(bundle_copy, classes(labels[::-1]))
     tokenizer = json.loads((bundle_copy / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     swapped = zip(vocabulary, reversed(vocabulary.values()), strict=True)

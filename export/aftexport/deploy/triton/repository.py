@@ -83,7 +83,7 @@ def write_repository(
         ParityError: if the engine is outside tolerance.
     """
     folder = check_place(out, name, mounted, force)
-    if broken := [label for label in bundle.manifest.labels if "\n" in label]:
+    if broken := [label for label in bundle.manifest.head.logit_names if "\n" in label]:
         raise UsageError(
             f"Expected labels without line breaks for Triton, got {broken[0]!r}.",
             "Export the model with other --labels.",
@@ -96,7 +96,7 @@ def write_repository(
             served = _onnxruntime(bundle, version, f"{mounted}/{name}/{VERSION}", max_batch)
         else:
             served = _tensorrt(bundle, version, max_batch, console)
-        labels = "".join(f"{label}\n" for label in bundle.manifest.labels)
+        labels = "".join(f"{label}\n" for label in bundle.manifest.head.logit_names)
         (aside / LABELS).write_text(labels, "utf-8")
         if TOKENIZER in bundle.files:
             shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)

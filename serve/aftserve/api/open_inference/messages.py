@@ -1,7 +1,7 @@
 """A request's documents, and the response with their results."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from aftexport.errors import InputError
+from aftexport.heads import Answer, Head, is_one_label
+from aftexport.heads.head import Field
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.schemas import (
     Datatype,
@@ -34,11 +36,26 @@ INPUTS = (
 )
 
 
-def outputs_of(classes: int) -> tuple[TensorMetadata, ...]:
-    """Return the outputs of a model with ``classes`` classes."""
+_DATATYPES: dict[Field, Datatype] = {"name": "BYTES", "names": "BOOL", "numbers": "FP32"}
+"""The datatype of each field of an answer; names are given as whether each of all names holds."""
+
+
+def outputs_of(heads: Mapping[str, Head]) -> tuple[TensorMetadata, ...]:
+    """Return the outputs of a model with these heads.
+
+    They are ``label`` and ``scores`` of one head with one label, else ``HEAD.FIELD``.
+    """
+    fields = [
+        TensorMetadata(
+            name=field if is_one_label(heads) else f"{name}.{field}",
+            datatype=_DATATYPES[kind],
+            shape=[-1] if kind == "name" else [-1, len(head.names)],
+        )
+        for name, head in heads.items()
+        for field, kind in head.fields.items()
+    ]
     return (
-        TensorMetadata(name="label", datatype="BYTES", shape=[-1]),
-        TensorMetadata(name="scores", datatype="FP32", shape=[-1, classes]),
+        *fields,
         TensorMetadata(name="tokens_total", datatype="INT64", shape=[-1]),
         TensorMetadata(name="tokens_used", datatype="INT64", shape=[-1]),
     )
@@ -57,13 +74,16 @@ class Message:
     documents: Sequence[Document]
 
 
-def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
+def parse(
+    content: Any, binary: memoryview, *, max_documents: int, heads: Mapping[str, Head]
+) -> Message:
     """Check a request.
 
     Args:
         content: its parsed JSON.
         binary: the bytes after the JSON.
         max_documents: maximum number of documents.
+        heads: heads of the model.
 
     Raises:
         RequestValidationError: if a field does not follow the protocol.
@@ -74,7 +94,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    _check_outputs(request)
+    _check_outputs(request, [output.name for output in outputs_of(heads)])
     _check_inputs(request.inputs, max_documents)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
@@ -155,31 +175,25 @@ def respond(
 ) -> Response:
     """Build the response; tensors that are requested as bytes follow the JSON."""
     request = message.request
-    columns: dict[str, Any] = {
-        "label": [r.label for r in results],
-        "scores": np.array([list(r.scores.values()) for r in results], dtype=np.float32),
-        "tokens_total": np.array([r.tokens_total for r in results]),
-        "tokens_used": np.array([r.tokens_used for r in results]),
-    }
+    columns = _columns(results)
     binary = {
         output.name: output.parameters.binary_data if output.parameters else None
         for output in request.outputs or ()
     }
     all_binary = bool(request.parameters and request.parameters.binary_data_output)
     outputs, after = [], b""
-    for known in outputs_of(len(results[0].scores)):
-        if binary and known.name not in binary:
+    for output, (datatype, values) in columns.items():
+        if binary and output not in binary:
             continue
-        values = columns[known.name]
-        shape = [len(results), *known.shape[1:]]
-        wanted = binary.get(known.name)
+        shape = [len(results), *np.shape(values)[1:]]
+        wanted = binary.get(output)
         if all_binary if wanted is None else wanted:
-            part = tensors.to_bytes(values, known.datatype)
+            part = tensors.to_bytes(values, datatype)
             after += part
-            outputs.append(_output(known.name, shape, known.datatype, size=len(part)))
+            outputs.append(_output(output, shape, datatype, size=len(part)))
         else:
             flat = values if isinstance(values, list) else values.ravel().tolist()
-            outputs.append(_output(known.name, shape, known.datatype, data=flat))
+            outputs.append(_output(output, shape, datatype, data=flat))
     response = InferenceResponse(
         model_name=name,
         model_version=version,
@@ -197,8 +211,41 @@ def respond(
     )
 
 
-def _check_outputs(request: InferenceRequest) -> None:
-    known = [output.name for output in outputs_of(0)]
+def _columns(results: Sequence[DocumentResult]) -> dict[str, tuple[Datatype, Any]]:
+    """Return the datatype and the values of each output."""
+    columns: dict[str, tuple[Datatype, Any]] = {}
+    if results[0].heads is None:
+        columns["label"] = "BYTES", [r.label for r in results]
+        columns["scores"] = "FP32", _numbers([r.scores or {} for r in results])
+    else:
+        for head in results[0].heads:
+            columns |= _head_columns(head, [r.heads[head] for r in results if r.heads])
+    columns["tokens_total"] = "INT64", np.array([r.tokens_total for r in results])
+    columns["tokens_used"] = "INT64", np.array([r.tokens_used for r in results])
+    return columns
+
+
+def _head_columns(head: str, answers: Sequence[Answer]) -> dict[str, tuple[Datatype, Any]]:
+    rows = [answer.model_dump() for answer in answers]
+    all_names = next(list(value) for value in rows[0].values() if isinstance(value, dict))
+    columns: dict[str, tuple[Datatype, Any]] = {}
+    for field, first in rows[0].items():
+        values = [row[field] for row in rows]
+        if isinstance(first, dict):
+            columns[f"{head}.{field}"] = "FP32", _numbers(values)
+        elif isinstance(first, str):
+            columns[f"{head}.{field}"] = "BYTES", values
+        else:
+            holds = [[name in names for name in all_names] for names in values]
+            columns[f"{head}.{field}"] = "BOOL", np.array(holds)
+    return columns
+
+
+def _numbers(rows: Sequence[Mapping[str, float]]) -> tensors.Array:
+    return np.array([list(row.values()) for row in rows], dtype=np.float32)
+
+
+def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:
     for output in request.outputs or ():
         if output.name not in known:
             raise InputError(
@@ -206,7 +253,7 @@ def _check_outputs(request: InferenceRequest) -> None:
             )
         if output.parameters and output.parameters.classification:
             raise InputError(
-                "The classification extension is not supported.", "Read label and scores."
+                "The classification extension is not supported.", f"Read {', '.join(known)}."
             )
 
 

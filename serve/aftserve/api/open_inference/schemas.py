@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-Datatype = Literal["BYTES", "INT64", "INT32", "FP32"]
+Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
 
 
 class TensorParameters(BaseModel):

@@ -124,5 +124,5 @@ def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
     if datatype == "BYTES":
         encoded = [str(value).encode() for value in values]
         return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
-    kinds = {**_INTEGERS, "FP32": "<f4"}
+    kinds = {**_INTEGERS, "BOOL": "?", "FP32": "<f4"}
     return np.asarray(values, dtype=kinds[datatype]).tobytes()

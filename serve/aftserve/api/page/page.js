@@ -5,6 +5,7 @@ import {
   byId, cell, duration, element, fill, fillFacts, fillTable, head, NUMBER, number, part, percent,
   row, scientific, signed, tokens,
 } from "./elements.js";
+import { headlineOf, purposeOf, rowsOf } from "./heads.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -12,6 +13,7 @@ let fileText = null; // unchanged text of the chosen file: a textarea removes ca
 let activeRequest = null; // AbortController of the last request, until it is answered
 let shownBundle = null; // digest of the bundle that the page describes
 let maxBytes = Infinity; // maximum size of a request
+let heads = {}; // the model's heads, by their names
 
 /** An error that the page shows instead of an answer. */
 class Problem extends Error {
@@ -104,24 +106,21 @@ function showProblem(problem) {
 }
 
 function showAnswer(answer, noEvidence, content, seconds) {
-  const scores = Object.entries(answer.scores).sort(([, one], [, other]) => other - one);
-  byId("label").textContent = answer.label;
-  byId("probability").textContent = `with a score of ${percent(answer.scores[answer.label])}`;
+  const [headline, remark] = headlineOf(answer, heads);
+  byId("label").textContent = headline;
+  byId("probability").textContent = remark;
   byId("read").textContent = answer.truncated
     ? `The model saw only the ${answer.policy}: ${NUMBER.format(answer.tokens_used)} of ${tokens(answer.tokens_total)}.`
     : `The model saw the whole document: ${tokens(answer.tokens_total)} (policy ${answer.policy}).`;
   byId("read").className = answer.truncated ? "warning" : "";
-  fillTable("scores", scores.map(([label, score]) => {
-    const bar = element("td", { className: "bar" }, element("div", {}, part(score)));
-    return row(head(label), bar, number(percent(score)));
-  }));
+  fillTable("scores", rowsOf(answer, heads));
   showEvidence(answer.evidence, noEvidence, content);
   showTimes(answer.timings, seconds);
   byId("answered-by").textContent = answer.bundle;
   show("answer");
   byId("document").scrollTop = Math.max(0, (byId("passage-1")?.offsetTop ?? 0) - 50);
   const found = answer.evidence?.spans.filter((span) => span.text).length ?? 0;
-  status.textContent = `${answer.label}, ${percent(answer.scores[answer.label])}, after ${duration(seconds)}; `
+  status.textContent = `${headline}, ${remark ? `${remark}, ` : ""}after ${duration(seconds)}; `
     + `passages highlighted: ${found}.`;
 }
 
@@ -132,9 +131,9 @@ function showEvidence(evidence, noEvidence, content) {
     byId("evidence-note").textContent = `The answer has no evidence. ${noEvidence}`;
     return;
   }
-  const { logit, offset, spans } = evidence;
+  const { logit, offset, spans, name } = evidence;
   byId("evidence-note").textContent =
-    `The logit of the class is ${signed(logit)}: `
+    `The logit of ${name ?? "the class"} is ${signed(logit)}: `
     + `the tokens contribute ${signed(logit - offset)}, the offset ${signed(offset)}. `
     + (spans.length ? "These passages contribute the most above as many average tokens."
       : "No passage contributes more than as many average tokens.");
@@ -191,8 +190,9 @@ function showTimes(timings, seconds) {
 function showInfo(info) {
   shownBundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
+  heads = info.heads;
   const inputs = info.tokenizer ? "" : " It takes only token ids, which this page cannot send.";
-  byId("model").textContent = `The model has ${info.labels.length} classes.${inputs}`;
+  byId("model").textContent = `${Object.values(heads).map(purposeOf).join(" ")}${inputs}`;
   fillFacts("facts", [
     ["Engine", info.engine],
     ["Precision", precisionOf(info)],

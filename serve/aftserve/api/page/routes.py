@@ -12,6 +12,7 @@ _FILES = {
     "/page/page.css": ("page.css", "text/css"),
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/elements.js": ("elements.js", "text/javascript"),
+    "/page/heads.js": ("heads.js", "text/javascript"),
 }
 _POLICY = (
     "default-src 'none'",

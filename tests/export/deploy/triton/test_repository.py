@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import tiny_models
-from bundles import changed_manifest
+from bundles import changed_manifest, classes
 from commands import assert_refused, listing, run_here, without
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
@@ -193,7 +193,7 @@ def test_options_of_something_else_are_refused(
 
 def test_label_of_two_lines_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     """Its second line would move the labels after it."""
-    changed_manifest(bundle_copy, {"labels": ["a\nb", "c", "d"]})
+    changed_manifest(bundle_copy, classes(["a\nb", "c", "d"]))
     with pytest.raises(UsageError, match=r"without line breaks for Triton, got 'a\\nb'"):
         write_repository(
             Bundle.open(bundle_copy), tmp_path / "r", name="a", mounted="/models", console=Console()

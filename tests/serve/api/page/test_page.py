@@ -10,6 +10,7 @@ FILES = {
     "/page/page.css": "page.css",
     "/page/page.js": "page.js",
     "/page/elements.js": "elements.js",
+    "/page/heads.js": "heads.js",
 }
 
 

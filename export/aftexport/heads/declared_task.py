@@ -1,0 +1,118 @@
+"""The task and names that a configuration declares, as those of the transformers library do."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aftexport.errors import UsageError
+from aftexport.heads import HEADS
+
+_PROBLEM_TYPE = "problem_type"
+_NAMES = "id2label"
+_TASKS = (
+    (re.compile(r"regress", re.IGNORECASE), "regression"),
+    (re.compile(r"multi[\W_]*label", re.IGNORECASE), "multi_label_classification"),
+    (re.compile(r"binary", re.IGNORECASE), "binary_classification"),
+    (re.compile(r"single[\W_]*label", re.IGNORECASE), "single_label_classification"),
+)
+"""Spellings of problem_type, the field of transformers, with their tasks."""
+_OTHER_TASKS = re.compile(r"multi[\W_]*(target|output)|token|span|question", re.IGNORECASE)
+"""Values of problem_type that no head serves."""
+_CONFIGS = ("config", "cfg", "args", "hparams", "hyper_parameters", "model_config")
+"""Usual names of the settings beside the weights in training scripts."""
+_HUB_SUFFIXES = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The head that a configuration declares.
+
+    Attributes:
+        task: one of ``HEADS``; None if it declares none.
+        labels: names in the order of the logits; None if it declares none.
+    """
+
+    task: str | None = None
+    labels: tuple[str, ...] | None = None
+
+    def or_else(self, other: "Declaration") -> "Declaration":
+        """Return this declaration, with what only ``other`` declares."""
+        return Declaration(self.task or other.task, self.labels or other.labels)
+
+
+def declared_beside(path: Path, module: Any) -> Declaration:
+    """Return what a file beside a model, or a module of it, declares.
+
+    Args:
+        path: the file or folder of the model; transformers writes config.json beside or into it.
+        module: the ``torch.nn.Module``; None for a captured program.
+
+    Raises:
+        UsageError: if a configuration declares a task that no head serves.
+    """
+    folder = path if path.is_dir() else path.parent
+    declared = Declaration()
+    if path.is_dir() or path.suffix in _HUB_SUFFIXES:
+        name = f"{folder / 'config.json'}"
+        declared = declared_in(name, _read_json(folder / "config.json"))
+    for part in module.modules() if module is not None else ():
+        name = f"The configuration of {type(part).__name__}"
+        declared = declared.or_else(declared_in(name, part))
+    return declared
+
+
+def declared_in(name: str, config: object) -> Declaration:
+    """Return what a configuration, or a configuration in it, declares.
+
+    Args:
+        name: the name of the configuration for the message.
+        config: a mapping or an object with attributes; other objects declare none.
+
+    Raises:
+        UsageError: if it declares a task that no head serves.
+    """
+    declared = Declaration()
+    for entries in (config, *(_entry(config, holder) for holder in _CONFIGS)):
+        found = Declaration(_task_of(name, entries), _labels_of(entries))
+        declared = declared.or_else(found)
+    return declared
+
+
+def _task_of(name: str, config: object) -> str | None:
+    declared = _entry(config, _PROBLEM_TYPE)
+    declared = getattr(declared, "value", declared)  # the value of an enum
+    if not isinstance(declared, str):
+        return None
+    if _OTHER_TASKS.search(declared):
+        raise UsageError(
+            f"{name}: expected a problem_type of {', '.join(HEADS)}, got {declared[:80]}.",
+            "Export a model of one of these tasks.",
+        )
+    return next((task for spelling, task in _TASKS if spelling.search(declared)), None)
+
+
+def _labels_of(config: object) -> tuple[str, ...] | None:
+    """Return the names of ``id2label``, a field of transformers; None for its numbered names."""
+    names = _entry(config, _NAMES)
+    if not isinstance(names, Mapping) or not all(isinstance(v, str) for v in names.values()):
+        return None
+    # In JSON the keys are text.
+    numbered = {str(key): name for key, name in names.items()}
+    labels = [numbered.get(str(number)) for number in range(len(numbered))]
+    if all(label == f"LABEL_{number}" for number, label in enumerate(labels)):
+        return None
+    return None if None in labels else tuple(label for label in labels if label is not None)
+
+
+def _entry(config: object, name: str) -> object:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # the reader that needs the file reports the problem

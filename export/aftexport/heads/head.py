@@ -1,0 +1,103 @@
+"""What a head is: the meaning of one output of a model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+Double = NDArray[np.float64]
+
+
+Field = Literal["name", "names", "numbers"]
+"""The kind of a field of an answer: a name, some of the head's names, a number for each name."""
+_FIELDS: dict[Any, Field] = {str: "name", tuple[str, ...]: "names", dict[str, float]: "numbers"}
+
+
+class Answer(BaseModel):
+    """The answer of a head for one document; the base of each head's own answer.
+
+    Every field has one of the kinds of ``Field``. Code that shows answers of any head, in tables
+    or tensors, knows only these kinds.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Head(BaseModel, ABC):
+    """The meaning of one output of a model, logits ``[batch, width]``.
+
+    Attributes:
+        task: the kind of the head, by the names of the transformers library.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    meaning: ClassVar[str]
+    """The meaning of the numbers in an answer, in a few words."""
+    takes_probabilities: ClassVar[bool] = False
+    """Whether a model may end in a sigmoid or a softmax: the head computes none itself."""
+    answer_type: ClassVar[type[Answer]]
+    """The type of an answer."""
+    task: str
+
+    @classmethod
+    @abstractmethod
+    def of_width(cls, width: int, names: Sequence[str] | None) -> Self:
+        """Return a head with the usual settings.
+
+        Args:
+            width: the number of logits of a document, or 0 if it is not known.
+            names: the names from the user or the model file; None for numbered names.
+
+        Raises:
+            UsageError: if the head does not fit the width or the names.
+        """
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """The number of logits of a document."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The name of each number in an answer."""
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The kind of each field of an answer."""
+        return {n: _FIELDS[f.annotation] for n, f in self.answer_type.model_fields.items()}
+
+    @property
+    def logit_names(self) -> tuple[str, ...]:
+        """The name of each logit."""
+        return self.names
+
+    @abstractmethod
+    def scores(self, logits: Double) -> Double:
+        """Return the numbers of answers ``[..., len(names)]`` for logits ``[..., width]``."""
+
+    @abstractmethod
+    def answer(self, logits: Double) -> Answer:
+        """Return the answer for the logits ``[width]`` of one document."""
+
+    def score_error(self, output: Double, expected: Double) -> float:
+        """Return the error of an answer's numbers for two outputs ``[..., width]``.
+
+        It is bounded as the error of the logits is: a probability moves by at most half of the
+        difference of two logits, and by a quarter of that of one.
+        """
+        return float(np.abs(self.scores(output) - self.scores(expected)).max())
+
+    @abstractmethod
+    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
+        """Compare the decisions for two outputs ``[..., width]``.
+
+        Returns:
+            The number of rows whose decision differs, and the smallest distance of the output from
+            another decision than that of ``expected``, in logits; it is negative for a flip. None
+            if the head decides nothing.
+        """

@@ -1,0 +1,89 @@
+"""Any number of labels holds: the score of each is the sigmoid of its logit."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from annotated_types import Gt, Len, Lt
+from pydantic import model_validator
+
+from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.names import check_distinct, numbered
+from aftexport.heads.sigmoid import logit, sigmoid
+
+Threshold = Annotated[float, Gt(0), Lt(1)]
+"""The smallest score of a label that holds."""
+DEFAULT_THRESHOLD = 0.5
+
+
+class LabelsAnswer(Answer):
+    """The labels of a document.
+
+    Attributes:
+        labels: the labels whose score is at least their threshold, in the order of the logits.
+        scores: the probability of every label.
+    """
+
+    labels: tuple[str, ...]
+    scores: dict[str, float]
+
+
+class MultiLabelClassification(Head):
+    """Labels that hold independently of each other.
+
+    Attributes:
+        labels: the names in the order of the logits.
+        thresholds: for each label the smallest score with which it holds.
+    """
+
+    meaning: ClassVar[str] = "sigmoid for each of independent labels"
+    answer_type: ClassVar[type[Answer]] = LabelsAnswer
+
+    task: Literal["multi_label_classification"] = "multi_label_classification"
+    labels: Annotated[tuple[str, ...], Len(1)]
+    thresholds: tuple[Threshold, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_distinct("labels", self.labels)
+        if len(self.thresholds) != len(self.labels):
+            raise ValueError(
+                f"thresholds: expected one for each of {len(self.labels)} labels, got "
+                f"{len(self.thresholds)}"
+            )
+        return self
+
+    @classmethod
+    def of_width(cls, width: int, names: Sequence[str] | None) -> Self:
+        """Return a head for ``width`` labels with thresholds of 0.5; see ``Head``."""
+        labels = numbered(width, names, "label")
+        return cls(labels=labels, thresholds=(DEFAULT_THRESHOLD,) * width)
+
+    @property
+    def width(self) -> int:
+        """The number of labels."""
+        return len(self.labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The labels."""
+        return self.labels
+
+    def scores(self, logits: Double) -> Double:
+        """Return the sigmoid of each logit."""
+        return sigmoid(logits)
+
+    def answer(self, logits: Double) -> LabelsAnswer:
+        """Return the labels over their thresholds, and all scores."""
+        scores = self.scores(logits).tolist()
+        holds = zip(self.labels, scores, self.thresholds, strict=True)
+        return LabelsAnswer(
+            labels=tuple(label for label, score, threshold in holds if score >= threshold),
+            scores=dict(zip(self.labels, scores, strict=True)),
+        )
+
+    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
+        """Count rows with other labels, and measure the smallest distance from a threshold."""
+        holds, wanted = (self.scores(x) >= np.array(self.thresholds) for x in (output, expected))
+        above = output - logit(np.array(self.thresholds))
+        return int((holds != wanted).any(-1).sum()), float(np.where(wanted, above, -above).min())

@@ -1,0 +1,83 @@
+"""Exactly one of several labels holds: the scores are a softmax of the logits."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from annotated_types import Len
+from pydantic import model_validator
+
+from aftexport.errors import UsageError
+from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.names import check_distinct, numbered
+
+
+class LabelAnswer(Answer):
+    """The label of a document.
+
+    Attributes:
+        label: the label with the largest score.
+        scores: the probability of every label.
+    """
+
+    label: str
+    scores: dict[str, float]
+
+
+class SingleLabelClassification(Head):
+    """Labels that exclude each other.
+
+    Attributes:
+        labels: the names in the order of the logits.
+    """
+
+    meaning: ClassVar[str] = "softmax over exclusive labels"
+    answer_type: ClassVar[type[Answer]] = LabelAnswer
+
+    task: Literal["single_label_classification"] = "single_label_classification"
+    labels: Annotated[tuple[str, ...], Len(2)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_distinct("labels", self.labels)
+        return self
+
+    @classmethod
+    def of_width(cls, width: int, names: Sequence[str] | None) -> Self:
+        """Return a head for ``width`` labels; see ``Head``."""
+        if width < 2:
+            raise UsageError(
+                f"Expected logits for at least 2 labels that exclude each other, got {width}: a "
+                "softmax over one label is always 1.0.",
+                "Give another task: --task binary_classification for one logit of two labels.",
+            )
+        return cls(labels=numbered(width, names, "class"))
+
+    @property
+    def width(self) -> int:
+        """The number of labels."""
+        return len(self.labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The labels."""
+        return self.labels
+
+    def scores(self, logits: Double) -> Double:
+        """Return the softmax of the logits."""
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+    def answer(self, logits: Double) -> LabelAnswer:
+        """Return the label with the largest logit, and all scores."""
+        scores = dict(zip(self.labels, self.scores(logits).tolist(), strict=True))
+        return LabelAnswer(label=self.labels[int(logits.argmax())], scores=scores)
+
+    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
+        """Count other labels, and measure the smallest lead of the expected label."""
+        labels = expected.argmax(-1)
+        own = np.take_along_axis(output, labels[..., None], -1)
+        others = output.copy()
+        np.put_along_axis(others, labels[..., None], -np.inf, -1)
+        flips = int((output.argmax(-1) != labels).sum())
+        return flips, float((own[..., 0] - others.max(-1)).min())
