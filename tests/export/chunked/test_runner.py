@@ -319,7 +319,7 @@ def test_archive_in_a_cycle_is_closed(bundle_folder: Path) -> None:
     assert plan is not None
     model = ChunkedModel(bundle_folder / CHUNKED, plan)
     readers = (o for o in gc.get_objects() if type(o) is io.BufferedReader)
-    (file,) = (r for r in readers if Path(r.name) == bundle_folder / CHUNKED)
+    (file,) = (r for r in readers if r.name == str(bundle_folder / CHUNKED))
     cycle: list[object] = [model]
     cycle.append(cycle)
     del model
