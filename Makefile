@@ -26,7 +26,7 @@ endif
 # Debian's names of the packages that the suite needs, besides make and Python.
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
-.PHONY: demo test test-all help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
+.PHONY: demo test test-all test-docs help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
   bench bench-model bench-quick docs load soak lint format clean
 
 ## Try it
@@ -37,11 +37,14 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 ## Test
 
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda  ## lint, types, and the test suite with a part of its large tables
+test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the test suite with a part of its large tables
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10
 
 test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
+
+test-docs: $(VENV)/installed  ## every command of README and documentation; `make test` runs some pages
+	AFT_TEST_ALL=1 $(BIN)/pytest tests/docs
 
 system-packages:  ## the Debian packages the suite needs: prints their names, and as root installs them
 	@echo $(SYSTEM_PACKAGES)
@@ -91,6 +94,11 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 # The CUDA kernels on an emulated GPU, and through the TensorRT plugins, beyond what `make test` does: under each
 # sanitizer, and with faults planted in them that must be noticed.
 test-cuda: $(foreach kind,address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
+
+# What the tests of CUDA kernels build by themselves, in the build's own time.
+.PHONY: cuda-emulated
+cuda-emulated: $(VENV)/installed
+	PYTHONPATH=tests:tests/support $(BIN)/python -m plugins.cuda.emulated
 
 cuda-emulated-%: $(VENV)/installed
 	$(WHOLE) AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest --numprocesses auto --maxprocesses 4 \

@@ -1,14 +1,15 @@
-"""Ask a running server for the labels of documents.
+"""Ask a running server for the labels or values of documents.
 
     pip install 'aftexport[client]'
     aftserve model.bundle --port 8000
     python examples/client.py http://localhost:8000 first.txt second.txt
     cat document.txt | python examples/client.py http://localhost:8000 --evidence 3
 
-Each document gives one line: its name, the label, the label's score and the number of tokens.
-``--evidence N`` adds up to N passages that speak for the label, where the model allows it. If the
-server asks for an API key, put it into the variable ``API_KEY``. The exit status is 1 if a document
-has no answer.
+Each document gives one line: its name, the label, the label's score and the number of tokens. The
+answer of a model with another task is its labels with their scores, or its values.
+``--evidence N`` adds up to N passages that contribute most to the largest logit, where the model
+allows it. If the server asks for an API key, put it into the variable ``API_KEY``. The exit status
+is 1 if a document has no answer.
 """
 
 import argparse
@@ -28,9 +29,20 @@ def read_documents(files: list[Path]) -> Iterator[str]:
         yield file.read_text("utf-8")
 
 
+def describe_answer(result: Result) -> str:
+    """Return the label and its score, or the labels that hold or the values of each head."""
+    if result.heads is None:
+        return f"{result.label}\t{result.scores[result.label]:.3f}"
+    parts = []
+    for head in result.heads.values():
+        numbers = head.values or {label: head.scores[label] for label in head.labels}
+        parts += [f"{name}\t{number:.6g}" for name, number in numbers.items()]
+    return "\t".join(parts) or "no label"
+
+
 def describe(result: Result) -> str:
     """Return the answer as text: one line, and one more for each passage."""
-    lines = [f"{result.label}\t{result.scores[result.label]:.3f}\t{result.tokens_total} tokens"]
+    lines = [f"{describe_answer(result)}\t{result.tokens_total} tokens"]
     for span in result.evidence.spans if result.evidence else ():
         lines.append(f"  {span.contribution:+.3f}  {span.text!r}")
     return "\n".join(lines)

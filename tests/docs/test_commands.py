@@ -39,7 +39,9 @@ _EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
 LEFT = {
     "README.md": ["model.bundle/manifest.json"],
     "docs/tutorial.md": ["model.bundle/chunked.zip", "model.bundle/tokenizer.json", "parity.html"],
-    "docs/how-to/export-your-model.md": ["own.bundle/manifest.json"],
+    "docs/how-to/export-your-model.md": [
+        f"{name}.bundle/manifest.json" for name in ("own", "labels", "values")
+    ],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
     "docs/how-to/precision.md": ["auto.bundle/manifest.json"],
@@ -134,6 +136,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.table(keep=0.2, by=lambda page: page == "README.md")
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_page_runs(
     page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest

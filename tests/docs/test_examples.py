@@ -10,7 +10,9 @@ import pytest
 import yaml
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import TypeAdapter
 
+from aftexport.heads import HEADS, AnyHead
 from aftserve.api.api_keys import Keys
 from aftserve.ray.deployment import DeploymentSettings, deployment_options
 from aftserve.settings import Settings
@@ -55,6 +57,35 @@ def test_prometheus_reads_shown_address(client: httpx.Client) -> None:
     families = {family.name for family in text_string_to_metric_families(answer.text)}
     assert {"aftserve_responses", "aftserve_bundle_info", "aftserve_ready"} <= families
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
+
+
+@pytest.mark.parametrize(
+    ("page", "task"),
+    [
+        ("docs/bundle.md", "multi_label_classification"),
+        ("docs/how-to/export-your-model.md", "regression"),
+    ],
+)
+def test_shown_heads_are_valid(page: str, task: str) -> None:
+    (content,) = map(json.loads, shown(page, "json"))
+    text = json.dumps(content.get("heads", content))
+    (head,) = TypeAdapter(dict[str, AnyHead]).validate_json(text).values()
+    assert head.task == task
+
+
+def test_shown_answers_have_fields_of_tasks() -> None:
+    answers = [json.loads(text)["heads"]["logits"] for text in shown("docs/http.md", "json")]
+    tasks = ("multi_label_classification", "regression")
+    for answer, task in zip(answers, tasks, strict=True):
+        assert HEADS[task].answer_type.model_validate(answer).model_dump(mode="json") == answer
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/bundle.md", "docs/http.md", "docs/how-to/export-your-model.md"]
+)
+def test_every_task_is_described(page: str) -> None:
+    rows = [line for line in PAGES[page].splitlines() if line.startswith("|")]
+    assert [task for task in HEADS if not any(task in row for row in rows)] == []
 
 
 @pytest.mark.parametrize("command", KEY_COMMANDS)

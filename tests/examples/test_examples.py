@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import serving
 
 import aftexport
+from aftexport.heads import HEADS
 from aftexport.nn import LAYERS
+from aftserve.client import Result, Timings
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -72,6 +75,24 @@ def test_layers_are_trained_and_exported(tmp_path: Path) -> None:
     assert (folder / "aft_local.bundle" / "tokenizer.json").is_file()
 
 
+def test_tasks_are_served_as_pytorch_computes(tmp_path: Path) -> None:
+    (command,) = commands("train_each_task.py")
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"(?m)^(\w+): loss ([\d.]+) to ([\d.]+)$", done.stdout)
+    assert [task for task, *_ in losses] == list(HEADS)
+    assert all(float(last) < float(first) / 2 for _, first, last in losses), done.stdout
+    shown = re.findall(r"(?m)^  (\w+) +(\S+)  PyTorch +(\S+)$", done.stdout)
+    numbers = {"single_label_classification": 3, "multi_label_classification": 3,
+               "binary_classification": 2, "regression": 1}  # fmt: skip
+    assert len(shown) == 2 * sum(numbers.values())
+    for _, served, expected in shown:
+        assert float(served) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+    folder = tmp_path / "build" / "examples" / "tasks"
+    for task in HEADS:
+        assert read_manifest(folder / f"{task}.bundle")["heads"]["logits"]["task"] == task
+
+
 def test_transformers_model_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="this example needs `pip install transformers`")
     (command,) = commands("transformers_model.py")
@@ -117,6 +138,22 @@ def test_client_shows_evidence(server: str, tmp_path: Path) -> None:
         ast.literal_eval(line.split(None, 1)[1]) in "a document from standard input"
         for line in passages
     )
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ({"labels": ["b"], "scores": {"a": 0.25, "b": 0.75}}, "b\t0.75\t9 tokens"),
+        ({"labels": [], "scores": {"a": 0.25, "b": 0.5}}, "no label\t9 tokens"),
+        ({"values": {"age": 41.5, "mass": -3.0}}, "age\t41.5\tmass\t-3\t9 tokens"),
+    ],
+)
+def test_client_describes_other_heads(head: dict[str, Any], line: str) -> None:
+    timings = dict.fromkeys(Timings.__dataclass_fields__, 0.0)
+    answer = {"tokens_total": 9, "tokens_used": 9, "truncated": False, "policy": "exact",
+              "bundle": "0", "timings": timings, "heads": {"logits": head}}  # fmt: skip
+    program = runpy.run_path(str(EXAMPLES / "client.py"))
+    assert program["describe"](Result.read(answer)) == line
 
 
 def test_client_reports_document_without_answer(server: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, Route, expect
 
 GOLDEN = re.compile(
     r"^(\d+) of \1 golden cases are within tolerance; "
-    r"the worst error is [\d.]+ % of its bound\.$"
+    r"the largest error is [\d.]+ % of its bound\.$"
 )
 PHONE, DESK = 390, 1440
 ORDINARY = "An ordinary document that contains no surprises at all. "

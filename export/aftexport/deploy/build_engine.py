@@ -131,8 +131,8 @@ def check_parity(results: Sequence[Comparison]) -> None:
     if not all(result.passed for result in results):
         furthest = worst(results)
         raise ParityError(
-            f"Expected an engine error of at most {furthest.bound:.0e}, got {furthest.error:.1e} "
-            f"in case {furthest.case!r}.",
+            f"Expected an engine error of at most {furthest.bound:.0e}, got "
+            f"{furthest.largest_error:.1e} in case {furthest.case!r}.",
             "Export with --precision fp32, or serve with --engine onnxruntime.",
         )
 

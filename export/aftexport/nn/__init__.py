@@ -1,4 +1,4 @@
-"""Layers for each mechanism, and the document classifier built from them."""
+"""Layers for each mechanism, the document classifier built from them, and its losses."""
 
 from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
@@ -11,6 +11,7 @@ from aftexport.nn.efficient_attention import EfficientAttention
 from aftexport.nn.encoder import Encoder, EncoderLayer, build_attention
 from aftexport.nn.fastformer import Fastformer
 from aftexport.nn.linear_attention import LinearAttention
+from aftexport.nn.loss import task_loss
 
 __all__ = [
     "LAYERS",
@@ -27,4 +28,5 @@ __all__ = [
     "Fastformer",
     "LinearAttention",
     "build_attention",
+    "task_loss",
 ]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
+from aftexport.errors import UsageError
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -16,11 +18,21 @@ def _multi_label(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
 
 
+def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.shape != outputs.shape:  # PyTorch would broadcast [B] against [B, 1] to [B, B]
+        raise UsageError(
+            f"Expected targets of shape {list(outputs.shape)} for regression, got "
+            f"{list(targets.shape)}.",
+            "Give a row of values for each document.",
+        )
+    return F.mse_loss(outputs, targets.to(outputs.dtype))
+
+
 _LOSSES: Mapping[str, Loss] = {
     "single_label_classification": F.cross_entropy,
     "multi_label_classification": _multi_label,
     "binary_classification": _binary,
-    "regression": F.mse_loss,
+    "regression": _squares,
 }
 
 
@@ -36,6 +48,11 @@ def task_loss(problem_type: str, logits: Tensor, targets: Tensor) -> Tensor:
             for regression.
 
     Raises:
-        KeyError: if there is no such task.
+        UsageError: if there is no such task, or the targets of a regression have another shape.
     """
+    if problem_type not in _LOSSES:
+        known = ", ".join(_LOSSES)
+        raise UsageError(
+            f"Expected a problem_type of {known}, got {problem_type!r}.", "Choose one of them."
+        )
     return _LOSSES[problem_type](logits, targets)

@@ -125,9 +125,14 @@ class Comparison(Differences):
     engine: str = "onnxruntime"
 
     @property
+    def largest_error(self) -> float:
+        """The larger of the errors of the output and of the numbers made of it."""
+        return max(self.error, self.score_error or 0.0)
+
+    @property
     def passed(self) -> bool:
         """True if the output, and the numbers made of it, are within the bound."""
-        return max(self.error, self.score_error or 0.0) <= self.bound
+        return self.largest_error <= self.bound
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON; numbers that are not finite become text, such as ``inf``."""
@@ -189,4 +194,4 @@ def counting_rows(tensor: Array, inputs: Mapping[str, Array]) -> NDArray[np.bool
 
 def worst(results: Iterable[Comparison]) -> Comparison:
     """Return the comparison with the largest ratio of error to bound."""
-    return max(results, key=lambda r: max(r.error, r.score_error or 0.0) / r.bound)
+    return max(results, key=lambda result: result.largest_error / result.bound)

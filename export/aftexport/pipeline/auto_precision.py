@@ -16,6 +16,7 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import NodePrecision
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
+from aftexport.heads import Head
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.comparison import compare
@@ -50,14 +51,17 @@ def advise(
     cases: Sequence[Case],
     tolerance: float,
     advance: Callable[[], None] = lambda: None,
+    *,
+    head: Head | None = None,
 ) -> Advice:
     """Choose the precision of every encoder node, and set it.
 
     Args:
         model: model in fp32; the ``precision`` of its nodes is changed in place.
         cases: cases with the outputs of PyTorch.
-        tolerance: maximum ``Differences.error`` of the model's own cases.
+        tolerance: maximum ``Comparison.largest_error`` of the model's own cases.
         advance: callback after each measurement; ``measurements`` returns their maximum number.
+        head: the head of the model, whose scores or values are measured too; None for logits only.
 
     Raises:
         UsageError: if the fused kernels are not installed; only they round.
@@ -67,7 +71,7 @@ def advise(
         raise UsageError(
             f"--precision auto measures the fused kernels. {why}", "Build the kernels first."
         )
-    measure = _Measurement(model, [case for case in cases if case.subject == "model"])
+    measure = _Measurement(model, [case for case in cases if case.subject == "model"], head)
     whole, wide = measure()
     if not whole <= tolerance:
         raise ParityError(
@@ -90,15 +94,19 @@ def measurements(model: onnx.ModelProto) -> int:
 class _Measurement:
     """A measurement of the model's current largest error and outputs."""
 
-    def __init__(self, model: onnx.ModelProto, cases: Sequence[Case]) -> None:
+    def __init__(self, model: onnx.ModelProto, cases: Sequence[Case], head: Head | None) -> None:
         self._model = model
         self._cases = cases
+        self._head = head
 
     def __call__(self) -> tuple[float, list[Array]]:
         engine = OnnxRuntimeEngine(self._model.SerializeToString())
         outputs = [engine.run(case.inputs)["logits"] for case in self._cases]
-        pairs = zip(self._cases, outputs, strict=True)
-        return max(compare(case, output, "fp32").error for case, output in pairs), outputs
+        results = [
+            compare(case, output, "fp32", head=self._head)
+            for case, output in zip(self._cases, outputs, strict=True)
+        ]
+        return max(result.largest_error for result in results), outputs
 
 
 class _Choice:

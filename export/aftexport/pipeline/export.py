@@ -1,6 +1,7 @@
 """The export of a model file to a verified bundle."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -138,9 +139,9 @@ class _Export:
     def run(self) -> Bundle:
         checkpoint, tokenizer = self._read()
         traced = self._trace(checkpoint)
-        advice = self._advice(traced)
-        settings = self._engine_settings(traced)
         heads = self._heads(checkpoint, traced)
+        advice = self._advice(traced, next(iter(heads.values())))
+        settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
         check_vocabulary(traced.spec.vocab_size)
         if tokenizer is not None:
@@ -198,7 +199,7 @@ class _Export:
             give_back()  # release the memory of intermediate graphs
         return traced
 
-    def _advice(self, traced: TracedModel) -> Advice | None:
+    def _advice(self, traced: TracedModel, head: Head) -> Advice | None:
         """Return the precision of each node, with ``--precision auto``."""
         if self._options.precision != "auto":
             return None
@@ -206,7 +207,8 @@ class _Export:
         bound = TOLERANCES["fp32"].bound if asked is None else asked
         with Progress(console=self._console, transient=True) as bar:
             task = bar.add_task("Measuring each node", total=measurements(traced.model))
-            return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
+            advance = partial(bar.advance, task)
+            return advise(traced.model, traced.cases, bound, advance, head=head)
 
     def _heads(self, checkpoint: Checkpoint, traced: TracedModel) -> dict[str, Head]:
         """Return each head by the name of its output."""

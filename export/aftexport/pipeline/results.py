@@ -68,7 +68,7 @@ def parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityErro
     """
     return ParityError(
         f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
-        f"{furthest.error:.1e} for {furthest.subject}, case {furthest.case!r}.",
+        f"{furthest.largest_error:.1e} for {furthest.subject}, case {furthest.case!r}.",
         ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
         + f". The bundle is kept at {kept} for inspection.",
     )

@@ -16,9 +16,9 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def number(value: float) -> str:
-    """Return the number as in ``1.2e-05``, or ``nan`` or ``inf``."""
-    return f"{value:.1e}"
+def number(value: float | None) -> str:
+    """Return the number as in ``1.2e-05``, or ``nan`` or ``inf``; nothing for None."""
+    return "" if value is None else f"{value:.1e}"
 
 
 _TEMPLATES.filters["number"] = number
@@ -27,7 +27,7 @@ _TEMPLATES.filters["number"] = number
 def write_page(path: Path, report: Report) -> None:
     """Write the report as a self-contained HTML page."""
     by_length = [
-        (float(c.shape[1]), c.error, f"{c.case}, {c.engine}", c.bound)
+        (float(c.shape[1]), c.largest_error, f"{c.case}, {c.engine}", c.bound)
         for c in report.comparisons
         if c.subject.startswith("model")
     ]

@@ -73,12 +73,13 @@ class Report:
         place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
         if not outside:
             return (
-                f"All {count} comparisons with PyTorch are within tolerance; the "
-                f"largest error is {_percent(furthest.error / furthest.bound)} of the tolerance "
-                f"({place})."
+                f"All {count} comparisons with PyTorch are within tolerance; the largest error is "
+                f"{_percent(furthest.largest_error / furthest.bound)} of the tolerance ({place})."
             )
+        of_scores = " in its scores or values" if furthest.error < furthest.largest_error else ""
         fault = (
-            f"has an error of {furthest.error:.1e}, more than {furthest.bound:.0e}"
+            f"has an error of {furthest.largest_error:.1e}{of_scores}, more than "
+            f"{furthest.bound:.0e}"
             if np.isfinite(furthest.error)
             else "gives numbers that are not finite, or another shape"
         )

@@ -18,13 +18,14 @@ from aftserve.client.errors import (
     TooLongError,
     UnavailableError,
 )
-from aftserve.client.results import Evidence, Result, Span, Timings
+from aftserve.client.results import Evidence, HeadAnswer, Result, Span, Timings
 
 __all__ = [
     "BusyError",
     "Client",
     "DeadlineError",
     "Evidence",
+    "HeadAnswer",
     "InvalidRequestError",
     "NotAllowedError",
     "Result",

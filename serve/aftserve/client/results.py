@@ -90,7 +90,7 @@ class Result:
         policy: the server's policy for documents over its memory budget.
         bundle: digest of the bundle that answered.
         timings: times of the stages.
-        evidence: evidence for the label, if it was requested.
+        evidence: evidence for the largest logit, if it was requested.
     """
 
     tokens_total: int

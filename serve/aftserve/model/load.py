@@ -47,7 +47,7 @@ class LoadedModel:
         first = failed[0]
         return (
             f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
-            f"{first.subject} {first.case!r} by {first.error:.1e}"
+            f"{first.subject} {first.case!r} by {first.largest_error:.1e}"
         )
 
 

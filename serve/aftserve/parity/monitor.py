@@ -163,13 +163,13 @@ class ParityMonitor:
             bound=manifest.tolerance,
             head=manifest.head,
         )
-        self._metrics.parity_error.labels(kind).observe(result.error)
+        self._metrics.parity_error.labels(kind).observe(result.largest_error)
         self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
         if not result.passed:
             other = "PyTorch" if kind == "reference" else "its single run"
             self._on_breach(
                 self.active,
-                f"a document of {len(ids)} tokens differs by {result.error:.1e} from {other}, "
-                f"bound {result.bound:.0e}",
+                f"a document of {len(ids)} tokens differs by {result.largest_error:.1e} from "
+                f"{other}, bound {result.bound:.0e}",
             )
         return result

@@ -128,6 +128,7 @@ def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_atte
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 
+@pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 @pytest.mark.parametrize("mechanism", LAYERS)
 def test_layer_has_one_norm_without_split(mechanism: str, causal: bool) -> None:

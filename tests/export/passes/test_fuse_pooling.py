@@ -112,12 +112,14 @@ OTHERS = {
 }
 
 
+@pytest.mark.table(keep=0.34, by=lambda name: name in LONG_SUMS)
 @pytest.mark.parametrize("name", [*LONG_SUMS, *CENTERED, *OTHERS])
 def test_pooling_of_ones_own(name: str) -> None:
     module = Pooled((LONG_SUMS | CENTERED | OTHERS)[name])
     assert_pytorchs(module, exported(module))
 
 
+@pytest.mark.table(keep=0.34, by=lambda name: None)
 @pytest.mark.parametrize("name", LONG_SUMS)
 def test_a_million_tokens_are_pooled_exactly(name: str) -> None:
     """Equal tokens, the worst case of a running sum, and nearly equal ones."""

@@ -11,6 +11,7 @@ import aftplugins
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
+from aftexport.heads import SingleLabelClassification
 from aftexport.parity import compare
 from aftexport.pipeline import auto_precision
 from aftexport.pipeline.auto_precision import CHEAPEST_FIRST, Advice, advise
@@ -53,6 +54,24 @@ def test_the_choice_holds_the_tolerance(
     }  # fmt: skip
 
 
+class Amplified(SingleLabelClassification):
+    """A head whose scores have a hundred times the error of the logits."""
+
+    def score_error(self, output: np.ndarray, expected: np.ndarray) -> float:
+        return 100 * float(np.abs(output - expected).max())
+
+
+@needs_kernels
+def test_choice_holds_tolerance_for_scores(bundle: Bundle, model: onnx.ModelProto) -> None:
+    head = Amplified(labels=bundle.manifest.head.names)
+    found = advise(model, bundle.golden(), 2e-3, head=head)
+    engine = OnnxRuntimeEngine(model.SerializeToString())
+    cases = [case for case in bundle.golden() if case.subject == "model"]
+    results = [compare(c, engine.run(c.inputs)["logits"], "fp32", head=head) for c in cases]
+    assert max(result.score_error or 0.0 for result in results) == found.error <= 2e-3
+    assert found.error > 10 * max(result.error for result in results)
+
+
 @needs_kernels
 def test_tolerance_never_makes_node_dearer(bundle: Bundle, model: onnx.ModelProto) -> None:
     cheapest: dict[str, int] = {}
@@ -83,7 +102,7 @@ class Supposed:
 
     errors: ClassVar = {"int8": 4e-3, "bf16": 1e-3, "fp32": 1e-6}
 
-    def __init__(self, model: onnx.ModelProto, cases: object) -> None:
+    def __init__(self, model: onnx.ModelProto, cases: object, head: object) -> None:
         self.model = model
 
     def __call__(self) -> tuple[float, list[np.ndarray]]:

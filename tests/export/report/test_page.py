@@ -63,6 +63,21 @@ def test_verdict_comes_first_with_reason(passing: str, failing: str) -> None:
     assert "All 2 comparisons with PyTorch are within" in passing
 
 
+def test_error_of_scores_is_shown(bundle_folder: Path, tmp_path: Path) -> None:
+    """A near tie of large logits: their error is within tolerance, that of the scores is not."""
+    inputs = {"input_ids": np.zeros((1, 3), np.int64)}
+    case = Case("a", "model", inputs, np.array([[10000.0, 10000.0, 0.0]]))
+    head = Bundle.open(bundle_folder).manifest.head
+    result = compare(case, np.array([[10000.5, 10000.0, 0.0]]), "fp32", head=head)
+    assert result.score_error is not None
+    page = written(bundle_folder, tmp_path, [comparison("b", 1e-6), result])
+    assert "has an error of 1.2e-01 in its scores or values, more than 1e-04" in page
+    assert f"<dt>Largest error</dt><dd>{result.score_error:.1e}</dd>" in page
+    assert (
+        f'<td class="number">5.0e-05</td><td class="number">{result.score_error:.1e}</td>' in page
+    )
+
+
 def test_shown_text_is_escaped(failing: str) -> None:
     assert "<script>" not in failing
     assert "&lt;script&gt;" in failing

@@ -65,3 +65,7 @@ def cases(printed: str) -> tuple[int, int]:
 def missing() -> str | None:
     """Return the missing requirement for building the test programs, or None."""
     return None if shutil.which(os.environ.get("CXX", "g++")) else "no g++"
+
+
+if __name__ == "__main__":
+    build(SANITIZER)

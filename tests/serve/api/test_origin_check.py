@@ -48,6 +48,7 @@ def proxied(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield address
 
 
+@pytest.mark.table(keep=0.34, by=lambda host: None)
 @pytest.mark.parametrize("host", NAMES)
 def test_loopback_names_are_accepted(host: str, server: str) -> None:
     for path in OPEN + CLOSED:

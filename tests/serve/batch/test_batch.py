@@ -164,6 +164,7 @@ def test_killed_worker_loses_no_document(
     assert len(set(out["id"].to_pylist())) == many
 
 
+@pytest.mark.table(keep=0.3, by=lambda end: None)
 @pytest.mark.parametrize("end", ["killed workers", "SIGINT", "SIGTERM"])
 def test_aborted_run_keeps_previous_output(
     end: str, ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Rows and ids of the output of ``aftserve batch``."""
+"""Columns, rows and ids of the output of ``aftserve batch``."""
 
 import json
 import math
@@ -7,20 +7,139 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from arrow_arrays import unchecked_strings
 
+from aftexport.heads import (
+    BinaryClassification,
+    Head,
+    MultiLabelClassification,
+    Regression,
+    SingleLabelClassification,
+)
+from aftexport.heads.regression import Value
 from aftserve.batch import output
 from aftserve.batch.answering import Outcome
+from aftserve.model.classifier import Answer
+
+MARKS: Any = {"policy": "exact", "bundle": "digest"}
+TWO_CLASSES = {"logits": SingleLabelClassification(labels=("yes", "no"))}
+TEXT, NUMBER = pa.string(), pa.float64()
+SAID: list[pa.Field] = [
+    pa.field("tokens_total", pa.int64()),
+    pa.field("tokens_used", pa.int64()),
+    pa.field("truncated", pa.bool_()),
+    pa.field("policy", TEXT),
+    pa.field("bundle", TEXT),
+    pa.field("error", TEXT),
+]
+"""The columns after the answer, the same for every head."""
+
+
+def numbers(*names: str) -> pa.StructType:
+    return pa.struct([pa.field(name, NUMBER) for name in names])
+
+
+EACH_HEAD: dict[str, tuple[Head, list[float], dict[str, pa.DataType], dict[str, Any]]] = {
+    "single_label_classification": (
+        SingleLabelClassification(labels=("yes", "no")),
+        [0.0, 0.0],
+        {"label": TEXT, "scores": numbers("yes", "no")},
+        {"label": "yes", "scores": {"yes": 0.5, "no": 0.5}},
+    ),
+    "binary_classification": (
+        BinaryClassification(labels=("ham", "spam"), threshold=0.5),
+        [0.0],
+        {"label": TEXT, "scores": numbers("ham", "spam")},
+        {"label": "spam", "scores": {"ham": 0.5, "spam": 0.5}},
+    ),
+    "multi_label_classification": (
+        MultiLabelClassification(labels=("urgent", "legal", "spam"), thresholds=(0.4, 0.6, 0.5)),
+        [0.0, 0.0, 0.0],
+        {
+            "heads": pa.struct(
+                {
+                    "logits": pa.struct(
+                        {"labels": pa.list_(TEXT), "scores": numbers("urgent", "legal", "spam")}
+                    )
+                }
+            )
+        },
+        {
+            "heads": {
+                "logits": {
+                    "labels": ["urgent", "spam"],
+                    "scores": {"urgent": 0.5, "legal": 0.5, "spam": 0.5},
+                }
+            }
+        },
+    ),
+    "regression": (
+        Regression(values=(Value(name="age", scale=12.5, offset=40.0), Value(name="mass"))),
+        [-2.0, 7.25],
+        {"heads": pa.struct({"logits": pa.struct({"values": numbers("age", "mass")})})},
+        {"heads": {"logits": {"values": {"age": 15.0, "mass": 7.25}}}},
+    ),
+}
+"""A head for each task, with logits, the columns of its answer, and a row of them."""
+
+
+@pytest.mark.parametrize("suffix", output.SUFFIXES)
+@pytest.mark.parametrize("task", EACH_HEAD)
+def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
+    head, logits, types, answered = EACH_HEAD[task]
+    assert head.task == task
+    columns = output.schema({"logits": head}, pa.string())
+    assert list(columns) == [
+        pa.field("id", TEXT), *(pa.field(name, kind) for name, kind in types.items()), *SAID
+    ]  # fmt: skip
+    row = np.array(logits)
+    answer = Answer({"logits": head.answer(row)}, row)
+    outcomes = [Outcome(answer, None, 9, 7), Outcome(None, "It has no tokens.", 3, 0)]
+    ids = pa.chunked_array([pa.array(["a.txt", "b.txt"])])
+    path = tmp_path / f"out{suffix}"
+    with output.Writer(path, path, columns, numbered=False) as writer:
+        writer.write(output.table(ids, outcomes, columns, **MARKS))
+    if suffix == ".parquet":
+        found = pq.read_table(path)
+        assert found.schema == columns
+        rows = found.to_pylist()
+    else:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        assert [list(row) for row in rows] == [columns.names] * 2
+    assert rows == [
+        {"id": "a.txt", **answered, "tokens_total": 9, "tokens_used": 7, "truncated": True, **MARKS,
+         "error": None},
+        {"id": "b.txt", **dict.fromkeys(types), "tokens_total": 3, "tokens_used": 0,
+         "truncated": None, **MARKS, "error": "It has no tokens."},
+    ]  # fmt: skip
+
+
+def test_each_head_has_its_own_field() -> None:
+    heads = {task: head for task, (head, *_) in EACH_HEAD.items()}
+    columns = output.schema(heads, None)
+    assert columns.names[:2] == ["id", "heads"]
+    assert "label" not in columns.names
+    assert [field.name for field in columns.field("heads").type] == list(heads)
+    answers = {
+        task: head.answer(np.array(logits)) for task, (head, logits, *_) in EACH_HEAD.items()
+    }
+    rows = output.table(None, [Outcome(Answer(answers, np.zeros(1)), None, 1, 1)], columns, **MARKS)
+    (row,) = rows.to_pylist()
+    assert row["heads"] == {
+        task: answered.get("heads", {}).get("logits", answered)
+        for task, (*_, answered) in EACH_HEAD.items()
+    }
 
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
-    columns = output.schema(["yes", "no"], None)
-    marks: Any = {"policy": "exact", "bundle": "digest"}
+    columns = output.schema(TWO_CLASSES, None)
     with output.Writer(tmp_path / "out", Path("out.jsonl"), columns, numbered=True) as writer:
         for count in (2, 3):
-            writer.write(output.table(None, [Outcome(error="no answer")] * count, columns, **marks))
+            writer.write(output.table(None, [Outcome(error="no answer")] * count, columns, **MARKS))
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
 
@@ -44,10 +163,9 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
 def test_ids_of_any_type_become_json(ids: pa.Array, shown: list[Any], tmp_path: Path) -> None:
-    columns = output.schema(["yes", "no"], ids.type)
-    marks: Any = {"policy": "exact", "bundle": "digest"}
+    columns = output.schema(TWO_CLASSES, ids.type)
     outcomes = [Outcome(error="no answer")] * len(ids)
-    rows = output.table(pa.chunked_array([ids]), outcomes, columns, **marks)
+    rows = output.table(pa.chunked_array([ids]), outcomes, columns, **MARKS)
     path = tmp_path / "out.jsonl"
     with output.Writer(path, path, columns, numbered=False) as writer:
         writer.write(rows)

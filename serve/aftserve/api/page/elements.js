@@ -1,7 +1,7 @@
-// Helpers that build elements of the page and format numbers.
+// Elements of the page, and the format of its numbers. Text enters the page as text only: the
+// Content-Security-Policy forbids HTML from strings.
 
 export const byId = (id) => document.getElementById(id);
-export const NUMBER = new Intl.NumberFormat("en");
 
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -11,7 +11,7 @@ export function element(name, properties = {}, ...children) {
 
 export const cell = (content) => element("td", {}, content);
 export const number = (content) => element("td", { className: "number" }, content);
-export const head = (content) => element("th", { scope: "row" }, content);
+export const head = (...content) => element("th", { scope: "row" }, ...content);
 export const row = (...cells) => element("tr", {}, ...cells);
 export const fill = (id, children) => byId(id).replaceChildren(...children);
 export const fillTable = (id, rows) => byId(id).tBodies[0].replaceChildren(...rows);
@@ -22,12 +22,18 @@ export const fillFacts = (id, facts) =>
     return element("div", {}, term, element("dd", {}, value));
   }));
 
+/** Return a part of a bar, as wide as its share of the bar. */
 export function part(share, stage) {
   const made = element("div");
   made.style.width = `${100 * share}%`;
   if (stage) made.dataset.stage = stage;
   return made;
 }
+
+export const NUMBER = new Intl.NumberFormat("en");
+export const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
+export const tokens = (count) => `${NUMBER.format(count)} ${count === 1 ? "token" : "tokens"}`;
+export const scientific = (value) => (typeof value === "number" ? value.toExponential(1) : value ?? "");
 
 export function percent(share) {
   if (share > 0 && share < 0.0005) return "< 0.1 %";
@@ -39,7 +45,3 @@ export function duration(seconds) {
   if (seconds >= 1) return `${seconds.toFixed(2)} s`;
   return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
 }
-
-export const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
-export const tokens = (count) => `${NUMBER.format(count)} ${count === 1 ? "token" : "tokens"}`;
-export const scientific = (value) => (value === "inf" ? value : value.toExponential(1));

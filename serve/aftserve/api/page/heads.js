@@ -1,58 +1,115 @@
-// Shows the answer of each kind of head: labels that exclude each other, labels that hold, and values.
+// The answers of a model's heads: labels with their scores, or values with their units.
 
-import { element, head, number, part, percent, row } from "./elements.js";
+import { byId, element, fill, fillTable, head, number, part, percent, row } from "./elements.js";
 
-/** The answer of each head by its name; the one label of a model has no name, and lies in the answer. */
-const answersOf = ({ heads, label, scores }) => heads ?? { "": { label, scores } };
+let heads = {}; // the heads of GET /info, by the names of their outputs
 
-/** The settings of a value: its unit and its range. */
-const settingsOf = (heads, name, value) => heads[name]?.values?.find((one) => one.name === value) ?? {};
-
-/** The task of a head, as a sentence. */
-export function purposeOf({ task, labels, values }) {
-  if (values) return `The model estimates ${values.map(({ name }) => name).join(", ")}.`;
-  if (task === "multi_label_classification") return `The model has ${labels.length} independent labels.`;
-  return `The model has ${labels.length} classes.`;
+/** Keep the heads of the model, and return a sentence on each. */
+export function describeHeads(described) {
+  heads = described;
+  return Object.values(heads).map(purposeOf).join(" ");
 }
 
-/** The decisions of all heads, and a remark on them. */
-export function headlineOf(answer, heads) {
-  const parts = Object.entries(answersOf(answer)).map(([name, { label, labels, scores, values }]) => {
-    if (label !== undefined) return [label, `with a score of ${percent(scores[label])}`];
-    if (labels) {
-      const count = `${labels.length} of ${Object.keys(scores).length} labels hold`;
-      return [labels.join(", ") || "No label", count];
-    }
-    const texts = Object.entries(values).map(([value, x]) => `${value} ${withUnit(heads, name, value, x)}`);
-    return [texts.join(", "), ""];
+function purposeOf({ task, labels, values }) {
+  if (values) return `Estimates ${values.map((value) => value.name).join(", ")}.`;
+  if (task === "multi_label_classification") return `Finds which of ${labels.length} labels hold.`;
+  return `Distinguishes ${labels.length} classes.`;
+}
+
+/** Show the decision and the numbers of every head, and return the decision as text. */
+export function showHeads(answer) {
+  const answers = Object.entries(answersOf(answer));
+  const decisions = answers.map(([name, content]) => decisionOf(name, content));
+  fill("label", decisions.flatMap(({ names, chips }) => (chips ? names.flatMap(chip) : [names.join(", "), " "])));
+  byId("remark").textContent = decisions.map(({ remark }) => remark).filter(Boolean).join("; ");
+  const [title, names, numbers] = headingsOf(answers.map(([, content]) => content));
+  byId("scores-title").textContent = title;
+  byId("scores-names").textContent = names;
+  byId("scores-numbers").textContent = numbers;
+  fillTable("scores", answers.flatMap(([name, content]) => rowsOf(name, content)));
+  return decisions.map((one) => [one.names.join(", "), one.remark].filter(Boolean).join(", ")).join("; ");
+}
+
+/** Return the answer of each head by its name; a label without heads is that of the only one. */
+function answersOf({ heads: given, label, scores }) {
+  return given ?? { [Object.keys(heads)[0] ?? ""]: { label, scores } };
+}
+
+const chip = (name) => [element("span", { className: "chip" }, name), " "];
+
+/** Return the names that a head answers with, and a remark on them. */
+function decisionOf(name, { label, labels, scores, values }) {
+  if (values) {
+    const outside = Object.entries(values).filter(([value, x]) => isOutside(settingsOf(name, value), x));
+    return {
+      names: Object.entries(values).map(([value, x]) => `${value} ${withUnit(x, settingsOf(name, value))}`),
+      remark: outside.map(([value]) => `${value} is outside its range, ${rangeOf(settingsOf(name, value))}`).join("; "),
+      chips: Object.keys(values).length > 1,
+    };
+  }
+  if (!labels) return { names: [label], remark: `with a score of ${percent(scores[label])}` };
+  const remark = `Labels that hold: ${labels.length} of ${Object.keys(scores).length}`;
+  return labels.length ? { names: labels, remark, chips: true } : { names: ["No label"], remark };
+}
+
+/** Return the title of the table, and those of its columns. */
+function headingsOf(contents) {
+  if (contents.every(({ values }) => values)) return ["Values", "Value", "Estimate"];
+  if (contents.every(({ label }) => label !== undefined)) return ["Scores", "Class", "Score"];
+  if (contents.every(({ labels }) => labels)) return ["Scores", "Label", "Score"];
+  return ["Scores and values", "Name", "Number"];
+}
+
+/** Return a row for each number of a head: scores from the largest, values in their order. */
+function rowsOf(name, { label, labels, scores, values }) {
+  if (scores) {
+    return Object.entries(scores).sort(([, one], [, other]) => other - one).map(([one, score]) => {
+      const holds = labels?.includes(one);
+      const title = head(one, ...(holds ? [" ", element("span", { className: "chip" }, "holds")] : []));
+      const made = row(title, bar(score, thresholdOf(name, one)), number(percent(score)));
+      made.className = holds || one === label ? "chosen" : "";
+      return made;
+    });
+  }
+  return Object.entries(values).map(([value, x]) => {
+    const settings = settingsOf(name, value);
+    const { minimum: low, maximum: high } = settings;
+    const range = hasRange(settings) ? [element("div", { className: "hint" }, rangeOf(settings))] : [];
+    const share = hasRange(settings) ? Math.min(1, Math.max(0, (x - low) / (high - low))) : null;
+    return row(head(value, ...range), bar(share), number(withUnit(x, settings)));
   });
-  const joined = (index) => parts.map((texts) => texts[index]).filter(Boolean).join("; ");
-  return [joined(0), joined(1)];
 }
 
-/** A row for each number: probabilities from the largest, values in their order. */
-export function rowsOf(answer, heads) {
-  return Object.entries(answersOf(answer)).flatMap(([name, { labels, scores, values }]) => {
-    if (!scores) return Object.entries(values).map(([value, x]) => valueRow(heads, name, value, x));
-    const largest = Object.entries(scores).sort(([, one], [, other]) => other - one);
-    return largest.map(([label, score]) => numberRow(label, labels?.includes(label), score, percent(score)));
-  });
+/** Return a bar; it has no track without a share, and a line at the threshold if there is one. */
+function bar(share, threshold) {
+  const made = element("td", { className: "bar" });
+  if (share === null) return made;
+  const track = element("div", {}, part(share));
+  if (threshold !== undefined) {
+    const line = element("span", { className: "threshold", title: `Threshold: ${percent(threshold)}` });
+    line.style.left = `${100 * threshold}%`;
+    track.append(line);
+  }
+  made.append(track);
+  return made;
 }
 
-function valueRow(heads, name, value, x) {
-  const { minimum, maximum } = settingsOf(heads, name, value);
-  const hasRange = minimum != null && maximum != null;
-  const share = hasRange ? Math.min(1, Math.max(0, (x - minimum) / (maximum - minimum))) : null;
-  return numberRow(value, false, share, withUnit(heads, name, value, x));
+function thresholdOf(name, label) {
+  const { labels, thresholds, threshold } = heads[name] ?? {};
+  if (thresholds) return thresholds[labels.indexOf(label)];
+  return label === labels?.[1] ? threshold : undefined; // a binary head has one, for its second label
 }
 
-function numberRow(name, holds, share, text) {
-  const bar = element("div", {}, ...(share === null ? [] : [part(share)]));
-  const title = head(holds ? element("mark", {}, name) : name);
-  return row(title, element("td", { className: "bar" }, bar), number(text));
-}
+const settingsOf = (name, value) => heads[name]?.values?.find((one) => one.name === value) ?? {};
+const hasRange = ({ minimum, maximum }) => minimum != null && maximum != null;
+const isOutside = ({ minimum, maximum }, x) => (minimum != null && x < minimum) || (maximum != null && x > maximum);
 
-function withUnit(heads, name, value, x) {
-  const { unit } = settingsOf(heads, name, value);
+function withUnit(x, { unit }) {
   return `${Number(x.toPrecision(6))}${unit ? ` ${unit}` : ""}`;
+}
+
+function rangeOf({ minimum, maximum, unit }) {
+  if (maximum == null) return `at least ${withUnit(minimum, { unit })}`;
+  if (minimum == null) return `at most ${withUnit(maximum, { unit })}`;
+  return `${minimum} to ${withUnit(maximum, { unit })}`;
 }

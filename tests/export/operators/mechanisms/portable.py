@@ -52,6 +52,7 @@ def _session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_cpu_mem_arena = False  # it would keep the memory of the longest document
     model = body_model(variant, num_heads, opset, dtype).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -5,13 +5,8 @@ from importlib.resources import files
 import httpx
 import pytest
 
-FILES = {
-    "/": "index.html",
-    "/page/page.css": "page.css",
-    "/page/page.js": "page.js",
-    "/page/elements.js": "elements.js",
-    "/page/heads.js": "heads.js",
-}
+NAMES = ("page.css", "page.js", "heads.js", "elements.js")
+FILES = {"/": "index.html"} | {f"/page/{name}": name for name in NAMES}
 
 
 @pytest.fixture(params=FILES)

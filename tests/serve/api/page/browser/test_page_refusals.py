@@ -49,8 +49,8 @@ def test_too_long_document_shows_error(server: str, page: Page) -> None:
     ("answer", "reason"),
     [
         ({"status": 503, "json": {"detail": "It is stopping."}}, "503 It is stopping."),
-        ({"status": 502, "body": "<html>"}, "502 The response is not JSON"),
-        ({"status": 200, "body": "<html>"}, "200 The response is not JSON"),
+        ({"status": 502, "body": "<html>"}, "502 Expected an answer in JSON"),
+        ({"status": 200, "body": "<html>"}, "200 Expected an answer in JSON"),
         ({"status": 503, "json": {"detail": "<b>"}, "headers": {"Retry-After": "7"}},
          "503 <b> Try again in 7 s."),
         (None, "No answer The server cannot be reached"),
@@ -62,7 +62,7 @@ def test_failed_request_shows_reason(
     page.goto(server)
     page.route("**/infer*", lambda route: route.fulfill(**answer) if answer else route.abort())
     page.fill("#text", ORDINARY)
-    page.click("text=Classify")
+    page.click("#send")
     expect(page.locator("#problem")).to_contain_text(reason, use_inner_text=True)
 
 
@@ -70,7 +70,7 @@ def test_stop_button_cancels_request(server: str, page: Page) -> None:
     page.goto(server)
     page.route("**/infer*", lambda route: None)
     page.fill("#text", ORDINARY)
-    page.click("text=Classify")
+    page.click("#send")
     page.click("#stop")
     expect(page.locator("#status")).to_have_text("Stopped.")
     expect(page.locator("#stop")).to_be_hidden()
@@ -118,9 +118,11 @@ def test_missing_evidence_shows_reason(
     classify(page, ORDINARY)
     expect(page.locator("#answer")).to_be_visible()
     note = page.locator("#evidence-note")
-    expect(note).to_contain_text("The server says: “This model has no evidence: ")
-    expect(note).to_contain_text("The page then asked without evidence.")
+    expect(note).to_contain_text(
+        "This answer has no evidence. The server says: “This model has no evidence: "
+    )
+    expect(note).to_contain_text("The page repeated the request without evidence.")
     expect(page.locator("#document")).to_be_hidden()
     page.fill("#passages", "0")
     classify(page, ORDINARY)
-    expect(note).to_have_text("The answer has no evidence. It was not requested.")
+    expect(note).to_have_text("This answer has no evidence. It was not requested.")
