@@ -89,7 +89,7 @@ def make_documents(
         letters = generator.choice(_LETTERS, _ALPHABET, replace=False)
         text = bytes(generator.choice(letters, length)).decode("ascii")
         ids = engine.tokenize(text)
-        documents.append(Document(text, ids, engine.classify([ids])[0].scores))
+        documents.append(Document(text, ids, engine.classify([ids])[0].heads["logits"].scores))
     generator.shuffle(documents)  # type: ignore[arg-type]
     return documents
 

@@ -51,7 +51,7 @@ def expected_scores(bundle: Path) -> dict[tuple[int, ...], list[float]]:
     """Return the scores of each document, each from a run of its own."""
     classifier = load_service(bundle).model.classifier
     return {
-        tuple(ids): list(classifier.classify([np.array(ids)])[0].scores.values())
+        tuple(ids): list(classifier.classify([np.array(ids)])[0].heads["logits"].scores.values())
         for ids in documents()
     }
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case
-from aftexport.heads import Head
 from aftexport.parity.tolerance import TOLERANCES
+
+if TYPE_CHECKING:  # the check of a GPU compares without pydantic
+    from aftexport.heads import Head
 
 Double = NDArray[np.float64]
 
@@ -149,7 +151,7 @@ def compare(
     precision: str,
     *,
     bound: float | None = None,
-    head: Head | None = None,
+    head: "Head | None" = None,
 ) -> Comparison:
     """Measure ``output`` against the case's reference, without rows of padding.
 

@@ -314,12 +314,12 @@ def test_plan_pooling_absent_value_is_refused(bundle_folder: Path) -> None:
         ChunkedModel(bundle_folder / CHUNKED, wrong, threads=1).run(np.zeros(10, np.int64))
 
 
-def test_archive_in_a_cycle_is_closed(bundle_folder: Path) -> None:
-    plan = Bundle.open(bundle_folder).manifest.chunked
+def test_archive_in_a_cycle_is_closed(bundle_copy: Path) -> None:
+    plan = Bundle.open(bundle_copy).manifest.chunked
     assert plan is not None
-    model = ChunkedModel(bundle_folder / CHUNKED, plan)
+    model = ChunkedModel(bundle_copy / CHUNKED, plan)
     readers = (o for o in gc.get_objects() if type(o) is io.BufferedReader)
-    (file,) = (r for r in readers if r.name == str(bundle_folder / CHUNKED))
+    (file,) = (r for r in readers if r.name == str(bundle_copy / CHUNKED))
     cycle: list[object] = [model]
     cycle.append(cycle)
     del model

@@ -34,7 +34,7 @@ def documents(bundle_folder: Path) -> list[Document]:
 
 def assert_right(outcome: Outcome, document: Document) -> None:
     assert outcome.answer is not None, outcome.error
-    assert document.is_answered_by(outcome.answer.scores)
+    assert document.is_answered_by(outcome.answer.heads["logits"].scores)
     assert outcome.tokens_total == outcome.tokens_used == len(document.ids)
 
 
@@ -112,7 +112,8 @@ def test_policy_applies_over_memory_budget(
             assert (outcome.tokens_used, outcome.tokens_total) == (600, len(document.ids))
             (expected,) = whole.classify([ids])
             assert outcome.answer is not None
-            assert outcome.answer.scores == pytest.approx(expected.scores, abs=BOUND)
+            scores, wanted = (a.heads["logits"].scores for a in (outcome.answer, expected))
+            assert scores == pytest.approx(wanted, abs=BOUND)
 
 
 def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
