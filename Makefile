@@ -38,13 +38,13 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 
 # The CUDA kernels first: some tests look at what was built.
 test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the test suite with a part of its large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples
 
 test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
 
-test-docs: $(VENV)/installed  ## every command of README and documentation; `make test` runs some pages
-	AFT_TEST_ALL=1 $(BIN)/pytest tests/docs
+test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
+	AFT_TEST_ALL=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/docs tests/examples
 
 system-packages:  ## the Debian packages the suite needs: prints their names, and as root installs them
 	@echo $(SYSTEM_PACKAGES)

@@ -136,7 +136,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.table(keep=0.2, by=lambda page: page == "README.md")
+@pytest.mark.table(keep=0.01, by=lambda page: page == "README.md")
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_page_runs(
     page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest

@@ -28,6 +28,10 @@ _COLLECTED = pytest.StashKey[tuple[int, int]]()
 _COUNTED = pytest.StashKey[list[tuple[int, int]]]()
 
 
+def any_case(**_: object) -> None:
+    """Give all cases one value, as ``by`` of a table whose cases stand for each other."""
+
+
 def fewer(count: int, keep: float = 0.25) -> int:
     """Return how many examples a random test draws: all of ``count``, or a part of them."""
     return count if RUN_ALL else math.ceil(count * keep)

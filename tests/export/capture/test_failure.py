@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -133,6 +134,7 @@ class Recurrent(tiny_models.Bag):
         return self.head(self.recurrent(self.embedding(input_ids))[0].mean(1))
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("factory", "problem", "remedy"),
     [

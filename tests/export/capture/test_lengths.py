@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -127,6 +128,7 @@ class CroppedWindows(tiny_models.Bag):
         return self.head((x + y[:, : x.shape[1]]).sum(1))
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     "factory",
     [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],

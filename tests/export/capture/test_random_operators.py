@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,6 +52,7 @@ DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", DRAWING)
 def test_operator_and_line_are_named(name: str) -> None:
     said = (

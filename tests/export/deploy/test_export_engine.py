@@ -5,6 +5,7 @@ import pytest
 import tiny_models
 import torch
 from commands import assert_refused, listing, run_here, without
+from sampling import any_case
 
 import aftexport
 import aftplugins
@@ -18,7 +19,7 @@ from aftexport.pipeline.export import export
 STEMS = sorted({operator.stem for operator in OPERATORS.values()})
 
 
-@pytest.mark.table(keep=0.4, by=lambda mechanism: None)
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("mechanism", STEMS)
 def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

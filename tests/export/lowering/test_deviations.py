@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -45,6 +46,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_deviation_neither_overflows_nor_vanishes(name: str) -> None:
     module = Deviation(FUNCTIONS[name]).eval()

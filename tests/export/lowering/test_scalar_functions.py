@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sampling import any_case
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -179,6 +180,7 @@ class SmallWeights(nn.Module):
         return weights / self.sum(weights)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", SUMS)
 def test_small_sigmoids_divided_by_sums(name: str) -> None:
     torch.manual_seed(0)

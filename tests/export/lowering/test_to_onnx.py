@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from onnxscript import rewriter
+from sampling import any_case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -53,6 +54,7 @@ def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("opset", OPSETS)
 def test_requested_opset_is_used(
     opset: int, program: ExportedProgram, classifier: DocumentClassifier

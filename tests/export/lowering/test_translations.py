@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -57,6 +58,7 @@ def assert_as_torch(module: nn.Module, dtype: torch.dtype = torch.float32) -> No
         np.testing.assert_allclose(logits, expected, rtol=bound, atol=bound, err_msg=str(tokens))
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", POOLS)
 def test_fixed_pooling_works_for_other_lengths(name: str) -> None:
     assert_as_torch(Pooled(POOLS[name]))

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import Bundle
@@ -148,6 +149,7 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
     np.testing.assert_allclose(total, logits.amax(1), atol=1e-4)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("pool", "head", "why"),
     [

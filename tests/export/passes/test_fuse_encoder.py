@@ -8,6 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from sampling import any_case
 from torch import nn
 
 from aftexport.operators.portable_bodies import attach_bodies
@@ -110,6 +111,7 @@ def test_surroundings_of_attention_become_single_operators(
     assert_unchanged(module, model)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("module", "absent"),

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.lowering.translations import translations
@@ -108,6 +109,7 @@ def test_a_layer_becomes_one_operator() -> None:
     assert_unchanged(module, model)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "change",

@@ -9,6 +9,7 @@ import torch
 from commands import run_here
 from hypothesis import given
 from hypothesis import strategies as st
+from sampling import any_case
 
 import aftexport
 from aftexport.capture.capture import capture
@@ -100,6 +101,7 @@ def test_cheapest_safe_precision_at_every_border(
     assert safe_precision(precision, None, causal=causal) == "fp32"
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("precision", "chosen"),
     [
@@ -150,6 +152,7 @@ def test_other_mechanisms_have_no_position_bias() -> None:
     assert position_biases(finish(lower(capture(tiny_models.classifier())))) == ()
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("precision", "chosen"),
     [

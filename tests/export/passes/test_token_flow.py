@@ -3,6 +3,7 @@
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -120,6 +121,7 @@ class Filled(Masked):
         return torch.zeros(ids.shape).masked_fill(self.mask(ids, lengths), 1)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -146,6 +148,7 @@ def test_padding_masks_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("mechanism", sorted(LAYERS))
 def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None

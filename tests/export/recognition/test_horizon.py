@@ -2,6 +2,7 @@
 
 import onnx_ir as ir
 import pytest
+from sampling import any_case
 
 from aftexport.recognition.formula import keys
 from aftexport.recognition.graph.normalize import normalize
@@ -29,6 +30,7 @@ def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tupl
     return count, nodes
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", CHAINS)
 def test_keys_are_near_linear_in_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horizon, "MAX_READS", 48)

@@ -13,6 +13,7 @@ import onnx
 import pytest
 import tiny_models
 import torch
+from sampling import any_case
 
 import aftplugins
 from aftexport.capture.capture import capture
@@ -73,6 +74,7 @@ def test_lengths_and_extreme_keys(library: Path, op: str, element: str) -> None:
 LONG = {op: 2048 if "Full" in op else 8192 if op.endswith("Attention") else 65_536 for op in OPS}
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(("op", "tokens"), LONG.items())
 def test_rounding_of_equal_tokens_stays_small(library: Path, op: str, tokens: int) -> None:
     """The mean of equal values is the value, whatever the weights."""

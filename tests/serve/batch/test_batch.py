@@ -20,6 +20,7 @@ from clients import eventually
 from commands import environment, run_python
 from load.documents import bare_engine, make_documents
 from ray_cluster import kill, processes
+from sampling import any_case
 from text_folders import write_texts
 
 from aftexport.parity import TOLERANCES
@@ -164,7 +165,7 @@ def test_killed_worker_loses_no_document(
     assert len(set(out["id"].to_pylist())) == many
 
 
-@pytest.mark.table(keep=0.3, by=lambda end: None)
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("end", ["killed workers", "SIGINT", "SIGTERM"])
 def test_aborted_run_keeps_previous_output(
     end: str, ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path

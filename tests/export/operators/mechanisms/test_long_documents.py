@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from oracles.mechanisms import MECHANISMS
+from sampling import any_case
 
 from aftexport.operators.mechanisms import OPERATORS
 
@@ -66,6 +67,7 @@ def expected_rows(variant: Variant, inputs: Inputs) -> np.ndarray:
     return (exact["value"] * pool(keyed, exact["beta_weight"]))[:, ROWS]
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(**named(PAIRS))
 def test_body_memory_is_linear_in_tokens(variant: Variant, case: Case, tmp_path: Path) -> None:
@@ -109,6 +111,7 @@ def test_torch_op_handles_long_document(variant: Variant, case: Case) -> None:
     assert difference / max(1, np.abs(expected).max()) < BOUND["float32"]
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(**named([(v, MILLION) for v in GLOBAL]))
 def test_body_sums_million_tokens_accurately(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
