@@ -126,7 +126,7 @@ inline Values contexts(const Document& d, int64_t width, Normalization normaliza
   return result;
 }
 
-// Shen et al., Efficient Attention, arXiv 1812.01243, eq. 3 and 4, per head:
+// Shen et al., Efficient Attention, arXiv 1812.01243, per head:
 //   Y = scale * rho_q(Q) (rho_k(K)^T V)
 // softmax: rho_q over the channels of each query, rho_k over the keys of each key channel. scaling: both divide by
 // sqrt(n), n the number of keys, here all by n at once. Scale and causal form are not of the paper.
@@ -146,8 +146,8 @@ inline Values efficient_attention(const Document& d, int64_t heads, Normalizatio
   return output;
 }
 
-// Per head sum_t softmax_t(logits[t, head]) x[t] over the first `count` rows of x [., channels]: Fastformer's eq. 3
-// and 4.
+// Per head sum_t softmax_t(logits[t, head]) x[t] over the first `count` rows of x [., channels]:
+// Fastformer's sum over the tokens.
 inline Values pool(int64_t count, int64_t channels, int64_t heads, const Values& logits, const double* x) {
   const int64_t width = channels / heads;
   Values means;
@@ -174,7 +174,7 @@ inline Values pool_by_weight(const Document& d, int64_t heads, const double* x, 
   return output;
 }
 
-// Wu et al., Fastformer, arXiv 2108.09084, eq. 3 to 6, as in the authors' code:
+// Wu et al., Fastformer, arXiv 2108.09084, as in the authors' code:
 //   alpha = softmax_T(Q Wa / sqrt(d)),  g_q[h] = sum_t alpha[t, h] Q[t, h],  P = K * g_q
 //   beta  = softmax_T(P Wb / sqrt(d)),  g_k[h] = sum_t beta[t, h] P[t, h],   Y = V * g_k
 // A head's logits read all channels, and the second mean is of P. The weights are [channels, heads]. In causal form,

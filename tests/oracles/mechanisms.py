@@ -184,7 +184,7 @@ def aft_conv(d: Document, filter: Array, *, num_heads: int, gate: str = "sigmoid
 def efficient_attention(
     d: Document, *, num_heads: int, normalization: str = "softmax", scale: float = 1.0
 ) -> Array:
-    """Efficient Attention: Shen et al., arXiv 1812.01243, eq. 3 and 4.
+    """Efficient Attention: Shen et al., arXiv 1812.01243.
 
     Y = scale * rho_q(Q) (rho_k(K)^T V)      per head
 
@@ -207,7 +207,7 @@ def efficient_attention(
 
 @_over_batch
 def fastformer(d: Document, alpha_weight: Array, beta_weight: Array, *, num_heads: int) -> Array:
-    """Fastformer: Wu et al., arXiv 2108.09084, eq. 3 to 6, as in the authors' code.
+    """Fastformer: Wu et al., arXiv 2108.09084, as in the authors' code.
 
     alpha = softmax_T(Q Wa / sqrt(d)),  g_q[h] = sum_t alpha[t, h] Q[t, h],  P = K * g_q
     beta  = softmax_T(P Wb / sqrt(d)),  g_k[h] = sum_t beta[t, h] P[t, h],   Y = V * g_k
