@@ -33,7 +33,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self) -> None:
-        """Connect, if there is no connection.
+        """Connect, unless it is connected already.
 
         Raises:
             ConnectionRefusedError: if the server does not listen.

@@ -46,11 +46,6 @@ class BinaryClassification(Head):
         return cls(labels=numbered(2, names, "class"))
 
     @property
-    def width(self) -> int:
-        """One logit."""
-        return 1
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Both labels."""
         return self.labels

@@ -49,17 +49,12 @@ class Head(BaseModel, ABC):
         """Return a head with the usual settings.
 
         Args:
-            width: the number of logits of a document, or 0 if it is not known.
+            width: the number of logits of a document.
             names: the names from the user or the model file; None for numbered names.
 
         Raises:
             UsageError: if the head does not fit the width or the names.
         """
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """The number of logits of a document."""
 
     @property
     @abstractmethod
@@ -75,6 +70,11 @@ class Head(BaseModel, ABC):
     def logit_names(self) -> tuple[str, ...]:
         """The name of each logit."""
         return self.names
+
+    @property
+    def width(self) -> int:
+        """The number of logits of a document."""
+        return len(self.logit_names)
 
     @abstractmethod
     def scores(self, logits: Double) -> Double:

@@ -60,11 +60,6 @@ class MultiLabelClassification(Head):
         return cls(labels=labels, thresholds=(DEFAULT_THRESHOLD,) * width)
 
     @property
-    def width(self) -> int:
-        """The number of labels."""
-        return len(self.labels)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The labels."""
         return self.labels

@@ -77,11 +77,6 @@ class Regression(Head):
         return cls(values=tuple(Value(name=name) for name in numbered(width, names, "value")))
 
     @property
-    def width(self) -> int:
-        """The number of values."""
-        return len(self.values)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The name of each value."""
         return tuple(value.name for value in self.values)

@@ -54,11 +54,6 @@ class SingleLabelClassification(Head):
         return cls(labels=numbered(width, names, "class"))
 
     @property
-    def width(self) -> int:
-        """The number of labels."""
-        return len(self.labels)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The labels."""
         return self.labels

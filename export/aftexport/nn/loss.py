@@ -48,7 +48,7 @@ def task_loss(problem_type: str, logits: Tensor, targets: Tensor) -> Tensor:
             for regression.
 
     Raises:
-        UsageError: if there is no such task, or the targets of a regression have another shape.
+        UsageError: if the task is unknown, or the targets of a regression have another shape.
     """
     if problem_type not in _LOSSES:
         known = ", ".join(_LOSSES)

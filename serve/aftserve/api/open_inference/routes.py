@@ -35,7 +35,7 @@ _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PROBLEMS = responses(ProtocolProblem)
-_PROBLEMS[404] = {"model": ProtocolProblem, "description": "There is no such model."}
+_PROBLEMS[404] = {"model": ProtocolProblem, "description": "The model is unknown."}
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 # These paths are complete, because responses are counted by the path of their route. It lacks the
 # prefixes of nested routers.
