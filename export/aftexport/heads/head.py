@@ -27,7 +27,10 @@ class Answer(BaseModel):
 
 
 class Head(BaseModel, ABC):
-    """The meaning of one output of a model, logits ``[batch, width]``.
+    """The meaning of one output of a model.
+
+    The output is ``[batch, width]``, or ``[batch, tokens, width]`` for a head that answers for
+    every token.
 
     Attributes:
         task: the kind of the head, by the names of the transformers library.
@@ -73,8 +76,13 @@ class Head(BaseModel, ABC):
 
     @property
     def width(self) -> int:
-        """The number of logits of a document."""
+        """The number of logits of a document, or of each of its tokens."""
         return len(self.logit_names)
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the head answers for every token of a document."""
+        return False
 
     @abstractmethod
     def scores(self, logits: Double) -> Double:
