@@ -7,7 +7,8 @@ import numpy as np
 from annotated_types import Gt, Len, Lt
 from pydantic import model_validator
 
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer, Names, Numbers
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid
 
@@ -24,8 +25,8 @@ class LabelsAnswer(Answer):
         scores: the probability of every label.
     """
 
-    labels: tuple[str, ...]
-    scores: dict[str, float]
+    labels: Names
+    scores: Numbers
 
 
 class MultiLabelClassification(Head):
