@@ -222,6 +222,7 @@ class _Export:
             head_file=options.heads,
             own_task=checkpoint.task,
             own_labels=checkpoint.labels,
+            own_heads=checkpoint.heads,
         )
         check_rows([case for case in traced.cases if case.subject == "model"])
         names = (value.name for value in traced.lowered.graph.output)
