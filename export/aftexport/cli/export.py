@@ -142,8 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_options(parser)
     triton.add_options(parser)
     _add_head_options(parser)
-    add("--tokenizer", type=Path, metavar="FILE",
-        help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
+    add("--tokenizer", metavar="FILE|bytes",
+        help="path of a tokenizer.json; or bytes, if the model's ids are the bytes of the text in "
+        "UTF-8, 0 to 255 (default: the tokenizer in the model file)")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
     return parser
 

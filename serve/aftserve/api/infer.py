@@ -16,6 +16,7 @@ from aftserve.http.access_log import add_log_fields
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
+from aftserve.types import Document
 
 _LINES_SCHEMA: dict[str, Any] = {
     "type": "string",
@@ -60,8 +61,9 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
-        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document. In
-        newline-delimited JSON each line has `text` or `input_ids`, and gets a line of the answer.
+        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document, and so
+        are raw bytes for a model of bytes. In newline-delimited JSON each line has `text` or
+        `input_ids`, and gets a line of the answer.
         """
         service.check_open()
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
@@ -76,24 +78,29 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             add_log_fields(request, documents=len(lines))
             content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
             return Response(content, media_type=kind)
-        body = await _read(request, kind, service)
+        documents, is_one = await _read(request, kind, service)
         service.traces.record("receive", request.state.started, time.monotonic())
-        work = service.classify(body.documents, deadline, spans=evidence)
+        work = service.classify(documents, deadline, spans=evidence)
         results = await run_until_disconnect(work, request.receive, deadline)
         add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
-        return results[0] if body.text is not None else InferResponse(results=results)
+        return results[0] if is_one else InferResponse(results=results)
 
     return router
 
 
-async def _read(request: Request, kind: str, service: Service) -> InferRequest:
+async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence[Document], bool]:
+    """Return the documents of a body, and whether the answer is one object instead of a list."""
+    classifier = service.model.classifier
     if kind == streaming.TEXT:
-        text = await streaming.read_text(request, service.model.classifier)
-        return InferRequest(text=text, texts=None, input_ids=None)
+        return [await streaming.read_text(request, classifier)], True
+    if kind == streaming.BYTES:
+        return [await streaming.read_bytes(request, classifier)], True
+    bytes_type = (streaming.BYTES,) if classifier.takes_bytes else ()
     max_documents = service.settings.max_documents
-    return await read_json(
+    body = await read_json(
         request,
         InferRequest,
-        other_types=(streaming.TEXT, *streaming.LINES_TYPES),
+        other_types=(streaming.TEXT, *bytes_type, *streaming.LINES_TYPES),
         max_entries={"texts": max_documents, "input_ids": max_documents},
     )
+    return body.documents, body.text is not None

@@ -1,4 +1,4 @@
-"""Bodies that are read as they arrive: one document as plain text, or one on each line."""
+"""Bodies that are read as they arrive: one document as text or bytes, or one on each line."""
 
 import asyncio
 import codecs
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import anyio.to_thread
+import numpy as np
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect, Request
 
@@ -16,12 +17,13 @@ from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
 from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
-from aftserve.types import Document
+from aftserve.types import Document, Tokens
 
 T = TypeVar("T")
 Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
 
 TEXT = "text/plain"
+BYTES = "application/octet-stream"
 LINES = "application/x-ndjson"
 LINES_TYPES = (
     LINES,
@@ -65,6 +67,33 @@ async def read_text(request: Request, classifier: Classifier) -> str:
             piece = ""
     parts.append(_decoded(decoder, b"", final=True))
     return "".join(parts)
+
+
+async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
+    """Receive one document of raw bytes, and stop as soon as it has too many.
+
+    Args:
+        request: a request whose body has not been received.
+        classifier: the classifier with the tokenizer and the limits.
+
+    Returns:
+        The bytes as token ids.
+
+    Raises:
+        NotJsonError: if the bundle's tokenizer is not that of bytes, or the body is compressed.
+        DocumentTooLongError: if it is over the limit.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    if not classifier.takes_bytes:
+        raise request_body.NotJsonError(
+            f"A body of {BYTES} needs a model with the tokenizer bytes, got another model.",
+            f"Send {TEXT} or {request_body.JSON}.",
+        )
+    document = bytearray()
+    async for content in _chunks(request):
+        document += content
+        classifier.check_length(len(document), more=True)
+    return np.frombuffer(document, np.uint8).astype(np.int64)
 
 
 def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool = False) -> str:

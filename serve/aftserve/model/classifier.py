@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import EVIDENCE, MAX_TOKENS
 from aftexport.engines import Engine, Stop
@@ -77,6 +78,7 @@ class Classifier:
         self.manifest = bundle.manifest
         self.engine = engine
         self._tokenizer = bundle.tokenizer()
+        self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
         self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
