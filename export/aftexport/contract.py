@@ -12,5 +12,7 @@ AXES: dict[str, dict[int, str]] = {
     "lengths": {0: "batch"},
 }
 """The names of the axes of each input."""
+LOGITS = "logits"
+"""The name of the output of a forward that returns one tensor."""
 EVIDENCE = "evidence"
 """The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""

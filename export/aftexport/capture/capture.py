@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
+from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
@@ -61,6 +62,8 @@ def _scripted(subject: str) -> TraceError:
 def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
     model = with_plain_inputs(copied(model).eval().to(dtype))
+    # A hook leaves the names of the parameters as they are, and a wrapper would change them.
+    model.register_forward_hook(lambda _module, _inputs, result: name_outputs(result))
     for module in model.modules():
         if callable(fold := getattr(module, "fold", None)):
             fold()

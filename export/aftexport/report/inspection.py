@@ -41,9 +41,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "of each token"
         if manifest.evidence
         else None,
-        "task": manifest.head.task,
-        "labels": ", ".join(manifest.head.names),
-        "scores": manifest.head.meaning,
+        **_heads(manifest),
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -142,6 +140,19 @@ def _position_biases(manifest: Manifest) -> dict[str, object]:
         span = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
         lines.append(f"{bias.node}: range of a row {span}, exponentials in {bias.precision}")
     return {"position biases": "\n".join(lines)} if lines else {}
+
+
+def _heads(manifest: Manifest) -> dict[str, object]:
+    """Return the rows of the only head, or those of several under the names of their outputs."""
+    rows: dict[str, object] = {}
+    for output, head in manifest.heads.items():
+        place = "" if len(manifest.heads) == 1 else f" of {output}"
+        rows |= {
+            f"task{place}": head.task,
+            f"labels{place}": ", ".join(head.names),
+            f"scores{place}": head.meaning,
+        }
+    return rows
 
 
 def _tokens(count: int | None) -> str:
