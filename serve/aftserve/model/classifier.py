@@ -269,7 +269,7 @@ class Classifier:
             raise EngineError(
                 "The model's output must be finite, got NaN or infinity.", "Send another document."
             )
-        answers = [self._answer(row) for row in logits]
+        answers = [self._answer(*one) for one in zip(logits, lengths, strict=True)]
         offsets = self.manifest.evidence
         if offsets is None or EVIDENCE not in outputs:
             return answers
@@ -279,5 +279,9 @@ class Classifier:
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
 
-    def _answer(self, logits: NDArray[np.float64]) -> Answer:
-        return Answer({name: h.answer(logits) for name, h in self.manifest.heads.items()}, logits)
+    def _answer(self, logits: NDArray[np.float64], tokens: int) -> Answer:
+        answers = {name: head.answer(logits) for name, head in self.manifest.heads.items()}
+        for name, calibration in (self.manifest.calibration or {}).items():
+            head = self.manifest.heads[name]
+            answers[name] = calibration.applied(head, answers[name], logits, tokens)
+        return Answer(answers, logits)
