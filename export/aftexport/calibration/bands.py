@@ -50,7 +50,8 @@ def band_masks(tokens: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
             bands.append([])
         bands[-1].append(int(one))
     if len(bands) > 1 and np.isin(power, bands[-1]).sum() < MIN_DOCUMENTS:
-        bands[-2] += bands.pop()
+        rest = bands.pop()
+        bands[-1] += rest
     return [np.isin(power, band) for band in bands]
 
 

@@ -50,12 +50,60 @@ def calibrate(name: str, sample: Sample, budget: float | None = None) -> Calibra
     Args:
         name: the name of the head, for messages.
         sample: its labelled documents.
-        budget: the allowed error rate of answered documents; None for no threshold. With a
-            budget, one part of the documents is for the fit and the other for the threshold.
+        budget: the allowed error rate of answered documents; None for no threshold.
 
     Raises:
         UsageError: if there are too few documents.
         NoThresholdError: if no threshold keeps the budget.
+    """
+    choice = choose(name, sample, budget)
+    fitted, tested = choice.fitted, choice.tested
+    part = sample.part(fitted)
+    before = sample.head.scores(sample.logits)
+    after = np.empty_like(before)
+    after[fitted] = _cross_fitted(part)
+    after[tested] = _scores(choice.scalings, sample.part(tested), part)
+    calibration = Calibration(
+        method="platt" if sample.has_independent_labels else "temperature",
+        scalings=choice.scalings,
+        min_tokens=int(part.tokens.min()),
+        max_tokens=int(part.tokens.max()),
+        documents=len(part),
+        error_before=calibration_error(*sample.observations(before)),
+        error_after=calibration_error(*sample.observations(after)),
+        bands=bands_of(sample, before, after),
+        threshold=choice.threshold,
+    )
+    return CalibratedHead(sample, calibration, choice.fits, before, after)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The scalings and the threshold of a head.
+
+    Attributes:
+        fitted: the indices of the documents of the fit, in random order.
+        tested: those of the documents on which thresholds were tested.
+        fits: the fit of each scaling.
+        threshold: the threshold; None without a budget.
+    """
+
+    fitted: NDArray[np.int64]
+    tested: NDArray[np.int64]
+    fits: tuple[Fit, ...]
+    threshold: Threshold | None
+
+    @property
+    def scalings(self) -> tuple[Scaling, ...]:
+        """The scaling of each fit."""
+        return tuple(fit.scaling for fit in self.fits)
+
+
+def choose(name: str, sample: Sample, budget: float | None) -> Choice:
+    """Fit the scalings, and choose the threshold on documents outside the fit.
+
+    All documents are for the fit if there is no budget. Arguments and exceptions are those of
+    ``calibrate``.
     """
     check_sample(name, sample, budget)
     order = np.random.default_rng(_SEED).permutation(len(sample))
@@ -63,25 +111,11 @@ def calibrate(name: str, sample: Sample, budget: float | None = None) -> Calibra
     fitted, tested = order[:count], order[count:]
     part = sample.part(fitted)
     fits = fit(part)
-    scalings = tuple(one.scaling for one in fits)
-    before = sample.head.scores(sample.logits)
-    after = np.empty_like(before)
-    after[fitted] = _cross_fitted(part)
-    after[tested] = _scores(scalings, sample.part(tested), part)
-    calibration = Calibration(
-        method="platt" if sample.has_independent_labels else "temperature",
-        scalings=scalings,
-        min_tokens=int(part.tokens.min()),
-        max_tokens=int(part.tokens.max()),
-        documents=len(part),
-        error_before=calibration_error(*sample.observations(before)),
-        error_after=calibration_error(*sample.observations(after)),
-        bands=bands_of(sample, before, after),
-        threshold=None
-        if budget is None
-        else _threshold(name, scalings, part, sample.part(tested), budget),
-    )
-    return CalibratedHead(sample, calibration, fits, before, after)
+    threshold = None
+    if budget is not None:
+        scalings = tuple(one.scaling for one in fits)
+        threshold = _threshold(name, scalings, part, sample.part(tested), budget)
+    return Choice(fitted, tested, fits, threshold)
 
 
 def _cross_fitted(sample: Sample) -> Double:

@@ -9,6 +9,7 @@ from aftexport.heads.head import Double
 MAX_BINS = 15
 MIN_BIN_DOCUMENTS = 20
 RESAMPLES = 400
+"""The number of resamples, a multiple of the block."""
 _LEVELS = (2.5, 97.5)
 _BLOCK = 50
 """The number of resamples that are counted at a time, which bounds the memory."""
@@ -38,16 +39,12 @@ def calibration_error(scores: Double, outcomes: Double) -> Estimate:
         for column in range(columns):
             weighted = weights[:, orders[:, column]] * gaps[:, column]
             total += np.abs(np.add.reduceat(weighted, starts, axis=1)).sum(1)
-        return total / count / columns
+        return np.asarray(total / count / columns)
 
     plain = float(errors(np.ones((1, count), np.int64))[0])
     generator = np.random.default_rng(0)
-    shares = np.full(count, 1 / count)
     resampled = np.concatenate(
-        [
-            errors(generator.multinomial(count, shares, size=min(_BLOCK, RESAMPLES - done)))
-            for done in range(0, RESAMPLES, _BLOCK)
-        ]
+        [errors(_weights(generator, count)) for _ in range(RESAMPLES // _BLOCK)]
     )
     low, high = np.percentile(resampled, _LEVELS)
     value = 2 * plain - resampled.mean()
@@ -56,3 +53,9 @@ def calibration_error(scores: Double, outcomes: Double) -> Estimate:
         low=max(0.0, float(2 * plain - high)),
         high=max(0.0, float(2 * plain - low)),
     )
+
+
+def _weights(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Return how often each document is drawn, in a block of resamples."""
+    draws = generator.integers(count, size=(_BLOCK, count))
+    return np.stack([np.bincount(one, minlength=count) for one in draws])

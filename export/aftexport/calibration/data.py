@@ -44,7 +44,7 @@ def heads_to_calibrate(manifest: Manifest) -> dict[str, Head]:
     Raises:
         UsageError: if there are none.
     """
-    found = {
+    found: dict[str, Head] = {
         name: head for name, head in manifest.heads.items() if isinstance(head, CALIBRATED_HEADS)
     }
     if not found:

@@ -167,4 +167,4 @@ def _platt_loss(logits: Double, holds: Double) -> _LossAt:
 def _platt_targets(holds: Double) -> NDArray[np.float64]:
     positive = holds.sum()
     negative = len(holds) - positive
-    return np.where(holds == 1, (positive + 1) / (positive + 2), 1 / (negative + 2))
+    return np.asarray(np.where(holds == 1, (positive + 1) / (positive + 2), 1 / (negative + 2)))

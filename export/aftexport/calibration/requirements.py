@@ -13,8 +13,8 @@ LEVEL = 0.95
 _MAX_HALF_INTERVAL = 0.1
 MIN_DOCUMENTS = math.ceil(1.96**2 * 0.25 / _MAX_HALF_INTERVAL**2)
 """The least documents of a fit or a band: a share of them is within 0.1 with 95 %, so 97."""
-FIT_SHARE = 1 / 3
-"""The share of the documents for the fit if a threshold is tested on the others."""
+_FIT_DIVISOR = 3
+"""One third of the documents is for the fit if a threshold is tested on the others."""
 
 
 def documents_without_error(budget: float) -> int:
@@ -30,12 +30,12 @@ def documents_for(budget: float | None) -> int:
     if budget is None:
         return MIN_DOCUMENTS
     tested = documents_without_error(budget)
-    return max(tested + MIN_DOCUMENTS, math.ceil(tested / (1 - FIT_SHARE)))
+    return max(tested + MIN_DOCUMENTS, (_FIT_DIVISOR * tested - 1) // (_FIT_DIVISOR - 1))
 
 
 def fit_count(documents: int) -> int:
     """Return the number of documents for the fit if a threshold is tested on the others."""
-    return max(MIN_DOCUMENTS, int(documents * FIT_SHARE))
+    return max(MIN_DOCUMENTS, documents // _FIT_DIVISOR)
 
 
 def check_count(documents: int, budget: float | None, name: str | None = None) -> None:

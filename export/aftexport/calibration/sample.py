@@ -43,7 +43,7 @@ class Sample:
     def is_wrong(self) -> NDArray[np.bool_]:
         """Return whether the answer for each document is wrong, in at least one label."""
         wrong = decisions(self.head, self.logits) != self.truths
-        return wrong.any(-1) if self.has_independent_labels else wrong
+        return np.asarray(wrong.any(-1) if self.has_independent_labels else wrong)
 
     def observations(self, scores: Double) -> tuple[Double, Double]:
         """Return the scores whose calibration counts, and whether each came true.

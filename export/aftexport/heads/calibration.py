@@ -175,7 +175,7 @@ def decisions(head: Head, logits: Double) -> NDArray[np.int64]:
     whether it holds. The scores before the calibration decide, as in an answer.
     """
     if isinstance(head, SingleLabelClassification):
-        return logits.argmax(-1)
+        return np.asarray(logits.argmax(-1), np.int64)
     if isinstance(head, BinaryClassification):
         return (head.scores(logits)[..., 1] >= head.threshold).astype(np.int64)
     assert isinstance(head, MultiLabelClassification)

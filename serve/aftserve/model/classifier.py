@@ -280,7 +280,9 @@ class Classifier:
         ]
 
     def _answer(self, logits: NDArray[np.float64], tokens: int) -> Answer:
-        answers = {name: head.answer(logits) for name, head in self.manifest.heads.items()}
+        answers: dict[str, HeadAnswer] = {
+            name: head.answer(logits) for name, head in self.manifest.heads.items()
+        }
         for name, calibration in (self.manifest.calibration or {}).items():
             head = self.manifest.heads[name]
             answers[name] = calibration.applied(head, answers[name], logits, tokens)
