@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from aftexport.heads import AnyAnswer, AnyHead
+from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
 from aftserve.types import Document
 
@@ -143,6 +144,16 @@ class DocumentResult(BaseModel):
     )
     scores: dict[str, float] | None = Field(
         default=None, description="Probability of every label; present with label."
+    )
+    calibrated: dict[str, float] | None = Field(
+        default=None,
+        description="Calibrated probability of every label; present with label, if the bundle has "
+        "a calibration.",
+    )
+    abstain: bool | None = Field(
+        default=None,
+        description="Whether the confidence is below the threshold of the error budget; present "
+        "with label, if the bundle has one.",
     )
     heads: dict[str, AnyAnswer] | None = Field(
         default=None,
@@ -302,6 +313,10 @@ class Info(BaseModel):
     heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
     labels: list[str] = Field(description="Names of the first head's labels or values.")
     scores: str = Field(description="Meaning of the first head's scores.")
+    head_calibrations: dict[str, HeadCalibration] | None = Field(
+        description="Calibration of the scores of each head, with its error by length and its "
+        "threshold; null if the bundle has none.",
+    )
     vocab_size: int
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(

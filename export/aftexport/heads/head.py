@@ -21,8 +21,8 @@ _FIELDS: dict[Any, Field] = {str: "name", tuple[str, ...]: "names", dict[str, fl
 class Answer(BaseModel):
     """The answer of a head for one document; the base of each head's own answer.
 
-    Every field has one of the kinds of ``Field``. Code that shows answers of any head, in tables
-    or tensors, knows only these kinds.
+    Every required field has one of the kinds of ``Field``. Code that shows answers of any head, in
+    tables or tensors, knows only these kinds, and the optional fields of a calibration.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -89,8 +89,9 @@ class Head(BaseModel, ABC):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The kind of each field of an answer."""
-        return {n: _FIELDS[f.annotation] for n, f in self.answer_type.model_fields.items()}
+        """The kind of each field that every answer has."""
+        fields = self.answer_type.model_fields.items()
+        return {name: _FIELDS[field.annotation] for name, field in fields if field.is_required()}
 
     @property
     def logit_names(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ def describe(service: Service) -> Info:
         heads=manifest.heads,
         labels=list(first.names),
         scores=first.meaning,
+        head_calibrations=manifest.calibration,
         vocab_size=manifest.vocab_size,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,

@@ -15,12 +15,15 @@ import pyarrow.parquet
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import Head, is_one_label
+from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
 from aftserve.model.classifier import Answer
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
 ERROR = "error"
+_ONE_LABEL = ("label", "scores", "calibrated", "abstain")
+"""The columns of one head with one label; the last two only with a calibration."""
 _OF_BYTES = (
     pa.types.is_string,
     pa.types.is_large_string,
@@ -56,19 +59,23 @@ class OutputError(AftexportError):
         )
 
 
-def schema(heads: Mapping[str, Head], ids: pa.DataType | None) -> pa.Schema:
+def schema(
+    heads: Mapping[str, Head],
+    ids: pa.DataType | None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> pa.Schema:
     """Return the columns: an id, the fields of the server's answer without times, and an error.
 
     Args:
         heads: heads of the model.
         ids: type of the ids; None if the documents are numbered.
+        calibrations: calibrations of heads by their names.
     """
-    if is_one_label(heads):
-        (head,) = heads.values()
-        answers = list(_answer_type(head))
-    else:
-        kinds = [pa.field(name, _answer_type(head)) for name, head in heads.items()]
-        answers = [pa.field("heads", pa.struct(kinds))]
+    kinds = [
+        pa.field(name, _answer_type(head, (calibrations or {}).get(name)))
+        for name, head in heads.items()
+    ]
+    answers = list(kinds[0].type) if is_one_label(heads) else [pa.field("heads", pa.struct(kinds))]
     return pa.schema(
         [
             pa.field("id", ids if ids is not None else pa.int64()),
@@ -107,14 +114,16 @@ def table(
     return pa.table({"id": numbers if ids is None else ids} | arrays, schema=columns)
 
 
-def _answer_type(head: Head) -> pa.StructType:
+def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
     """Return the type of a head's answers."""
-    types = {
-        "name": pa.string(),
-        "names": pa.list_(pa.string()),
-        "numbers": pa.struct([pa.field(name, pa.float64()) for name in head.names]),
-    }
-    return pa.struct([pa.field(name, types[kind]) for name, kind in head.fields.items()])
+    numbers = pa.struct([pa.field(name, pa.float64()) for name in head.names])
+    types = {"name": pa.string(), "names": pa.list_(pa.string()), "numbers": numbers}
+    fields = [pa.field(name, types[kind]) for name, kind in head.fields.items()]
+    if calibration is not None:
+        fields.append(pa.field("calibrated", numbers))
+    if calibration is not None and calibration.threshold is not None:
+        fields.append(pa.field("abstain", pa.bool_()))
+    return pa.struct(fields)
 
 
 def _answer_columns(answers: Sequence[Answer | None], columns: pa.Schema) -> dict[str, list[Any]]:
@@ -123,7 +132,8 @@ def _answer_columns(answers: Sequence[Answer | None], columns: pa.Schema) -> dic
     if "heads" in columns.names:
         return {"heads": dumped}
     only = [answer and next(iter(answer.values())) for answer in dumped]
-    return {name: [one and one[name] for one in only] for name in ("label", "scores")}
+    names = [name for name in _ONE_LABEL if name in columns.names]
+    return {name: [one and one[name] for one in only] for name in names}
 
 
 class Writer:

@@ -67,6 +67,8 @@ class HeadAnswer:
         label: the label, of a task whose labels exclude each other.
         labels: the labels that hold, of a multi-label classification.
         scores: probability of every label, of a classification.
+        calibrated: calibrated probability of every label, if the bundle has a calibration.
+        abstain: whether the confidence is below the threshold of the calibration, if it has one.
         values: each value by its name, of a regression.
     """
 
@@ -74,6 +76,8 @@ class HeadAnswer:
     labels: Sequence[str] | None = None
     scores: Mapping[str, float] | None = None
     values: Mapping[str, float] | None = None
+    calibrated: Mapping[str, float] | None = None
+    abstain: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Result:
     Attributes:
         label: the label, if the model's labels exclude each other; else None.
         scores: probability of every label; None without a label.
+        calibrated: calibrated probability of every label, if the bundle has a calibration.
+        abstain: whether the confidence is below the threshold of the calibration, if it has one.
         heads: the answer of each head by its name, of every other model.
         tokens_total: tokens of the document.
         tokens_used: tokens that the model saw.
@@ -103,6 +109,8 @@ class Result:
     scores: Mapping[str, float] | None = None
     heads: Mapping[str, HeadAnswer] | None = None
     evidence: Evidence | None = None
+    calibrated: Mapping[str, float] | None = None
+    abstain: bool | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:

@@ -272,8 +272,8 @@ class Classifier:
                 "The model's output must be finite, got NaN or infinity.", "Send another document."
             )
         answers = [
-            self._answer({name: output[row] for name, output in logits.items()})
-            for row in range(len(lengths))
+            self._answer({name: output[row] for name, output in logits.items()}, length)
+            for row, length in enumerate(lengths)
         ]
         offsets, explained = self.manifest.evidence, self.manifest.explained
         if offsets is None or explained is None or EVIDENCE not in outputs:
@@ -288,6 +288,11 @@ class Classifier:
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
 
-    def _answer(self, outputs: dict[str, NDArray[np.float64]]) -> Answer:
+    def _answer(self, outputs: dict[str, NDArray[np.float64]], tokens: int) -> Answer:
         heads = self.manifest.heads
-        return Answer({name: head.answer(outputs[name]) for name, head in heads.items()}, outputs)
+        answers: dict[str, HeadAnswer] = {
+            name: head.answer(outputs[name]) for name, head in heads.items()
+        }
+        for name, calibration in (self.manifest.calibration or {}).items():
+            answers[name] = calibration.applied(heads[name], answers[name], outputs[name], tokens)
+        return Answer(answers, outputs)

@@ -10,8 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.heads import Answer, Head, is_one_label
+from aftexport.heads import Answer, is_one_label
 from aftexport.heads.head import Field
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.schemas import (
@@ -40,20 +41,29 @@ _DATATYPES: dict[Field, Datatype] = {"name": "BYTES", "names": "BOOL", "numbers"
 """The datatype of each field of an answer; names are given as whether each of all names holds."""
 
 
-def outputs_of(heads: Mapping[str, Head]) -> tuple[TensorMetadata, ...]:
-    """Return the outputs of a model with these heads.
+def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:
+    """Return the outputs of a model.
 
-    They are ``label`` and ``scores`` of one head with one label, else ``HEAD.FIELD``.
+    They are ``label`` and ``scores`` of one head with one label, else ``HEAD.FIELD``. A calibration
+    adds ``calibrated`` and, with a threshold, ``abstain``.
     """
-    fields = [
-        TensorMetadata(
-            name=field if is_one_label(heads) else f"{name}.{field}",
-            datatype=_DATATYPES[kind],
-            shape=[-1] if kind == "name" else [-1, len(head.names)],
-        )
-        for name, head in heads.items()
-        for field, kind in head.fields.items()
-    ]
+    fields = []
+    for name, head in manifest.heads.items():
+        start = "" if is_one_label(manifest.heads) else f"{name}."
+        fields += [
+            TensorMetadata(
+                name=f"{start}{field}",
+                datatype=_DATATYPES[kind],
+                shape=[-1] if kind == "name" else [-1, len(head.names)],
+            )
+            for field, kind in head.fields.items()
+        ]
+        calibration = (manifest.calibration or {}).get(name)
+        if calibration is not None:
+            shape = [-1, len(head.names)]
+            fields.append(TensorMetadata(name=f"{start}calibrated", datatype="FP32", shape=shape))
+        if calibration is not None and calibration.threshold is not None:
+            fields.append(TensorMetadata(name=f"{start}abstain", datatype="BOOL", shape=[-1]))
     return (
         *fields,
         TensorMetadata(name="tokens_total", datatype="INT64", shape=[-1]),
@@ -74,16 +84,14 @@ class Message:
     documents: Sequence[Document]
 
 
-def parse(
-    content: Any, binary: memoryview, *, max_documents: int, heads: Mapping[str, Head]
-) -> Message:
+def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Manifest) -> Message:
     """Check a request.
 
     Args:
         content: its parsed JSON.
         binary: the bytes after the JSON.
         max_documents: maximum number of documents.
-        heads: heads of the model.
+        manifest: manifest of the model.
 
     Raises:
         RequestValidationError: if a field does not follow the protocol.
@@ -94,7 +102,7 @@ def parse(
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    _check_outputs(request, [output.name for output in outputs_of(heads)])
+    _check_outputs(request, [output.name for output in outputs_of(manifest)])
     _check_inputs(request.inputs, max_documents)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
@@ -217,6 +225,10 @@ def _columns(results: Sequence[DocumentResult]) -> dict[str, tuple[Datatype, Any
     if results[0].heads is None:
         columns["label"] = "BYTES", [r.label for r in results]
         columns["scores"] = "FP32", _numbers([r.scores or {} for r in results])
+        if results[0].calibrated is not None:
+            columns["calibrated"] = "FP32", _numbers([r.calibrated or {} for r in results])
+        if results[0].abstain is not None:
+            columns["abstain"] = "BOOL", np.array([r.abstain for r in results])
     else:
         for head in results[0].heads:
             columns |= _head_columns(head, [r.heads[head] for r in results if r.heads])
@@ -226,13 +238,15 @@ def _columns(results: Sequence[DocumentResult]) -> dict[str, tuple[Datatype, Any
 
 
 def _head_columns(head: str, answers: Sequence[Answer]) -> dict[str, tuple[Datatype, Any]]:
-    rows = [answer.model_dump() for answer in answers]
+    rows = [answer.model_dump(exclude_none=True) for answer in answers]
     all_names = next(list(value) for value in rows[0].values() if isinstance(value, dict))
     columns: dict[str, tuple[Datatype, Any]] = {}
     for field, first in rows[0].items():
         values = [row[field] for row in rows]
         if isinstance(first, dict):
             columns[f"{head}.{field}"] = "FP32", _numbers(values)
+        elif isinstance(first, bool):
+            columns[f"{head}.{field}"] = "BOOL", np.array(values)
         elif isinstance(first, str):
             columns[f"{head}.{field}"] = "BYTES", values
         else:

@@ -1,14 +1,14 @@
 """The endpoints of the protocol, below ``/v2``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response, params
 
 from aftexport import __version__
+from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.heads import Head
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
@@ -120,7 +120,7 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
             versions=[VERSION],
             platform=_PLATFORMS.get(engine, engine),
             inputs=list(messages.INPUTS[0 if classifier.has_tokenizer else 1 :]),
-            outputs=list(messages.outputs_of(classifier.manifest.heads)),
+            outputs=list(messages.outputs_of(classifier.manifest)),
         )
 
     return router
@@ -146,8 +146,8 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         service.check_open()
         body = await receive(request)
         service.traces.record("receive", request.state.started, time.monotonic())
-        heads = service.active.bundle.manifest.heads
-        message = _parse(body, json_bytes, settings.max_documents, heads)
+        manifest = service.active.bundle.manifest
+        message = _parse(body, json_bytes, settings.max_documents, manifest)
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
         work = service.classify(message.documents, deadline)
         results = await run_until_disconnect(work, request.receive, deadline)
@@ -166,7 +166,7 @@ def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
 
 
 def _parse(
-    body: bytes, json_bytes: int | None, max_documents: int, heads: Mapping[str, Head]
+    body: bytes, json_bytes: int | None, max_documents: int, manifest: Manifest
 ) -> messages.Message:
     """Split a body into its JSON and the tensors after it, and check both."""
     head = len(body) if json_bytes is None else json_bytes
@@ -177,4 +177,4 @@ def _parse(
             "Send the length of the JSON only.",
         )
     content, binary = parse_json(body[:head]), memoryview(body)[head:]
-    return messages.parse(content, binary, max_documents=max_documents, heads=heads)
+    return messages.parse(content, binary, max_documents=max_documents, manifest=manifest)
