@@ -19,9 +19,6 @@ from aftserve.errors import DocumentTooLongError
 from aftserve.settings import Policy
 from aftserve.types import Tokens
 
-Added = NDArray[np.float32]
-"""Contribution of each token of a document to the logit of its class, ``[T]``."""
-
 PIECE_CHARACTERS = 1 << 16
 """Length of the pieces in which texts are counted, which is fast and needs little memory."""
 _MAX_EXTRA_TOKENS = 256
@@ -29,24 +26,6 @@ _MAX_EXTRA_TOKENS = 256
 _LONG_CHARACTERS_PER_TOKEN = 8
 """A text with more characters for each allowed token is probably too long, and counted first."""
 _OR_MORE = {False: "", True: " or more"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer for one document.
-
-    Attributes:
-        heads: the answer of each head.
-        outputs: the logits ``[width]`` of each head, in float64.
-        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
-            model has evidence; see ``aftexport.passes.evidence``.
-        offset: part of that logit that does not depend on the tokens.
-    """
-
-    heads: dict[str, HeadAnswer]
-    outputs: dict[str, NDArray[np.float64]]
-    added: Added | None = None
-    offset: float = 0.0
 
 
 class Classifier:
@@ -264,35 +243,3 @@ class Classifier:
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
         return self._answers(outputs, lengths.tolist())
-
-    def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
-        logits = {name: outputs[name].astype(np.float64) for name in self.manifest.heads}
-        if not all(np.isfinite(output).all() for output in logits.values()):
-            raise EngineError(
-                "The model's output must be finite, got NaN or infinity.", "Send another document."
-            )
-        answers = [
-            self._answer({name: output[row] for name, output in logits.items()}, length)
-            for row, length in enumerate(lengths)
-        ]
-        offsets, explained = self.manifest.evidence, self.manifest.explained
-        if offsets is None or explained is None or EVIDENCE not in outputs:
-            return answers
-        # Copy the rows: a view would keep a block of the engine's memory with every answer.
-        return [
-            replace(
-                answer,
-                added=row[:length].copy(),
-                offset=offsets[int(answer.outputs[explained].argmax())],
-            )
-            for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
-        ]
-
-    def _answer(self, outputs: dict[str, NDArray[np.float64]], tokens: int) -> Answer:
-        heads = self.manifest.heads
-        answers: dict[str, HeadAnswer] = {
-            name: head.answer(outputs[name]) for name, head in heads.items()
-        }
-        for name, calibration in (self.manifest.calibration or {}).items():
-            answers[name] = calibration.applied(heads[name], answers[name], outputs[name], tokens)
-        return Answer(answers, outputs)
