@@ -7,7 +7,8 @@ import numpy as np
 from annotated_types import Gt, Len, Lt
 from pydantic import model_validator
 
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer, Names, Numbers
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid
 
@@ -26,8 +27,8 @@ class LabelsAnswer(Answer):
         abstain: whether the confidence is below the calibration's threshold, if it has one.
     """
 
-    labels: tuple[str, ...]
-    scores: dict[str, float]
+    labels: Names
+    scores: Numbers
     calibrated: dict[str, float] | None = None
     abstain: bool | None = None
 

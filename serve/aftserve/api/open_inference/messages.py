@@ -13,7 +13,7 @@ from starlette.responses import Response
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftexport.heads import Answer, is_one_label
-from aftexport.heads.head import Field
+from aftexport.heads.answer import Field
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.schemas import (
     Datatype,
