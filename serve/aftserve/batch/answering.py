@@ -8,7 +8,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
 from aftserve.batch.sharing import shared_runs
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
 from aftserve.model.load import load_model
 from aftserve.settings import Settings
 from aftserve.types import Tokens

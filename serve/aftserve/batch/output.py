@@ -17,7 +17,7 @@ from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import Head, is_one_label
 from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
