@@ -12,6 +12,8 @@ _MAX_INLINE_NUMBERS = 1 << 20
 _DOCUMENTS = 4
 """Maximum tokens of a request's documents together, in documents of maximum length."""
 
+_WITH_PADDING = {False: "", True: " with their padding"}
+
 
 def numbers_per_token(head: Head) -> int:
     """Return how many numbers the answer of a head has for each token; 0 without any."""
@@ -27,9 +29,14 @@ def max_inline_tokens(heads: Mapping[str, Head]) -> int | None:
 
 
 class InlineTokens:
-    """The tokens of one request whose answers are part of one JSON object, or of lines of them."""
+    """The tokens of one request whose answers are part of one JSON object, or of lines of them.
 
-    def __init__(self) -> None:
+    Args:
+        is_padded: whether the answers of documents are padded to the longest.
+    """
+
+    def __init__(self, *, is_padded: bool = False) -> None:
+        self._is_padded = is_padded
         self._total = 0
 
     def add(self, heads: Mapping[str, Head], lengths: Sequence[int]) -> None:
@@ -52,10 +59,11 @@ class InlineTokens:
                 "Send one document with the header Accept: application/x-ndjson to stream its "
                 "answer, or request binary tensors by the Open Inference Protocol.",
             )
-        if self._total + sum(lengths) > _DOCUMENTS * limit:
+        total = self._total + (longest * len(lengths) if self._is_padded else sum(lengths))
+        if total > _DOCUMENTS * limit:
             raise DocumentTooLongError(
                 f"The answers for each token of a request must have at most {_DOCUMENTS * limit} "
-                f"tokens together, got {self._total + sum(lengths)}.",
+                f"tokens together, got {total}{_WITH_PADDING[self._is_padded]}.",
                 "Send the documents in several requests.",
             )
-        self._total += sum(lengths)
+        self._total = total

@@ -53,7 +53,8 @@ class TokenAnswers:
             width = numbers_per_token(self.heads[name])
             step = max(1, min(_MAX_PART_TOKENS, _MAX_PART_NUMBERS // width))
             for start in range(0, len(result), step):
-                fields = self.answer(name, start, min(start + step, len(result))).model_dump()
+                answer = self.answer(name, start, min(start + step, len(result)))
+                fields = {field: getattr(answer, field) for field in type(answer).kinds()}
                 spans = fields.pop("spans", ())
                 yield TokensPart(head=name, start_token=self.first + start, **fields)
                 if spans:

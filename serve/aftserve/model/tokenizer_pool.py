@@ -30,9 +30,7 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
         self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
 
-    async def encode(
-        self, classifier: Classifier, text: str
-    ) -> tuple[Tokens, TokenMarks | None]:
+    async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
         """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
         if len(text) <= _INLINE_CHARACTERS:
             return classifier.encode_marked(text)
