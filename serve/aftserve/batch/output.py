@@ -15,9 +15,10 @@ import pyarrow.parquet
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import Head, is_one_label
+from aftexport.heads.answer import Field
 from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
-from aftserve.model.answers import Answer
+from aftserve.batch.token_columns import token_column, token_types
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -99,9 +100,7 @@ def table(
     bundle: str,
 ) -> pa.Table:
     """Return a row for each outcome; rows without ids are numbered by the writer."""
-    answers = [outcome.answer for outcome in outcomes]
     values = {
-        **_answer_columns(answers, columns),
         "tokens_total": [outcome.tokens_total for outcome in outcomes],
         "tokens_used": [outcome.tokens_used for outcome in outcomes],
         "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
@@ -110,6 +109,7 @@ def table(
         ERROR: [outcome.error for outcome in outcomes],
     }
     arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
+    arrays |= _answer_columns(outcomes, columns)
     numbers = pa.nulls(len(outcomes), pa.int64())
     return pa.table({"id": numbers if ids is None else ids} | arrays, schema=columns)
 
@@ -117,7 +117,13 @@ def table(
 def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
     """Return the type of a head's answers."""
     numbers = pa.struct([pa.field(name, pa.float64()) for name in head.names])
-    types = {"name": pa.string(), "names": pa.list_(pa.string()), "numbers": numbers}
+    types: Mapping[Field, pa.DataType] = {
+        "name": pa.string(),
+        "names": pa.list_(pa.string()),
+        "numbers": numbers,
+        "vector": pa.list_(pa.float32()),
+        **token_types(head),
+    }
     fields = [pa.field(name, types[kind]) for name, kind in head.fields.items()]
     if calibration is not None:
         fields.append(pa.field("calibrated", numbers))
@@ -126,14 +132,32 @@ def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
     return pa.struct(fields)
 
 
-def _answer_columns(answers: Sequence[Answer | None], columns: pa.Schema) -> dict[str, list[Any]]:
-    """Return the values of the columns that the heads fill."""
-    dumped = [answer and {n: a.model_dump() for n, a in answer.heads.items()} for answer in answers]
-    if "heads" in columns.names:
-        return {"heads": dumped}
-    only = [answer and next(iter(answer.values())) for answer in dumped]
-    names = [name for name in _ONE_LABEL if name in columns.names]
-    return {name: [one and one[name] for one in only] for name in names}
+def _answer_columns(outcomes: Sequence[Outcome], columns: pa.Schema) -> dict[str, pa.Array]:
+    """Return the columns that the heads fill."""
+    answers = [outcome.answer for outcome in outcomes]
+    if "heads" not in columns.names:
+        only = [answer and next(iter(answer.heads.values())).model_dump() for answer in answers]
+        return {
+            name: pa.array([one and one[name] for one in only], columns.field(name).type)
+            for name in _ONE_LABEL
+            if name in columns.names
+        }
+    kind = columns.field("heads").type
+    tokens = [outcome.tokens for outcome in outcomes]
+    arrays = []
+    for field in kind:
+        given = next((one for one in tokens if one and field.name in one.results), None)
+        if given is not None:
+            head = given.heads[field.name]
+            arrays.append(token_column(field.name, head, tokens, field.type))
+            continue
+        values = [
+            answer.heads[field.name].model_dump() if answer and field.name in answer.heads else None
+            for answer in answers
+        ]
+        arrays.append(pa.array(values, field.type))
+    missing = pa.array([answer is None for answer in answers], pa.bool_())
+    return {"heads": pa.StructArray.from_arrays(arrays, fields=list(kind), mask=missing)}
 
 
 class Writer:

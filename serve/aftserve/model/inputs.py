@@ -91,6 +91,25 @@ async def tokenize_document(
         classifier.check_words(marks)
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
+    return cut_document(classifier, document, ids, marks, seconds)
+
+
+def cut_document(
+    classifier: Classifier,
+    document: Document,
+    ids: Tokens,
+    marks: TokenMarks | None,
+    seconds: float = 0.0,
+) -> TokenizedDocument:
+    """Cut a tokenized document by the policy for long documents.
+
+    Args:
+        classifier: the classifier with the policy.
+        document: the document as it was sent.
+        ids: its checked tokens.
+        marks: marks of all tokens, if they are known.
+        seconds: time of the tokenizer.
+    """
     used = classifier.cut(ids)
     first = len(ids) - len(used) if classifier.policy == "tail" else 0
     if marks is not None:

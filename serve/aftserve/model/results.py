@@ -47,6 +47,13 @@ class TokenAnswers:
             return answer
         return answer.model_copy(update={"spans": tuple(map(self._placed, spans))})
 
+    def all_spans(self, name: str) -> Iterator[Span]:
+        """Yield the spans of a head; see ``answer``."""
+        count = len(self.results[name])
+        for start in range(0, count, _MAX_PART_TOKENS):
+            answer = self.answer(name, start, min(start + _MAX_PART_TOKENS, count))
+            yield from getattr(answer, "spans", ())
+
     def parts(self) -> Iterator[TokensPart | SpansPart]:
         """Yield the answers of all heads in parts of bounded size."""
         for name, result in self.results.items():

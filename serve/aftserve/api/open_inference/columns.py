@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from aftexport.bundle.manifest import Manifest
-from aftexport.heads import Head, Span, is_one_label
+from aftexport.heads import Head, is_one_label
 from aftexport.heads.answer import Field
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.schemas import Datatype, TensorMetadata
@@ -34,7 +33,6 @@ TOKEN_FIELDS = ("token_names", "token_numbers", "spans", "vectors")
 _NO_NAME = -1
 """The number of a name in padding."""
 _PART_ROWS = 1 << 12
-_SPANS = TypeAdapter(tuple[Span, ...])
 
 
 def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:
@@ -203,10 +201,5 @@ def _content(answer: DocumentAnswer, name: str) -> Any:
 
 def _spans_json(tokens: TokenAnswers, name: str) -> str:
     """Return the spans of a document as a JSON list."""
-    parts = []
-    count = len(tokens.results[name])
-    for start in range(0, count, _PART_ROWS):
-        spans = getattr(tokens.answer(name, start, min(start + _PART_ROWS, count)), "spans")
-        if spans:
-            parts.append(_SPANS.dump_json(spans, exclude_none=True)[1:-1].decode())
-    return f"[{','.join(parts)}]"
+    spans = (span.model_dump_json(exclude_none=True) for span in tokens.all_spans(name))
+    return f"[{','.join(spans)}]"
