@@ -44,9 +44,9 @@ def test_batch_answers_equal_single_answers(
     sizes: list[int] = []
     classify = Classifier.classify
 
-    def counting(self: Classifier, batch: Sequence[Tokens]) -> list[Answer]:
+    def counting(self: Classifier, batch: Sequence[Tokens], **options: Any) -> list[Answer]:
         sizes.append(len(batch))
-        return classify(self, batch)
+        return classify(self, batch, **options)
 
     monkeypatch.setattr(Classifier, "classify", counting)
     for limit in (answering._MAX_HELD_TOKENS, 1000):
@@ -76,10 +76,10 @@ def test_engine_failure_affects_one_document(
     classify = Classifier.classify
     bad = documents[5].ids.tolist()
 
-    def failing(self: Classifier, batch: Sequence[Tokens]) -> list[Answer]:
+    def failing(self: Classifier, batch: Sequence[Tokens], **options: Any) -> list[Answer]:
         if any(ids.tolist() == bad for ids in batch):
             raise EngineError("The engine fails.", "Send another document.")
-        return classify(self, batch)
+        return classify(self, batch, **options)
 
     monkeypatch.setattr(Classifier, "classify", failing)
     outcomes = offline.answer([document.text for document in documents])
