@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from biased_model import always
@@ -14,7 +15,8 @@ from aftexport.errors import EngineError, InputError, ParityError
 from aftexport.parity import TOLERANCES
 from aftserve.batch import answering
 from aftserve.batch.answering import OfflineClassifier, Outcome
-from aftserve.model.classifier import Answer, Classifier
+from aftserve.model.answers import Answer
+from aftserve.model.classifier import Classifier
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
