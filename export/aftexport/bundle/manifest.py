@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from aftexport.contract import LOGITS, MAX_TOKENS, MAX_VOCABULARY
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.heads import AnyHead
+from aftexport.heads.calibration import Calibration
 
 SCHEMA_VERSION = 2
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
@@ -104,17 +105,39 @@ class ChunkedPlan(BaseModel):
 
     Attributes:
         stages: the stages in their order.
-        pooled: each value pooled from the tokens, with the combination of those of chunks.
+        pooled: each value pooled from the tokens, with the combination of those of chunks; empty
+            if all outputs are per token and need none.
         token_bytes: the maximum memory per token during the run of a graph.
         evidence: whether the graphs return the evidence of each token for the largest logit.
+        documents: the names of the outputs per document.
+        tokens: each output per token, with its width.
+        tokens_use_last_stage: whether the outputs per token need the last stage's own results.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stages: tuple[ChunkedStage, ...]
-    pooled: Annotated[dict[str, Pooling], Len(1)]
+    pooled: dict[str, Pooling]
     token_bytes: Count
     evidence: bool = False
+    documents: tuple[str, ...] = (LOGITS,)
+    tokens: dict[str, Count] = {}
+    tokens_use_last_stage: bool = False
+
+    @property
+    def output_names(self) -> frozenset[str]:
+        """The names of all outputs."""
+        return frozenset((*self.documents, *self.tokens))
+
+    @model_validator(mode="after")
+    def _outputs_have_sources(self) -> Self:
+        if not self.output_names:
+            raise ValueError("documents: expected an output per document or per token, got none")
+        if self.documents and not self.pooled:
+            raise ValueError("pooled: expected a value for the outputs per document, got none")
+        if repeated := set(self.documents) & self.tokens.keys():
+            raise ValueError(f"tokens: expected outputs beside documents, got {min(repeated)}")
+        return self
 
 
 class Manifest(BaseModel):
@@ -148,6 +171,7 @@ class Manifest(BaseModel):
         evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
+        calibration: the calibration of heads by their names; None if there is none.
     """
 
     # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
@@ -175,6 +199,7 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+    calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property
     def precision_title(self) -> str:
@@ -190,6 +215,24 @@ class Manifest(BaseModel):
         return next((name for name, head in self.heads.items() if not head.is_per_token), None)
 
     @model_validator(mode="after")
+    def _chunks_fit(self) -> Self:
+        plan = self.chunked
+        if plan is None:
+            return self
+        widths = {name: head.width for name, head in self.heads.items() if head.is_per_token}
+        if plan.tokens != widths:
+            raise ValueError(
+                f"chunked.tokens: expected the heads per token with their widths, {widths}, got "
+                f"{plan.tokens}"
+            )
+        if set(plan.documents) != self.heads.keys() - widths.keys():
+            raise ValueError(
+                "chunked.documents: expected the other heads, "
+                f"{sorted(self.heads.keys() - widths.keys())}, got {sorted(plan.documents)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evidence_fits(self) -> Self:
         if self.evidence is None:
             return self
@@ -200,6 +243,15 @@ class Manifest(BaseModel):
             raise ValueError(
                 f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _calibration_fits(self) -> Self:
+        for name, calibration in (self.calibration or {}).items():
+            if name not in self.heads:
+                raise ValueError(f"calibration: expected names of heads, got {name!r}")
+            if reason := calibration.problem_for(self.heads[name]):
+                raise ValueError(f"calibration.{name}: {reason}")
         return self
 
 

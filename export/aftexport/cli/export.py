@@ -34,6 +34,7 @@ Without a file, --factory exports the module that the factory returns.
 Subcommands (see aftexport COMMAND --help):
   aftexport verify BUNDLE             compare a bundle with PyTorch again
   aftexport inspect BUNDLE|MODEL      show its contents and the path of each operator
+  aftexport calibrate BUNDLE          fit its probabilities on labelled documents
   aftexport build BUNDLE              build its TensorRT engine for this machine
   aftexport bench BUNDLE              time it by length and operator, against PyTorch
   aftexport fuse IN.onnx OUT.onnx     replace linear attention in any model by operators

@@ -16,7 +16,7 @@ from aftexport.checkpoint import Checkpoint
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
-from aftexport.nn import DocumentClassifier
+from aftexport.nn import DocumentClassifier, MultiHeadClassifier
 from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
@@ -106,7 +106,9 @@ def _source(checkpoint: Checkpoint) -> dict[str, str | None]:
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     module = checkpoint.module
-    return module.config.to_dict() if isinstance(module, DocumentClassifier) else None
+    if isinstance(module, DocumentClassifier | MultiHeadClassifier):
+        return module.config.to_dict()
+    return None
 
 
 def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:

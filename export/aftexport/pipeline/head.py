@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.golden import Array
+from aftexport.bundle.golden import Array, Case
 from aftexport.errors import TraceError, UsageError
 from aftexport.heads import HEADS, Head
 from aftexport.heads.head_file import read_heads
@@ -25,6 +25,7 @@ class HeadOptions:
         labels: the names of the only output; None for no option.
         head_file: the file of ``--heads``; None without one.
         own_task, own_labels: the declaration of the checkpoint for its only output.
+        own_heads: the heads of all outputs, from the checkpoint.
     """
 
     task: str | Mapping[str, str] | None = None
@@ -32,6 +33,7 @@ class HeadOptions:
     head_file: Path | None = None
     own_task: str | None = None
     own_labels: Sequence[str] | None = None
+    own_heads: Mapping[str, Head] | None = None
 
     def task_of(self, output: str, outputs: Sequence[str]) -> str | None:
         """Return the declared task of one of the outputs; None without one.
@@ -50,6 +52,13 @@ class HeadOptions:
                 f"Add --task {output}=TASK and so on, or describe every output in --heads.",
             )
         return None
+
+    def own_head(self, output: str) -> Head | None:
+        """Return the checkpoint's head for an output, if no option declares another."""
+        is_declared = output in self.task if isinstance(self.task, Mapping) else self.task
+        if is_declared or self.labels is not None or self.own_heads is None:
+            return None
+        return self.own_heads.get(output)
 
     def check(self, outputs: Sequence[str]) -> None:
         """Check the names of the options against those of the outputs.
@@ -93,15 +102,40 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
     if options.head_file is not None:
         return _from_file(options.head_file, outputs)
     options.check([*outputs])
-    names = None
-    if len(outputs) == 1:
-        names = options.own_labels if options.labels is None else options.labels
     heads = {}
     for name, output in outputs.items():
+        if (own := options.own_head(name)) is not None:
+            heads[name] = own
+            continue
         option = "--task " if len(outputs) == 1 else f"--task {name}="
         task = options.task_of(name, [*outputs]) or _usual_task(name, output, option)
-        heads[name] = HEADS[task].of_output(output.shape, names)
+        kind = HEADS[task]
+        names = options.labels
+        if names is None and len(outputs) == 1 and kind.is_named:
+            names = options.own_labels
+        heads[name] = kind.of_output(output.shape, names)
     return heads
+
+
+def check_rows(cases: Sequence[Case]) -> None:
+    """Check that outputs have a row for each document, or one for each of its tokens.
+
+    Args:
+        cases: the cases of the model, of several lengths and batches.
+
+    Raises:
+        TraceError: if an output has other rows, such as one for each token and one more.
+    """
+    for case in cases:
+        for name, output in case.outputs.items():
+            rows = case.shape[: output.ndim - 1]
+            if output.ndim in (2, 3) and output.shape[:-1] != rows:
+                raise TraceError(
+                    f"Expected rows {list(rows)} of the output {name!r} for input_ids "
+                    f"{list(case.shape)}, got {list(output.shape[:-1])}.",
+                    "Return one row for each document, [batch, width], or one for each token of "
+                    "input_ids, [batch, tokens, width].",
+                )
 
 
 def _usual_task(name: str, output: Array, option: str) -> str:

@@ -1,8 +1,9 @@
 """The user's inputs of a comparison: documents from a file, and random documents."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -31,17 +32,11 @@ def read_documents(
     Raises:
         UsageError: if a line is invalid; the message has the number of the line.
     """
-    try:
-        # Do not use splitlines, because a JSON string may contain Unicode line breaks.
-        lines = path.read_text("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be UTF-8 text.", "Convert the file to UTF-8.") from error
     documents = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(path):
         try:
-            documents[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
+            ids = ids_of(object_of(line), manifest, tokenizer)
+            documents[f"document {number}"] = as_inputs([ids], manifest)
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
@@ -52,10 +47,41 @@ def read_documents(
     return documents
 
 
-def _ids(line: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of a file that are not blank, with their numbers.
+
+    Raises:
+        UsageError: if the file is not UTF-8.
+    """
+    try:
+        # Do not use splitlines, because a JSON string may contain Unicode line breaks.
+        lines = path.read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} must be UTF-8 text.", "Convert the file to UTF-8.") from error
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def object_of(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        ValueError: if it is not one.
+        RecursionError: if it is too deep.
+    """
     content = json.loads(line)
     if not isinstance(content, dict):
         raise ValueError("expected a JSON object")
+    return content
+
+
+def ids_of(
+    content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
+) -> list[int]:
+    """Return the checked token ids of a document with ``text`` or ``input_ids``.
+
+    Raises:
+        ValueError: if they do not fit the model.
+    """
     ids = content.get("input_ids")
     text = content.get("text")
     if ids is None:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.lowering.to_onnx import lower
-from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
-from aftexport.nn.config import LAYERS
+from aftexport.nn import LAYERS, AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.passes.token_flow import Kind, NotChunkable, classify
 
 
@@ -128,7 +127,7 @@ class Filled(Masked):
         (Positions, "uses the positions of tokens"),
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
-        (Centered, "brings the pooled document back to its tokens"),
+        (Centered, "attends to tokens that depend on the pooled document"),
         (MaskedPositions, "scales tokens by the document's length"),
         (MaskedShare, "scales tokens by the document's length"),
         (FirstThousands, "uses the positions of tokens"),

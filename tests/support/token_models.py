@@ -1,0 +1,111 @@
+"""Models with outputs per token, and their runs in chunks."""
+
+from pathlib import Path
+
+import numpy as np
+import tiny_models
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from aftexport.bundle.bundle import CHUNKED
+from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.capture.capture import capture
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.lowering.to_onnx import lower
+from aftexport.nn import ClassifierConfig
+from aftexport.nn.encoder import Encoder
+from aftexport.nn.pooling import AttentionPooling, MeanPooling
+from aftexport.parity import TOLERANCES
+
+Array = NDArray[np.generic]
+Outputs = dict[str, Tensor]
+
+
+class Encoded(nn.Module):
+    """An embedding and an encoder, the base of the models here."""
+
+    def __init__(self, mechanism: str = "aft_simple", *, causal: bool = False, **settings: object):
+        super().__init__()
+        torch.manual_seed(1)
+        changes = {"mechanism": mechanism, "causal": causal, "depth": 2, "window": 4, **settings}
+        if causal:
+            changes["pooling"] = "attention"
+        config = ClassifierConfig(**tiny_models.CONFIG | changes)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.encoder = Encoder(config)
+        self.build(config.dim)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.mul_(1.5)
+        self.eval()
+
+    def build(self, dim: int) -> None:
+        self.tags = nn.Linear(dim, 9)
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.encoder(self.embedding(input_ids), lengths)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Outputs:
+        return self.outputs(self.encoded(input_ids, lengths), lengths)
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
+        raise NotImplementedError
+
+
+class Tagger(Encoded):
+    """Nine labels per token."""
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
+        return {"tags": self.tags(x)}
+
+
+class TopicAndTags(Encoded):
+    """Labels for the document, and for each of its tokens."""
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.pooling: nn.Module = MeanPooling()
+        self.topic = nn.Linear(dim, 3)
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
+        return {"topic": self.topic(self.pooling(x, lengths)), "tags": self.tags(x)}
+
+
+class AttendedTopicAndTags(TopicAndTags):
+    """Pools by an attention after the encoder, of which the tags see nothing."""
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.pooling = AttentionPooling(dim)
+
+
+class Chunks:
+    """A model in chunks, with the float64 model that it must equal."""
+
+    def __init__(self, module: Encoded, folder: Path) -> None:
+        self.path = folder / CHUNKED
+        self.plan: ChunkedPlan = write_chunked(self.path, lower(capture(module)), precision="fp32")
+        self._truth = module.double()
+
+    def model(self, chunk_tokens: int | None = None) -> ChunkedModel:
+        return ChunkedModel(self.path, self.plan, threads=1, chunk_tokens=chunk_tokens)
+
+    def expected(self, ids: NDArray[np.int64]) -> dict[str, Array]:
+        with torch.inference_mode():
+            found = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+        return {name: value.numpy() for name, value in found.items()}
+
+    def check(self, ids: NDArray[np.int64], chunk_tokens: int | None = None) -> None:
+        """Compare all outputs of a document with those of the whole document in float64."""
+        found, expected = self.model(chunk_tokens).run(ids), self.expected(ids)
+        assert found.keys() == expected.keys()
+        for name, truth in expected.items():
+            assert found[name].shape == truth.shape
+            error = np.abs(found[name] - truth).max() / max(1.0, np.abs(truth).max())
+            assert error <= TOLERANCES["fp32"].bound, name
+
+
+def document(tokens: int) -> NDArray[np.int64]:
+    return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)
