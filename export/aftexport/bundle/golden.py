@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.contract import main_input
+
 Array = NDArray[np.generic]
 
 
@@ -24,6 +26,12 @@ class Case:
     subject: str
     inputs: Mapping[str, Array]
     expected: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of documents, and of tokens of the longest one, of a case of the model."""
+        batch, tokens = self.inputs[main_input(self.inputs)].shape[:2]
+        return batch, tokens
 
 
 def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:

@@ -9,14 +9,13 @@ import onnx
 from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
-from aftexport.contract import EVIDENCE
+from aftexport.contract import EVIDENCE, LENGTHS, main_input
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.numerics import MASKED
 from aftexport.passes.evidence import DIRECTION, products
 from aftexport.passes.token_flow import Kind, classify, constants_of, pooling
 
 FLOAT = onnx.TensorProto.FLOAT
-_IDS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,24 @@ class _Cutter:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         self.nodes = list(model.graph.node)
+        self.main = main_input([value.name for value in model.graph.input])
         self.kinds = classify(model)
         self.constants = constants_of(model.graph)
         self.opset = opset_of(model)
         graph = model.graph
         self.described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+        # The number of tokens must not need the tokens of the whole document.
+        for node in self.nodes:
+            if node.op_type == "Shape" and self.kinds[node.output[0]] is Kind.LENGTH:
+                node.op_type, node.input[0] = "Identity", LENGTHS
+                del node.attribute[:]
+        self.described[LENGTHS] = onnx.helper.make_tensor_value_info(
+            LENGTHS, onnx.TensorProto.INT64, ("batch",)
+        )
 
     def cut(self, summed: str | None) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
-        kept = [_IDS]
+        kept = [self.main]
         stages = []
         for place, index in enumerate(attentions):
             node = self.nodes[index]
@@ -103,13 +111,13 @@ class _Cutter:
             and (combination := pooling(node, self.constants)) is not None
         }
         outputs = [output.name for output in self.model.graph.output]
-        pool = self._model(self._subgraph([*kept, _IDS, "lengths"], list(reductions)))
-        head = self._model(self._subgraph([*reductions, _IDS, "lengths"], outputs))
+        pool = self._model(self._subgraph([*kept, self.main, "lengths"], list(reductions)))
+        head = self._model(self._subgraph([*reductions, self.main, "lengths"], outputs))
         explain = self._explain(kept, summed) if summed is not None else None
         return Partition(tuple(stages), pool, reductions, head, explain)
 
     def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
-        graph = self._subgraph([*kept, _IDS, "lengths"], [summed])
+        graph = self._subgraph([*kept, self.main, "lengths"], [summed])
         graph.node.extend(products(summed))
         graph.input.append(_value(DIRECTION, FLOAT))
         del graph.output[:]
@@ -147,7 +155,7 @@ class _Cutter:
         function = summary(node, self.opset)
         key, value = node.input[1:3]
 
-        to_summary = self._subgraph([*kept, _IDS, "lengths"], [key, value])
+        to_summary = self._subgraph([*kept, self.main, "lengths"], [key, value])
         to_summary.node.extend([_in_float32(key, "key_f"), _in_float32(value, "value_f")])
         to_summary.node.append(_summarize("key_f", "value_f"))
         del to_summary.output[:]
@@ -161,7 +169,7 @@ class _Cutter:
         )
 
         new = [name for name in after if name not in kept]
-        apply = self._subgraph([*kept, _IDS, "lengths"], new)
+        apply = self._subgraph([*kept, self.main, "lengths"], new)
         place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
         before, after_it = apply.node[:place], apply.node[place + 1 :]
         del apply.node[:]
@@ -174,7 +182,7 @@ class _Cutter:
             self._model(apply),
             window,
             causal,
-            tuple(name for name in after if name in kept and name != _IDS),
+            tuple(name for name in after if name in kept and name != self.main),
         )
 
     def _attend_with_others(self, node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]:

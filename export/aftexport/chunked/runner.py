@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,23 @@ from aftexport.bundle.chunked_plan import DAMAGED
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
-from aftexport.contract import EVIDENCE
+from aftexport.contract import EVIDENCE, FEATURES, IDS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.system.stored_archives import unstored_member
+
+
+class Tokens(Protocol):
+    """The tokens of a document, an array or an object that reads them from a file."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
+        """Return consecutive tokens, int64 ``[n]`` or float32 ``[n, F]``."""
+        ...
+
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
@@ -37,17 +50,17 @@ _MAX_CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Document:
-    """A document's ids, int64 ``[T]``, and the kept values of its tokens."""
+    """A document's tokens, and their kept values."""
 
-    ids: NDArray[np.int64]
+    tokens: Tokens
     kept: Mapping[str, Rows]
 
     def inputs(self, engine: OnnxRuntimeEngine, start: int, end: int) -> dict[str, Array]:
         """Return the inputs of an engine for the tokens from ``start`` to ``end``."""
         inputs: dict[str, Array] = {}
         for name in engine.input_names:
-            if name == "input_ids":
-                inputs[name] = self.ids[None, start:end]
+            if name in (IDS, FEATURES):
+                inputs[name] = self.tokens[start:end][None]
             elif name == "lengths":
                 inputs[name] = np.array([end - start])
             elif name in self.kept:
@@ -122,11 +135,11 @@ class ChunkedModel:
         model.chunk_tokens = max(tokens, self._min_chunk_tokens)
         return model
 
-    def run(self, ids: NDArray[np.int64], *, evidence: bool = False) -> dict[str, Array]:
+    def run(self, tokens: Tokens, *, evidence: bool = False) -> dict[str, Array]:
         """Run one document.
 
         Args:
-            ids: the token ids, int64 ``[T]``.
+            tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
             evidence: whether to return the evidence of each token; only if the plan has it.
 
         Returns:
@@ -134,42 +147,42 @@ class ChunkedModel:
             ``aftexport.passes.evidence``.
 
         Raises:
-            InputError: if there are no ids.
+            InputError: if there are no tokens.
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(ids, evidence=evidence)
+        parts = self.parts(tokens, evidence=evidence)
         while True:
             try:
                 next(parts)
             except StopIteration as stop:
                 return dict(stop.value)
 
-    def parts(self, ids: NDArray[np.int64], *, evidence: bool = False) -> Parts:
+    def parts(self, tokens: Tokens, *, evidence: bool = False) -> Parts:
         """Run one document with a stop after every part, between which other work can run.
 
         The caller cancels the run by closing the generator. Arguments, return value and exceptions
         are those of ``run``.
         """
         try:
-            return (yield from self._parts(ids, evidence=evidence))
+            return (yield from self._parts(tokens, evidence=evidence))
         except OSError as error:
             raise StorageError(
                 f"The values of a document between layers cannot be stored ({error.strerror}).",
                 "Free some space, name another folder by --spill, or send shorter documents.",
             ) from error
 
-    def _parts(self, ids: NDArray[np.int64], *, evidence: bool) -> Parts:
-        chunks = self._chunks(ids.size)
+    def _parts(self, tokens: Tokens, *, evidence: bool) -> Parts:
+        chunks = self._chunks(len(tokens))
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(self._plan.stages):
-                document = _Document(ids, kept)
+                document = _Document(tokens, kept)
                 with ExitStack() as stage_files:
                     summaries = Summaries(self._folder, stage_files)
                     others = yield from self._summarized(number, stage, document, chunks, summaries)
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
-            document = _Document(ids, kept)
+            document = _Document(tokens, kept)
             outputs = yield from self._pooled(document, chunks)
             results = {"logits": outputs["logits"]}
             if evidence:
@@ -187,7 +200,7 @@ class ChunkedModel:
 
     def _chunks(self, tokens: int) -> list[Chunk]:
         if not tokens:
-            raise InputError("The document has no tokens.", "Give at least one id.")
+            raise InputError("The document has no tokens.", "Give at least one token.")
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
         return list(pairwise(ends))
@@ -232,7 +245,7 @@ class ChunkedModel:
         kept: dict[str, Rows] = {}
         applied_to = self._applied_to(number, chunks)
         for (start, end), (keys, values) in zip(applied_to, others, strict=False):
-            low, high = max(start - stage.left, 0), min(end + stage.right, document.ids.size)
+            low, high = max(start - stage.left, 0), min(end + stage.right, len(document.tokens))
             inputs = document.inputs(apply, low, high)
             outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
             for name, rows in outputs.items():
@@ -265,7 +278,7 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        whole = document.inputs(head, 0, document.ids.size)
+        whole = document.inputs(head, 0, len(document.tokens))
         return head.run({**whole, **pooled})
 
     def _explained(

@@ -107,7 +107,7 @@ class Comparison(Differences):
 
     Attributes:
         case, subject: name and subject of the ``Case``.
-        shape: the shape of ``input_ids``, or of an operator's output.
+        shape: the numbers of documents and tokens, or the shape of an operator's output.
         bound: the tolerance for ``error``.
         score_error: the error of the numbers that a head makes of the logits, by the same bound;
             see ``Head.score_error``. None for operators.
@@ -176,7 +176,7 @@ def compare(
         **asdict(differences),
         case=case.name,
         subject=case.subject,
-        shape=(case.inputs["input_ids"] if is_of_model else expected).shape,
+        shape=case.shape if is_of_model else expected.shape,
         bound=TOLERANCES[precision].bound if bound is None else bound,
         score_error=score_error,
         label_flips=flips,

@@ -4,6 +4,7 @@
 there and fail in a stock session. A crash ends the process, so the session has its own process.
 """
 
+import math
 import shutil
 import signal
 import subprocess
@@ -70,11 +71,11 @@ def verify_stock(
 def _short(cases: Sequence[Case]) -> list[Case]:
     """Return the smallest case, the smallest with padding, and the longest of up to 64 tokens."""
     short = sorted(
-        (c for c in cases if c.subject == "model" and c.inputs["input_ids"].size <= _MAX_TOKENS),
-        key=lambda case: case.inputs["input_ids"].size,
+        (c for c in cases if c.subject == "model" and math.prod(c.shape) <= _MAX_TOKENS),
+        key=lambda case: math.prod(case.shape),
     )
     padded = [c for c in short if "lengths" in c.inputs and len(set(c.inputs["lengths"])) > 1]
-    long = [c for c in short if c.inputs["input_ids"].shape[1] <= 64]
+    long = [c for c in short if c.shape[1] <= 64]
     chosen = (*short[:1], *long[-1:], *padded[:1])
     return list({case.name: case for case in chosen}.values())
 

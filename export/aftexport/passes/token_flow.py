@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import Pooling
+from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.operators.domain import DOMAIN
 
 Array = NDArray[np.generic]
@@ -64,7 +65,7 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     """
     constants = constants_of(model.graph)
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
-    kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.LENGTH})
+    kinds.update({"": Kind.CONSTANT, IDS: Kind.TOKENS, FEATURES: Kind.TOKENS, LENGTHS: Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")

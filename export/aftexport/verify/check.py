@@ -1,5 +1,6 @@
 """The comparison of all available engines of a bundle with PyTorch on all requested cases."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +220,7 @@ def _most_telling_case(cases: Sequence[Case], results: Sequence[Comparison]) -> 
     outside = [own[result.case] for result in of_model if not result.passed]
     return min(
         outside,
-        key=lambda case: case.inputs["input_ids"].size,
+        key=lambda case: math.prod(case.shape),
         default=own[worst(of_model).case],
     )
 
