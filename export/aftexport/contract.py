@@ -25,6 +25,8 @@ AXES: dict[str, dict[int, str]] = {
 """The names of the dynamic axes of each input."""
 INPUTS = ((IDS, LENGTHS), (IDS,), (FEATURES, LENGTHS), (FEATURES,))
 """The inputs that a model may have, in their order."""
+LOGITS = "logits"
+"""The name of the output of a forward that returns one tensor."""
 EVIDENCE = "evidence"
 """The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""
 

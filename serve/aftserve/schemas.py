@@ -201,6 +201,7 @@ class GoldenCase(BaseModel):
 
     case: str
     subject: str = Field(description="model, or the name of a single operator.")
+    output: str = Field(description="Name of the compared output.")
     shape: list[int]
     error: float | Literal["inf"] = Field(
         description="max |output - reference| / max(1, max |reference|)"
@@ -225,6 +226,7 @@ class ParityReport(BaseModel):
 class OutputParity(BaseModel):
     """One logit of the engine and of PyTorch."""
 
+    head: str
     label: str
     served: float
     reference: float
@@ -299,7 +301,7 @@ class Info(BaseModel):
     )
     heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
     labels: list[str] = Field(description="Names of the first head's labels or values.")
-    scores: str = Field(description="Meaning of the scores of an answer.")
+    scores: str = Field(description="Meaning of the first head's scores.")
     vocab_size: int
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(

@@ -197,7 +197,7 @@ class Service:
                     "Send a shorter one.",
                 )
             _, (result,) = await self._run(active, [ids], deadline)
-            return await parity.check(ids, result.answer.logits)
+            return await parity.check(ids, result.answer.outputs)
 
     async def _run(
         self,

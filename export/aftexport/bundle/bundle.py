@@ -19,6 +19,7 @@ from aftexport.bundle.chunked_plan import check_plan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
 from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
+from aftexport.contract import EVIDENCE
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
@@ -122,14 +123,29 @@ class Bundle:
                 f"{MANIFEST} must list the operators of {MODEL}, got others",
                 EXPORT_AGAIN,
             )
-        shape = model.graph.output[0].type.tensor_type.shape.dim
-        width = self.manifest.head.width
-        if len(shape) != 2 or shape[1].dim_value != width:
+        self._check_outputs(model.graph)
+
+    def _check_outputs(self, graph: onnx.GraphProto) -> None:
+        """Check that each output of the graph has a head of its rank and width."""
+        manifest = self.manifest
+        outputs = {value.name: value.type.tensor_type.shape.dim for value in graph.output}
+        evidence = [EVIDENCE] if manifest.evidence is not None else []
+        if list(outputs) != [*manifest.heads, *evidence]:
             raise BundleError(
                 self.path,
-                f"{MANIFEST} must have a head for the logits of {MODEL}, got one of width {width}",
+                f"{MANIFEST} must have a head for each output of {MODEL}, "
+                f"{', '.join(outputs)}, got {', '.join([*manifest.heads, *evidence])}",
                 EXPORT_AGAIN,
             )
+        for name, head in manifest.heads.items():
+            shape = outputs[name]
+            if len(shape) != (3 if head.is_per_token else 2) or shape[-1].dim_value != head.width:
+                raise BundleError(
+                    self.path,
+                    f"{MANIFEST} must have a head for the output {name} of {MODEL}, got "
+                    f"{head.task} of width {head.width}",
+                    EXPORT_AGAIN,
+                )
 
     def _check_features(self, model: onnx.ModelProto) -> None:
         shape = model.graph.input[0].type.tensor_type.shape.dim
@@ -198,7 +214,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         for file in sorted(folder.iterdir())
     }
     content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
-    write_json(folder / MANIFEST, content)
+    write_json(folder / MANIFEST, content, ordered=("heads",))
 
 
 def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:

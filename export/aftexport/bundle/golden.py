@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import main_input
+from aftexport.contract import LOGITS, main_input
 
 Array = NDArray[np.generic]
+OPERATOR_OUTPUT = "output"
+"""The name of the output of an operator's case, with all outputs of the operator."""
+_OLD_OUTPUT = "expected"
+"""The key of the only output in bundles of models without names of outputs."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +23,21 @@ class Case:
         name: a description of the case.
         subject: ``model``, or the name of the only operator that is run.
         inputs: tensors by name.
-        expected: PyTorch's output; several outputs of an operator are joined along the last axis.
+        outputs: PyTorch's outputs by name. An operator has one, ``OPERATOR_OUTPUT``: all its
+            outputs, joined along the last axis.
     """
 
     name: str
     subject: str
     inputs: Mapping[str, Array]
-    expected: Array
+    outputs: Mapping[str, Array]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The number of documents, and of tokens of the longest one, of a case of the model."""
-        batch, tokens = self.inputs[main_input(self.inputs)].shape[:2]
-        return batch, tokens
+    def shape(self) -> tuple[int, ...]:
+        """``[batch, tokens]`` of the model's case; for an operator, the shape of its output."""
+        if self.subject != "model":
+            return tuple(self.outputs[OPERATOR_OUTPUT].shape)
+        return tuple(self.inputs[main_input(self.inputs)].shape[:2])
 
 
 def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
@@ -40,7 +46,7 @@ def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
     for case in cases:
         prefix = f"{case.subject}/{case.name}"
         tensors |= {f"{prefix}/input/{name}": tensor for name, tensor in case.inputs.items()}
-        tensors[f"{prefix}/expected"] = case.expected
+        tensors |= {f"{prefix}/output/{name}": tensor for name, tensor in case.outputs.items()}
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
 
 
@@ -48,7 +54,7 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
     """Return the cases in the tensors of ``pack_cases``, the model's cases first.
 
     Raises:
-        ValueError: if a case lacks its inputs or its expected output.
+        ValueError: if a case lacks its inputs or its outputs.
     """
     grouped: dict[tuple[str, str], dict[str, Array]] = {}
     for key, tensor in sorted(tensors.items()):
@@ -56,8 +62,14 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
         grouped.setdefault((subject, name), {})[rest] = tensor
     cases = []
     for (subject, name), parts in grouped.items():
-        inputs = {k.removeprefix("input/"): v for k, v in parts.items() if k.startswith("input/")}
-        if "expected" not in parts or not inputs:
+        inputs, outputs = (_named(parts, kind) for kind in ("input/", "output/"))
+        if _OLD_OUTPUT in parts:
+            outputs[LOGITS if subject == "model" else OPERATOR_OUTPUT] = parts[_OLD_OUTPUT]
+        if not outputs or not inputs:
             raise ValueError(f"the golden case {subject}/{name} is incomplete")
-        cases.append(Case(name, subject, inputs, parts["expected"]))
+        cases.append(Case(name, subject, inputs, outputs))
     return sorted(cases, key=lambda case: (case.subject != "model", case.subject, case.name))
+
+
+def _named(parts: Mapping[str, Array], kind: str) -> dict[str, Array]:
+    return {key.removeprefix(kind): part for key, part in parts.items() if key.startswith(kind)}

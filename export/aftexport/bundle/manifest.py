@@ -8,13 +8,11 @@ from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.bundle.features import Features
-from aftexport.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
+from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
-from aftexport.heads import AnyHead, Head
+from aftexport.heads import AnyHead
 
 SCHEMA_VERSION = 2
-FIRST_HEAD = "logits"
-"""The name of the head of a bundle of schema version 1."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
@@ -133,7 +131,7 @@ class Manifest(BaseModel):
         features: the features of a token; None for a model of token ids.
         max_tokens: the maximum length of a document in tokens; None for no bound.
         batching: whether documents may share a run.
-        heads: each head by the name of its output; there is one.
+        heads: each head by the name of its output, in the order of the outputs.
         precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
             inside kernels; bf16, for weights and activations if there is an ``engine``; with
             ``node_precisions`` the cheapest of them.
@@ -150,8 +148,8 @@ class Manifest(BaseModel):
         engine: the TensorRT engine it was exported for; None for only ONNX.
         chunked: the plan for documents longer than memory; None if there is none.
         whole_only: the reason why there is no such plan.
-        evidence: the part of each logit that does not depend on the tokens, if the model
-            returns the evidence of each token; None if it does not.
+        evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
+            the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
     """
 
@@ -165,7 +163,7 @@ class Manifest(BaseModel):
     features: Features | None = None
     max_tokens: Annotated[Tokens, Ge(1)] | None
     batching: bool = True
-    heads: Annotated[dict[str, AnyHead], Len(1, 1)]
+    heads: Annotated[dict[str, AnyHead], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     reference: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
     tolerance: Annotated[float, Gt(0)] | None = None
@@ -191,10 +189,9 @@ class Manifest(BaseModel):
         return "auto: " + ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
 
     @property
-    def head(self) -> Head:
-        """The head of the bundle."""
-        (head,) = self.heads.values()
-        return head
+    def explained(self) -> str | None:
+        """The output that evidence explains, the first for documents; None without such a one."""
+        return next((name for name, head in self.heads.items() if not head.is_per_token), None)
 
     @property
     def main_input(self) -> str:
@@ -213,10 +210,14 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _evidence_fits(self) -> Self:
-        if self.evidence is not None and len(self.evidence) != self.head.width:
+        if self.evidence is None:
+            return self
+        if self.explained is None:
+            raise ValueError("evidence: expected a head for documents, got only heads for tokens")
+        width = self.heads[self.explained].width
+        if len(self.evidence) != width:
             raise ValueError(
-                f"evidence: expected an offset for each of {self.head.width} logits, got "
-                f"{len(self.evidence)}"
+                f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
             )
         return self
 
@@ -239,5 +240,5 @@ class ManifestFile(Manifest):
         if isinstance(content, dict) and content.get("schema_version") == 1 and "labels" in content:
             # Version 1 had one head, of labels that exclude each other.
             head = {"task": "single_label_classification", "labels": content.pop("labels")}
-            text = json.dumps(content | {"heads": {FIRST_HEAD: head}})
+            text = json.dumps(content | {"heads": {LOGITS: head}})
         return cls.model_validate_json(text)

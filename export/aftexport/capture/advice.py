@@ -118,7 +118,10 @@ def remedy(
             "self.wbias * band: aftexport recognizes AFT-local in it."
         )
     if "in output, which is not a known type" in complaint:
-        return "Wrap it in a module that returns only the logits [batch, classes]."
+        return (
+            "Wrap it in a module that returns one tensor, or a dict or NamedTuple of tensors by "
+            "name."
+        )
     if guard is not None and guard.excludes("batch"):
         return (
             f"Read the number of documents from {FEATURES if has_features else IDS}.shape, and "

@@ -16,6 +16,7 @@ from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.model_inputs import ModelInputs, features_of
+from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
@@ -94,6 +95,8 @@ def prepared(
         inputs: the names of its inputs; see ``with_plain_inputs``.
     """
     model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
+    # A hook leaves the names of the parameters as they are, and a wrapper would change them.
+    model.register_forward_hook(lambda _module, _inputs, result: name_outputs(result))
     for module in model.modules():
         if callable(fold := getattr(module, "fold", None)):
             fold()

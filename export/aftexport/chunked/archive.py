@@ -16,7 +16,7 @@ from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
-from aftexport.passes.evidence import NoEvidence, add_direction
+from aftexport.passes.evidence import NoEvidence, add_direction, explained_output
 from aftexport.passes.finish import finish
 from aftexport.passes.token_flow import NotChunkable, constants_of
 from aftexport.system.files import sha256_of
@@ -44,7 +44,7 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         raise NotChunkable("its graphs would be over 2 GiB")
     means = rewrite_as_means(model)
     try:
-        summed = add_direction(means).tokens
+        summed = add_direction(means, explained_output(means)).tokens
     except NoEvidence:  # the chunks return no evidence; the whole graph may still do
         summed = None
     parts = partition(means, summed)

@@ -22,6 +22,7 @@ from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.contract import EVIDENCE, FEATURES, IDS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError, StorageError
+from aftexport.passes.evidence import DIRECTION
 from aftexport.system.stored_archives import unstored_member
 
 
@@ -184,7 +185,7 @@ class ChunkedModel:
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
             document = _Document(tokens, kept)
             outputs = yield from self._pooled(document, chunks)
-            results = {"logits": outputs["logits"]}
+            results = {name: value for name, value in outputs.items() if name != DIRECTION}
             if evidence:
                 results[EVIDENCE] = yield from self._explained(document, chunks, outputs)
             return results

@@ -1,6 +1,7 @@
 """The command ``aftexport MODEL --to TARGET``."""
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from aftexport._version import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options
 from aftexport.console import escape
+from aftexport.errors import UsageError
 from aftexport.system.arguments import lengths, make_parser, positive
 from aftexport.system.gc import collection_paused
 
@@ -88,11 +90,32 @@ def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
         factory=options.factory,
         allow_pickle=options.allow_pickle,
         labels=[name.strip() for name in labels.split(",")] if labels is not None else None,
-        task=options.task,
+        task=_task(options.task),
         heads=options.heads,
         tokenizer=options.tokenizer,
         **place,
     )
+
+
+def _task(given: Sequence[str]) -> str | dict[str, str] | None:
+    """Return the task of the only output, or that of each output by its name.
+
+    Raises:
+        UsageError: if tasks with and without names are mixed, or an output has two.
+    """
+    if not given or (len(given) == 1 and "=" not in given[0]):
+        return given[0] if given else None
+    tasks: dict[str, str] = {}
+    for option in given:
+        name, is_named, task = option.partition("=")
+        if not is_named or name in tasks:
+            raise UsageError(
+                f"--task must be given once for each output, as NAME=TASK, got {option!r}"
+                + (" twice." if is_named else "."),
+                "Give --task TASK for the only output, or --task NAME=TASK for each of several.",
+            )
+        tasks[name] = task
+    return tasks
 
 
 def _engine_options(options: argparse.Namespace) -> "EngineOptions":
@@ -180,16 +203,16 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_head_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--task", metavar="TASK",
-        help="task of the model: single_label_classification, multi_label_classification, "
-        "binary_classification or regression (default: that of the file; the first for two or "
-        "more logits)")  # fmt: skip
+    add("--task", action="append", default=[], metavar="[NAME=]TASK",
+        help="task of the only output, or of the output NAME; repeat it for several: "
+        "single_label_classification, multi_label_classification, binary_classification or "
+        "regression (default: that of the file; the first for two or more logits)")  # fmt: skip
     add("--labels", metavar="A,B,...",
-        help="names of the classes or values (default: those of the file, or class_0, class_1, "
-        "...)")  # fmt: skip
+        help="names of the classes or values of the only output (default: those of the file, or "
+        "class_0, class_1, ...)")  # fmt: skip
     add("--heads", type=Path, metavar="FILE",
-        help="JSON file of the head, with names, thresholds or units (default: from --task and "
-        "--labels)")  # fmt: skip
+        help="JSON file of the head of each output, with names, thresholds or units (default: "
+        "from --task and --labels)")  # fmt: skip
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -95,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print_report(console: Console, report: "Report", reference: str) -> None:
-    from aftexport.report.tables import parity_table
+    from aftexport.report.tables import parity_table, print_meanings
 
     console.print(parity_table(report.comparisons, reference))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
-    console.print(f"Scores: {report.manifest.head.meaning}.")
+    print_meanings(console, report.manifest.heads)
     color = "green" if report.passed else "bold red"
     console.print(f"[{color}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
     if report.blame is not None:

@@ -11,7 +11,7 @@ from aftexport.engines.stop import RunStoppedError, Stop
 __all__ = ["Engine", "RunStoppedError", "Stop", "Tensors"]
 
 Tensors = Mapping[str, NDArray[np.generic]]
-"""Arrays by name: ``input_ids`` int64 ``[B, T]``, ``lengths`` int64 ``[B]``, ``logits [B, C]``."""
+"""Arrays by name: ``input_ids`` int64 ``[B, T]``, ``lengths`` int64 ``[B]``, and the outputs."""
 
 
 class Engine(Protocol):

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from aftexport.capture.model_outputs import named_tensors
 from aftexport.engines import RunStoppedError, Stop, Tensors
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, TraceError
 
 
 class TorchEngine:
@@ -40,20 +41,21 @@ class TorchEngine:
         arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
         try:
             with torch.inference_mode(), _threads(self._threads):
-                logits = self._module(*arguments)
+                result = self._module(*arguments)
         except Exception as error:  # a user's module may raise any exception
             raise EngineError(
                 f"The PyTorch model failed: {error}.",
                 "Check that the model accepts this batch and length.",
             ) from error
-        if not isinstance(logits, torch.Tensor):
-            raise EngineError(
-                f"Expected a tensor from the model's forward, got {type(logits).__name__}.",
-                "Wrap the model in a module that returns only the logits [batch, classes].",
-            )
-        if logits.dtype == torch.bfloat16:  # numpy has no bfloat16
-            logits = logits.float()
-        return {"logits": logits.numpy()}
+        try:
+            outputs = named_tensors(result)
+        except TraceError as error:
+            raise EngineError(error.problem, error.remedy) from error
+        # NumPy has no bfloat16.
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in outputs.items()
+        }
 
     def release(self) -> None:
         """Do nothing, because PyTorch keeps no memory between runs on the CPU."""

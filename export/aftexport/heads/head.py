@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from aftexport.errors import UsageError
+
 Double = NDArray[np.float64]
 
 
@@ -58,6 +60,27 @@ class Head(BaseModel, ABC):
         Raises:
             UsageError: if the head does not fit the width or the names.
         """
+
+    @classmethod
+    def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
+        """Return a head with the usual settings for an output of this shape.
+
+        Args:
+            shape: the shape ``[batch, width]``, or ``[batch, tokens, width]``.
+            names: the names from the user or the model file; None for numbered names.
+
+        Raises:
+            UsageError: if the head does not fit the shape or the names.
+        """
+        head = cls.of_width(shape[-1], names)
+        if head.is_per_token != (len(shape) == 3):
+            expected = "[batch, tokens, width]" if head.is_per_token else "[batch, width]"
+            raise UsageError(
+                f"Expected an output {expected} for {head.task}, got shape {list(shape)}.",
+                "Choose a task for outputs of this shape: token_classification or "
+                "feature_extraction if they have a row for every token.",
+            )
+        return head
 
     @property
     @abstractmethod

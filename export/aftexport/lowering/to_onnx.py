@@ -9,6 +9,7 @@ import onnx.inliner
 import torch
 from torch.export import ExportedProgram
 
+from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
@@ -16,6 +17,7 @@ from aftexport.contract import AXES
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.output_names import name_outputs, passing_names
 from aftexport.lowering.random_nodes import random_node
 from aftexport.lowering.size_floats import cast_size_floats
 from aftexport.lowering.translations import translations
@@ -48,6 +50,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
         TraceError: if torch.onnx cannot translate an operator, or the graph is random.
     """
     model = _translated(program, opset).model_proto
+    name_outputs(model, output_names(program))
     if random_node(model) is not None:
         node = drawing_node(program)
         raise error_of_node(node) if node is not None else drawing_error("", "")
@@ -84,6 +87,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
             f"Omit it for {DEFAULT_OPSET}.",
         )
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
+    outputs = output_names(program)  # before the translation changes the program
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
     cast_size_floats(program)
@@ -98,7 +102,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
                 custom_translation_table=translations(),
                 dynamic_shapes=shapes,
                 input_names=list(names),
-                output_names=["logits"],
+                output_names=passing_names(outputs),
                 verbose=False,
             )
     except Exception as error:

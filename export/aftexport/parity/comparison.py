@@ -107,18 +107,20 @@ class Comparison(Differences):
 
     Attributes:
         case, subject: name and subject of the ``Case``.
-        shape: the numbers of documents and tokens, or the shape of an operator's output.
+        output: the name of the compared output.
+        shape: the shape of the case, see ``Case.shape``.
         bound: the tolerance for ``error``.
         score_error: the error of the numbers that a head makes of the logits, by the same bound;
             see ``Head.score_error``. None for operators.
-        label_flips: the number of documents with another decision of the head.
-        closest_margin: the smallest distance of a document from another decision, in logits;
-            negative for a flip. None for operators, and for heads that decide nothing.
+        label_flips: the number of documents, or of tokens, with another decision of the head.
+        closest_margin: the smallest distance of a document or token from another decision, in
+            logits; negative for a flip. None for operators, and for heads that decide nothing.
         engine: the name of the engine.
     """
 
     case: str
     subject: str
+    output: str
     shape: tuple[int, ...]
     bound: float
     score_error: float | None = None
@@ -147,36 +149,60 @@ class Comparison(Differences):
 
 def compare(
     case: Case,
-    output: Array,
+    outputs: Mapping[str, Array],
     precision: str,
     *,
     bound: float | None = None,
-    head: "Head | None" = None,
-) -> Comparison:
-    """Measure ``output`` against the case's reference, without rows of padding.
+    heads: "Mapping[str, Head] | None" = None,
+) -> list[Comparison]:
+    """Measure every output against the case's reference, without rows of padding.
 
     Args:
-        case: the case, with the reference.
-        output: the engine's output for the case's inputs.
+        case: the case, with the reference of each output.
+        outputs: the engine's outputs for the case's inputs, by name; others are left out.
         precision: the precision, which selects the bound.
         bound: the bound to use instead of the table's; None for that of the table.
-        head: the head of the model, to compare its numbers and decisions; None to compare only the
-            logits.
+        heads: the head of each output, to compare its numbers and decisions, in the order of the
+            result; None to compare only the outputs.
     """
-    is_of_model = case.subject == "model"
-    expected = np.asarray(case.expected)
-    rows = None if is_of_model else counting_rows(expected, case.inputs)
+    return [
+        _compare(case, name, outputs[name], precision, bound, (heads or {}).get(name))
+        for name in _in_order(case.outputs, heads)
+    ]
+
+
+def _in_order(names: Iterable[str], heads: "Mapping[str, Head] | None") -> list[str]:
+    """Return names of outputs in the order of the heads; a bundle sorts its cases by name."""
+    order = list(heads or ())
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _compare(
+    case: Case,
+    name: str,
+    output: Array,
+    precision: str,
+    bound: float | None,
+    head: "Head | None",
+) -> Comparison:
+    expected = np.asarray(case.outputs[name])
+    # Only outputs of three axes, and those of operators, have rows of tokens.
+    has_rows = case.subject != "model" or expected.ndim == 3
+    rows = counting_rows(expected, case.inputs) if has_rows else None
     differences = Differences.between(output, expected, rows)
     score_error, flips, margin = None, 0, None
-    if is_of_model and head is not None and np.isfinite(differences.error):
+    if head is not None and np.isfinite(differences.error):
         wide, wanted = np.asarray(output, np.float64), expected.astype(np.float64)
+        if rows is not None:
+            wide, wanted = wide[rows], wanted[rows]
         score_error = head.score_error(wide, wanted)
         flips, margin = head.flips(wide, wanted)
     return Comparison(
         **asdict(differences),
         case=case.name,
         subject=case.subject,
-        shape=case.shape if is_of_model else expected.shape,
+        output=name,
+        shape=case.shape,
         bound=TOLERANCES[precision].bound if bound is None else bound,
         score_error=score_error,
         label_flips=flips,

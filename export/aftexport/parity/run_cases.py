@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import EVIDENCE
 from aftexport.engines import Engine
@@ -49,13 +49,12 @@ def verify(
     for case in cases:
         if case.subject == "model":
             outputs = _outputs(engine, case)
-            output = outputs["logits"]
             results += _evidence(bundle, case, outputs)
         else:
             single = operator_model(model, case).SerializeToString()
-            outputs = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
-            output = np.concatenate(list(outputs.values()), axis=-1)
-        results.append(_compare(bundle, case, output))
+            parts = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
+            outputs = {OPERATOR_OUTPUT: np.concatenate(list(parts.values()), axis=-1)}
+        results += _compare(bundle, case, outputs)
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
     return results
@@ -75,24 +74,26 @@ def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
         ) from error
 
 
-def _compare(bundle: Bundle, case: Case, output: Array) -> Comparison:
+def _compare(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
     manifest = bundle.manifest
-    return compare(case, output, manifest.precision, bound=_bound(bundle, case), head=manifest.head)
+    return compare(
+        case, outputs, manifest.precision, bound=_bound(bundle, case), heads=manifest.heads
+    )
 
 
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
     """Compare the logits, with each document's largest replaced by its evidence and offset."""
-    offsets = bundle.manifest.evidence
-    if offsets is None:
+    offsets, name = bundle.manifest.evidence, bundle.manifest.explained
+    if offsets is None or name is None:
         return []
-    logits = outputs["logits"].astype(np.float64)
+    logits = outputs[name].astype(np.float64)
     chosen = logits.argmax(1)[:, None]
     total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
     np.put_along_axis(logits, chosen, total, 1)
     # The comparison counts units in the last place of the type in which the logits are computed.
-    logits = logits.astype(outputs["logits"].dtype)
-    result = _compare(bundle, case, logits)
-    return [replace(result, subject="evidence")]
+    logits = logits.astype(outputs[name].dtype)
+    explained = replace(case, outputs={name: case.outputs[name]})
+    return [replace(r, subject="evidence") for r in _compare(bundle, explained, {name: logits})]
 
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
@@ -105,8 +106,10 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, tokens.shape[1] // 3)
     )
     outputs = model.run(tokens[0], evidence=plan.evidence)
-    result = _compare(bundle, case, outputs["logits"])
-    results = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
+    results = [
+        *_compare(bundle, case, outputs),
+        *(_evidence(bundle, case, outputs) if plan.evidence else ()),
+    ]
     return [replace(one, subject=f"{one.subject} in chunks") for one in results]
 
 
@@ -132,7 +135,7 @@ def verify_engine(
     results = []
     for case in bundle.golden() if cases is None else cases:
         if case.subject == "model" and min_tokens <= case.shape[1] <= max_tokens:
-            results.append(_compare(bundle, case, engine.run(case.inputs)["logits"]))
+            results += _compare(bundle, case, engine.run(case.inputs))
     if not results:
         raise EngineError(
             f"Expected a case with {min_tokens} to {max_tokens} tokens for the engine, got none.",
@@ -173,7 +176,7 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         for name in function.input
     ]
     floats = elements[function.input[0]]
-    shape = (*case.expected.shape[:-1], None)  # the last axis joins all outputs
+    shape = (*case.shape[:-1], None)  # the last axis joins all outputs
     outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
     return onnx.helper.make_model(
         onnx.helper.make_graph([single], "operator", inputs, outputs),

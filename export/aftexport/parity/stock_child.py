@@ -1,7 +1,7 @@
 """The child process of ``stock_session``: only ONNX Runtime and NumPy, without this package.
 
-It is run as a file with the arguments MODEL INPUTS.npz OUTPUTS.npz. An input is named ``number of
-the case/name``, an output by the number only. An exception of ONNX Runtime is the last line on
+It is run as a file with the arguments MODEL INPUTS.npz OUTPUTS.npz. Inputs and outputs are named
+``number of the case/name``. An exception of ONNX Runtime is the last line on
 standard error.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-OUTPUT = "logits"
 REFUSED = 3
 """The exit status after an exception of ONNX Runtime."""
 _CPU = ["CPUExecutionProvider"]
@@ -28,7 +27,12 @@ def main(model: str, inputs: str, outputs: str) -> int:
             cases[number][name] = archive[key]
     try:
         session = _session(model)
-        results = {n: session.run([OUTPUT], feed)[0] for n, feed in cases.items()}
+        names = [output.name for output in session.get_outputs()]
+        results = {
+            f"{number}/{name}": array
+            for number, feed in cases.items()
+            for name, array in zip(names, session.run(names, feed), strict=True)
+        }
     except Exception as error:  # ONNX Runtime can raise any exception for a graph of a user
         print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)
         return REFUSED

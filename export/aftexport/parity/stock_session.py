@@ -45,8 +45,8 @@ def verify_stock(
         seconds: the time limit of the process; None for a limit that grows with the model.
 
     Returns:
-        One comparison for each case in the session; empty for a bfloat16 graph, because ONNX
-        Runtime has no bfloat16 products on the CPU.
+        One comparison for each case in the session and each output; empty for a bfloat16 graph,
+        because ONNX Runtime has no bfloat16 products on the CPU.
 
     Raises:
         EngineError: if the process crashes, times out, or cannot load or run the model.
@@ -60,11 +60,11 @@ def verify_stock(
     outputs = _run(bundle.model_path, chosen, seconds)
     manifest = bundle.manifest
     return [
-        replace(
-            compare(c, o, manifest.precision, bound=manifest.tolerance, head=manifest.head),
-            subject=SUBJECT,
+        replace(result, subject=SUBJECT)
+        for case, given in zip(chosen, outputs, strict=True)
+        for result in compare(
+            case, given, manifest.precision, bound=manifest.tolerance, heads=manifest.heads
         )
-        for c, o in zip(chosen, outputs, strict=True)
     ]
 
 
@@ -80,7 +80,7 @@ def _short(cases: Sequence[Case]) -> list[Case]:
     return list({case.name: case for case in chosen}.values())
 
 
-def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
+def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[dict[str, Array]]:
     inputs = {f"{i}/{name}": x for i, case in enumerate(cases) for name, x in case.inputs.items()}
     with tempfile.TemporaryDirectory() as folder:
         feeds, results = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
@@ -106,7 +106,11 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
         if done.returncode != 0:
             raise EngineError(_failure(done.returncode, done.stderr), _REMEDY)
         with np.load(results) as archive:
-            return [archive[str(i)] for i in range(len(cases))]
+            outputs: list[dict[str, Array]] = [{} for _ in cases]
+            for key in archive:
+                number, _, name = key.partition("/")
+                outputs[int(number)][name] = archive[key]
+            return outputs
 
 
 def _unlinked(model: Path, folder: Path) -> Path:

@@ -17,13 +17,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.contract import EVIDENCE, main_input
+from aftexport.contract import EVIDENCE, LOGITS, main_input
 from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"
 """The output with the direction of each document, float32 ``[batch, D, 1]``."""
 
-_LOGITS = "logits"
 _PREFIX = "evidence_"
 
 
@@ -61,7 +60,7 @@ class Summed:
     offsets: tuple[float, ...]
 
 
-def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
+def add_evidence(model: onnx.ModelProto, output: str = LOGITS) -> tuple[float, ...]:
     """Add an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
 
     The sum of the evidence over the tokens, plus the returned offset of the largest logit's class,
@@ -70,6 +69,7 @@ def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
     Args:
         model: the result of ``lowering.lower``, with the shapes of intermediate values and bare
             operators.
+        output: the output whose largest number is explained, ``[batch, classes]``.
 
     Returns:
         The part of each class's logit that does not depend on the tokens.
@@ -78,7 +78,7 @@ def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
         NoEvidence: if the head is not linear, or its input is not a sum over the tokens; the
             model stays unchanged.
     """
-    summed = add_direction(model)
+    summed = add_direction(model, output)
     graph = model.graph
     graph.output.pop()
     graph.node.extend(products(summed.tokens))
@@ -92,9 +92,21 @@ def _batch_and_tokens(graph: onnx.GraphProto) -> list[str | int]:
     return next(_dims(value)[:2] for value in graph.input if value.name == main)
 
 
-def add_direction(model: onnx.ModelProto) -> Summed:
+def add_direction(model: onnx.ModelProto, output: str = LOGITS) -> Summed:
     """Add only the output ``DIRECTION``; see ``add_evidence``."""
-    return _Finder(model).add()
+    return _Finder(model, output).add()
+
+
+def explained_output(model: onnx.ModelProto) -> str:
+    """Return the name of the output that evidence explains, the first for documents.
+
+    Raises:
+        NoEvidence: if every output is for tokens.
+    """
+    for value in model.graph.output:
+        if len(value.type.tensor_type.shape.dim) == 2:
+            return str(value.name)
+    raise NoEvidence("every output is for tokens")
 
 
 def products(tokens: str) -> list[onnx.NodeProto]:
@@ -114,7 +126,8 @@ def products(tokens: str) -> list[onnx.NodeProto]:
 
 
 class _Finder:
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, output: str) -> None:
+        self.output = output
         self.graph = model.graph
         self.constants = constants_of(model.graph)
         self.producers: dict[str, onnx.NodeProto] = {
@@ -135,7 +148,7 @@ class _Finder:
         return Summed(total.input[0], tuple(float(offset) for offset in head.offsets))
 
     def _head(self) -> _Head:
-        node, offsets = self._producer(_LOGITS), None
+        node, offsets = self._producer(self.output), None
         if node.op_type == "Add":
             offsets = next((self.constants[n] for n in node.input if n in self.constants), None)
             inner = next((n for n in node.input if n not in self.constants), "")
@@ -210,7 +223,7 @@ class _Finder:
         def named(step: str) -> str:
             return _PREFIX + step
 
-        yield make("ArgMax", [_LOGITS], [named("class")], axis=1, keepdims=0)
+        yield make("ArgMax", [self.output], [named("class")], axis=1, keepdims=0)
         axis = 0 if head.is_transposed else 1
         yield make("Gather", [head.weight, named("class")], [named("row")], axis=axis)
         row = named("row")

@@ -5,7 +5,7 @@ the tolerance if only this node is changed. While all choices together exceed th
 node with the largest error of its own gets the next wider precision.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,7 @@ def advise(
     tolerance: float,
     advance: Callable[[], None] = lambda: None,
     *,
-    head: Head | None = None,
+    heads: Mapping[str, Head] | None = None,
 ) -> Advice:
     """Choose the precision of every encoder node, and set it.
 
@@ -61,7 +61,8 @@ def advise(
         cases: cases with the outputs of PyTorch.
         tolerance: maximum ``Comparison.largest_error`` of the model's own cases.
         advance: callback after each measurement; ``measurements`` returns their maximum number.
-        head: the head of the model, whose scores or values are measured too; None for logits only.
+        heads: the head of each output, whose scores or values are measured too; None for outputs
+            only.
 
     Raises:
         UsageError: if the fused kernels are not installed; only they round.
@@ -71,7 +72,7 @@ def advise(
         raise UsageError(
             f"--precision auto measures the fused kernels. {why}", "Build the kernels first."
         )
-    measure = _Measurement(model, [case for case in cases if case.subject == "model"], head)
+    measure = _Measurement(model, [case for case in cases if case.subject == "model"], heads)
     whole, wide = measure()
     if not whole <= tolerance:
         raise ParityError(
@@ -94,18 +95,20 @@ def measurements(model: onnx.ModelProto) -> int:
 class _Measurement:
     """A measurement of the model's current largest error and outputs."""
 
-    def __init__(self, model: onnx.ModelProto, cases: Sequence[Case], head: Head | None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, cases: Sequence[Case], heads: Mapping[str, Head] | None
+    ) -> None:
         self._model = model
         self._cases = cases
-        self._head = head
+        self._heads = heads
 
     def __call__(self) -> tuple[float, list[Array]]:
         engine = OnnxRuntimeEngine(self._model.SerializeToString())
-        outputs = [engine.run(case.inputs)["logits"] for case in self._cases]
-        results = [
-            compare(case, output, "fp32", head=self._head)
-            for case, output in zip(self._cases, outputs, strict=True)
-        ]
+        results, outputs = [], []
+        for case in self._cases:
+            given = engine.run(case.inputs)
+            results += compare(case, given, "fp32", heads=self._heads)
+            outputs += [given[name] for name in case.outputs]
         return max(result.largest_error for result in results), outputs
 
 

@@ -1,6 +1,6 @@
 """The export of a model file to a verified bundle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
-from aftexport.pipeline.head import check_output, choose_head
+from aftexport.pipeline.head import HeadOptions, check_outputs, choose_heads
 from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
@@ -63,7 +63,7 @@ def export(
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
-    task: str | None = None,
+    task: str | Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     heads: str | Path | None = None,
     tokenizer: str | Path | None = None,
@@ -98,11 +98,12 @@ def export(
         force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        task: the task of the model, one of ``heads.HEADS``; by default that of the file, or
-            single_label_classification for two or more logits.
-        labels: names of the classes or values; by default those of the file.
-        heads: path of a JSON file with the head, instead of ``task`` and ``labels``; see
-            ``heads.head_file``.
+        task: the task of the only output, or of each output by name, one of ``heads.HEADS``; by
+            default that of the file, or single_label_classification for two or more logits of a
+            document.
+        labels: names of the classes or values of the only output; by default those of the file.
+        heads: path of a JSON file with the head of each output, instead of ``task`` and
+            ``labels``; see ``heads.head_file``.
         tokenizer: path of a tokenizer.json; by default the tokenizer of the file.
         console: console for the progress; standard output by default.
 
@@ -151,7 +152,7 @@ class _Export:
         checkpoint, tokenizer = self._read()
         traced = self._trace(checkpoint, described)
         heads = self._heads(checkpoint, traced)
-        advice = self._advice(traced, next(iter(heads.values())))
+        advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
         _check_ids(traced.spec, tokenizer)
@@ -214,7 +215,7 @@ class _Export:
             give_back()  # release the memory of intermediate graphs
         return traced
 
-    def _advice(self, traced: TracedModel, head: Head) -> Advice | None:
+    def _advice(self, traced: TracedModel, heads: Mapping[str, Head]) -> Advice | None:
         """Return the precision of each node, with ``--precision auto``."""
         if self._options.precision != "auto":
             return None
@@ -223,20 +224,22 @@ class _Export:
         with Progress(console=self._console, transient=True) as bar:
             task = bar.add_task("Measuring each node", total=measurements(traced.model))
             advance = partial(bar.advance, task)
-            return advise(traced.model, traced.cases, bound, advance, head=head)
+            return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
     def _heads(self, checkpoint: Checkpoint, traced: TracedModel) -> dict[str, Head]:
         """Return each head by the name of its output."""
-        options, output = self._options, traced.lowered.graph.output[0].name
-        head = choose_head(
-            output,
-            traced.cases[0].expected,
-            task=options.task or checkpoint.task,
-            names=checkpoint.labels if options.labels is None else options.labels,
+        options, outputs = self._options, traced.cases[0].outputs
+        declared = HeadOptions(
+            task=options.task,
+            labels=options.labels,
             head_file=options.heads,
+            own_task=checkpoint.task,
+            own_labels=checkpoint.labels,
         )
-        check_output(traced.lowered, head)
-        return {output: head}
+        names = (value.name for value in traced.lowered.graph.output)
+        heads = choose_heads({name: outputs[name] for name in names}, declared)
+        check_outputs(traced.lowered, heads)
+        return heads
 
     def _engine_settings(self, traced: TracedModel) -> BuildSettings | None:
         """Return the settings of the TensorRT engine; None without an engine."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
 from aftexport.capture.input_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
@@ -47,7 +47,7 @@ def model_cases(
 
     Raises:
         TraceError: if the module is random, or if ``batching`` is set and documents in one run
-            change each other's logits.
+            change each other's outputs.
     """
     reference = TorchEngine(module, spec.names)
     _refuse_random(reference, module, spec)
@@ -56,7 +56,7 @@ def model_cases(
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
         chosen = {key: inputs[key] for key in spec.names}
-        cases.append(Case(name, "model", chosen, reference.run(chosen)["logits"]))
+        cases.append(Case(name, "model", chosen, reference.run(chosen)))
     return cases
 
 
@@ -66,7 +66,8 @@ def _refuse_breach(
     embedding: torch.Tensor | None,
     program: ExportedProgram,
 ) -> None:
-    is_double = reference.run(_few_tokens(spec))["logits"].dtype == np.float64
+    outputs = reference.run(_few_tokens(spec))
+    is_double = all(output.dtype == np.float64 for output in outputs.values())
     bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
     if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
         raise breach_error(breach, program)
@@ -75,21 +76,24 @@ def _refuse_breach(
 def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
     inputs = _few_tokens(spec)
 
-    def run(seed: int) -> Array:
+    def run(seed: int) -> dict[str, Array]:
         python, numpy = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 random.seed(seed)
                 np.random.seed(seed)
-                return reference.run(inputs)["logits"]
+                return reference.run(inputs)
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
 
-    def are_equal(first: Array, second: Array) -> bool:
+    def are_equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
         # The order of a sum may depend on the threads.
-        return np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
+        return all(
+            np.allclose(first[name], second[name], rtol=1e-4, atol=1e-4, equal_nan=True)
+            for name in first
+        )
 
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     first = run(0)
@@ -184,7 +188,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
             tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
             wide = [t.double() if t.is_floating_point() else t for t in tensors]
             expected = torch.cat(operator.expected(*wide, **attributes), dim=-1)
-            cases.append(Case(name, op_type, inputs, expected.numpy()))
+            cases.append(Case(name, op_type, inputs, {OPERATOR_OUTPUT: expected.numpy()}))
     return cases
 
 

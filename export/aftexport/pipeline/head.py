@@ -1,6 +1,7 @@
-"""The choice of a model's head: from a file, an option or the checkpoint, never by a guess."""
+"""The choice of a model's heads: from a file, options or the checkpoint, never by a guess."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -14,84 +15,162 @@ _SAME_NUMBERS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten
 _PROBABILITIES = ("Sigmoid", "HardSigmoid", "Softmax")
 
 
-def choose_head(
-    output: str,
-    logits: Array,
-    *,
-    task: str | None,
-    names: Sequence[str] | None,
-    head_file: Path | None,
-) -> Head:
-    """Return the head of an output.
+@dataclass(frozen=True)
+class HeadOptions:
+    """The declaration of heads by the user or the model file.
+
+    Attributes:
+        task: the task of the only output, or the task of each output by its name; None for no
+            option.
+        labels: the names of the only output; None for no option.
+        head_file: the file of ``--heads``; None without one.
+        own_task, own_labels: the declaration of the checkpoint for its only output.
+    """
+
+    task: str | Mapping[str, str] | None = None
+    labels: Sequence[str] | None = None
+    head_file: Path | None = None
+    own_task: str | None = None
+    own_labels: Sequence[str] | None = None
+
+    def task_of(self, output: str, outputs: Sequence[str]) -> str | None:
+        """Return the declared task of one of the outputs; None without one.
+
+        Raises:
+            UsageError: if a declaration for one output has several to choose from.
+        """
+        if isinstance(self.task, Mapping):
+            return self.task.get(output)
+        if len(outputs) == 1:
+            return self.task or self.own_task
+        if self.task is not None or self.own_task is not None:
+            given = f"--task {self.task}" if self.task else f"{self.own_task} from the model file"
+            raise UsageError(
+                f"Expected a task for each of the outputs {', '.join(outputs)}, got {given}.",
+                f"Add --task {output}=TASK and so on, or describe every output in --heads.",
+            )
+        return None
+
+    def check(self, outputs: Sequence[str]) -> None:
+        """Check the names of the options against those of the outputs.
+
+        Raises:
+            UsageError: if an option names an output that the model lacks, or labels could be of
+                several outputs.
+        """
+        if isinstance(self.task, Mapping) and (unknown := self.task.keys() - set(outputs)):
+            raise UsageError(
+                f"--task must name outputs of the model, {', '.join(outputs)}, got "
+                f"{', '.join(sorted(unknown))}.",
+                "Correct the name, or leave it out.",
+            )
+        if self.labels is not None and len(outputs) > 1:
+            raise UsageError(
+                f"--labels needs a model with one output, got {', '.join(outputs)}.",
+                "Give the names of each output in a --heads file.",
+            )
+
+
+def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str, Head]:
+    """Return the head of each output, in the order of the outputs.
 
     Args:
-        output: the name of the output.
-        logits: the output of one case, which must be ``[batch, width]``.
-        task: the task from the user or the checkpoint; None if neither has one.
-        names: the names from the user or the checkpoint; None for no names.
-        head_file: the file of ``--heads``; None without one.
+        outputs: the outputs of one case by name, ``[batch, width]`` or ``[batch, tokens, width]``.
+        options: the declaration of the heads.
 
     Raises:
-        TraceError: if the output has another rank.
-        UsageError: if the task is not declared and could be several, or the head does not fit.
+        TraceError: if an output has another rank.
+        UsageError: if a task is not declared and could be several, or a head does not fit.
     """
-    if logits.ndim != 2:
-        raise TraceError(
-            f"Expected logits [batch, width] from the model, got shape {list(logits.shape)}.",
-            "Export a model with one output for each document. For other models, use "
-            "torch.onnx.export and aftexport fuse.",
-        )
-    width = logits.shape[1]
-    if head_file is not None:
-        return _from_file(head_file, output, width)
-    if task is None:
-        if width < 2:
-            raise UsageError(
-                f"Expected a declared task for a model with {width} logit, got none.",
-                "Add --task binary_classification for the sigmoid of one logit and two labels, "
-                "--task multi_label_classification for one label, or --task regression for the "
-                "value itself.",
+    for name, output in outputs.items():
+        if output.ndim not in (2, 3):
+            raise TraceError(
+                f"Expected [batch, width] or [batch, tokens, width] for the output {name!r}, got "
+                f"shape {list(output.shape)}.",
+                "Return one row for each document or each token. For other models, use "
+                "torch.onnx.export and aftexport fuse.",
             )
-        task = "single_label_classification"
-    return HEADS[task].of_width(width, names)
+    if options.head_file is not None:
+        return _from_file(options.head_file, outputs)
+    options.check([*outputs])
+    names = None
+    if len(outputs) == 1:
+        names = options.own_labels if options.labels is None else options.labels
+    heads = {}
+    for name, output in outputs.items():
+        option = "--task " if len(outputs) == 1 else f"--task {name}="
+        task = options.task_of(name, [*outputs]) or _usual_task(name, output, option)
+        heads[name] = HEADS[task].of_output(output.shape, names)
+    return heads
 
 
-def _from_file(path: Path, output: str, width: int) -> Head:
+def _usual_task(name: str, output: Array, option: str) -> str:
+    """Return the task of several numbers for a document without a declared task."""
+    if output.ndim == 3:
+        raise UsageError(
+            f"Expected a declared task for the output {name!r} with a row for every token, got "
+            "none.",
+            f"Add {option}token_classification for a label of each token, or "
+            f"{option}feature_extraction for its vector.",
+        )
+    if output.shape[1] < 2:
+        raise UsageError(
+            f"Expected a declared task for the output {name!r} with {output.shape[1]} logit, got "
+            "none.",
+            f"Add {option}binary_classification for the sigmoid of one logit and two labels, "
+            f"{option}multi_label_classification for one label, or {option}regression for the "
+            "value itself.",
+        )
+    return "single_label_classification"
+
+
+def _from_file(path: Path, outputs: Mapping[str, Array]) -> dict[str, Head]:
     heads = read_heads(path)
-    if set(heads) != {output}:
+    if set(heads) != set(outputs):
+        expected = ", ".join(map(repr, outputs))
+        noun = "the output" if len(outputs) == 1 else "each of the outputs"
         raise UsageError(
-            f"{path}: expected a head for the output {output!r}, got "
+            f"{path}: expected a head for {noun} {expected}, got "
             f"{', '.join(map(repr, heads)) or 'none'}.",
-            f"Name the head {output!r}.",
+            f"Describe exactly {expected}.",
         )
-    head = heads[output]
-    if head.width != width:
-        raise UsageError(
-            f"{path}: expected a head for {width} logits, got one for {head.width}.",
-            "Describe every logit of the model.",
-        )
-    return head
+    for name, output in outputs.items():
+        head = heads[name]
+        if head.width != output.shape[-1]:
+            raise UsageError(
+                f"{path}: expected a head for {output.shape[-1]} logits of {name!r}, got one for "
+                f"{head.width}.",
+                "Describe every logit of the model.",
+            )
+        if head.is_per_token != (output.ndim == 3):
+            rows = "every token" if output.ndim == 3 else "every document"
+            raise UsageError(
+                f"{path}: expected a head for {name!r} that answers for {rows}, got {head.task}.",
+                "Describe the output by another task.",
+            )
+    return {name: heads[name] for name in outputs}
 
 
-def check_output(model: onnx.ModelProto, head: Head) -> None:
+def check_outputs(model: onnx.ModelProto, heads: Mapping[str, Head]) -> None:
     """Check that a model returns logits, not the result of a sigmoid or a softmax.
 
     Args:
-        model: the exported graph, whose first output has the logits.
-        head: the head of that output.
+        model: the exported graph.
+        heads: the head of each output.
 
     Raises:
-        UsageError: if the head would apply its sigmoid or softmax to the result of one.
+        UsageError: if a head would apply its sigmoid or softmax to the result of one.
     """
-    if head.takes_probabilities:
-        return
     producers = {output: node for node in model.graph.node for output in node.output}
-    node = producers.get(model.graph.output[0].name)
-    while node is not None and node.op_type in _SAME_NUMBERS:
-        node = producers.get(node.input[0])
-    if node is not None and node.domain == "" and node.op_type in _PROBABILITIES:
-        raise UsageError(
-            f"Expected logits, got the result of {node.op_type}: the scores of {head.task} are a "
-            f"{head.meaning}, which the server computes itself.",
-            f"Return the input of {node.op_type} from forward.",
-        )
+    for name, head in heads.items():
+        if head.takes_probabilities:
+            continue
+        node = producers.get(name)
+        while node is not None and node.op_type in _SAME_NUMBERS:
+            node = producers.get(node.input[0])
+        if node is not None and node.domain == "" and node.op_type in _PROBABILITIES:
+            raise UsageError(
+                f"Expected logits for {name!r}, got the result of {node.op_type}: the scores of "
+                f"{head.task} are a {head.meaning}, which the server computes itself.",
+                f"Return the input of {node.op_type} from forward.",
+            )

@@ -67,16 +67,23 @@ def find_breach(
         bound: the largest difference that counts as equal.
     """
     for inputs in _batches(spec, embedding):
-        together = reference.run(_chosen(inputs, spec))["logits"]
+        together = reference.run(_chosen(inputs, spec))
         for row in range(len(inputs["lengths"])):
             breach = Breach(inputs, row, 0.0)
-            alone = reference.run(_chosen(breach.alone(), spec))["logits"]
-            if together.shape[1:] != alone.shape[1:] or not np.isfinite(alone).all():
-                continue  # other checks report these
-            error = Differences.between(together[row : row + 1], alone).error
-            if error > bound:
+            alone = reference.run(_chosen(breach.alone(), spec))
+            errors = [_error(together[name][row : row + 1], alone[name]) for name in alone]
+            if (error := max(errors)) > bound:
                 return Breach(inputs, row, error)
     return None
+
+
+def _error(batched: Array, single: Array) -> float:
+    """Return the error of a document's output in a batch, without the rows of its padding."""
+    if single.ndim == 3:
+        batched = batched[:, : single.shape[1]]
+    if batched.shape != single.shape or not np.isfinite(single).all():
+        return 0.0  # other checks report these
+    return Differences.between(batched, single).error
 
 
 def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:

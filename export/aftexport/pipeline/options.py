@@ -1,6 +1,6 @@
 """The options of an export, checked before anything is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -45,7 +45,7 @@ class ExportOptions:
     force: bool
     factory: str | None
     allow_pickle: bool
-    task: str | None
+    task: str | Mapping[str, str] | None
     labels: Sequence[str] | None
     heads: Path | None
     tokenizer: str | Path | None
@@ -72,8 +72,10 @@ class ExportOptions:
             UsageError: if two options do not fit together, or ``out`` cannot be written.
         """
         _check_choice("--to", self.to, TARGETS)
-        if self.task is not None:
+        if isinstance(self.task, str):
             _check_choice("--task", self.task, tuple(HEADS))
+        for name, task in self.task.items() if isinstance(self.task, Mapping) else ():
+            _check_choice(f"--task {name}", task, tuple(HEADS))
         if self.heads is not None and not self.task is self.labels is None:
             raise UsageError(
                 "--heads describes task and labels, got --task or --labels beside it.",

@@ -14,7 +14,7 @@ from aftexport.deploy.export_engine import show_engine
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
 from aftexport.report.report import Report, inputs_of
-from aftexport.report.tables import parity_table
+from aftexport.report.tables import parity_table, print_meanings, subject_of
 
 
 def parity_record(
@@ -68,7 +68,7 @@ def parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityErro
     """
     return ParityError(
         f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
-        f"{furthest.largest_error:.1e} for {furthest.subject}, case {furthest.case!r}.",
+        f"{furthest.largest_error:.1e} for {subject_of(furthest)}, case {furthest.case!r}.",
         ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
         + f". The bundle is kept at {kept} for inspection.",
     )
@@ -92,5 +92,5 @@ def print_summary(
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:
         show_engine(plan, bundle.path, console)
-    console.print(f"Scores: {bundle.manifest.head.meaning}.")
+    print_meanings(console, bundle.manifest.heads)
     console.print(size_table(bundle.files))

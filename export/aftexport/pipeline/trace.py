@@ -24,7 +24,7 @@ from aftexport.errors import UsageError
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.evidence import NoEvidence, add_evidence
+from aftexport.passes.evidence import NoEvidence, add_evidence, explained_output
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
@@ -214,7 +214,7 @@ def _explained(
     explained = onnx.ModelProto()
     explained.CopyFrom(lowered)
     try:
-        return explained, add_evidence(explained)
+        return explained, add_evidence(explained, explained_output(explained))
     except NoEvidence as reason:
         return lowered, str(reason)
 

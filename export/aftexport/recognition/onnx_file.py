@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
-from aftexport.bundle.golden import Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Case
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
 from aftexport.lowering.file_format import lower_format
@@ -134,7 +134,8 @@ def _check(fused: onnx.ModelProto, probed: ProbedGraph) -> None:
         outputs = engine.run({name: run[name] for name in engine.input_names})
         for name, output in outputs.items():
             precision = "fp16" if output.dtype.itemsize == 2 else "fp32"
-            result = compare(Case("as probed", name, {}, run[name]), output, precision)
+            case = Case("as probed", name, {}, {OPERATOR_OUTPUT: run[name]})
+            (result,) = compare(case, {OPERATOR_OUTPUT: output}, precision)
             if not result.passed and np.isfinite(run[name].astype(np.float64)).all():
                 raise ParityError(
                     f"Output {name} of the fused model differs by {result.error:.1e}, "

@@ -44,9 +44,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "of each token"
         if manifest.evidence
         else None,
-        "task": manifest.head.task,
-        "labels": ", ".join(manifest.head.names),
-        "scores": manifest.head.meaning,
+        **_heads(manifest),
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -156,6 +154,19 @@ def _features(manifest: Manifest) -> str | None:
     shown += f" and {more} more" if more > 0 else ""
     is_raw = features.mean is None and features.scale is None
     return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
+
+
+def _heads(manifest: Manifest) -> dict[str, object]:
+    """Return the rows of the only head, or those of several under the names of their outputs."""
+    rows: dict[str, object] = {}
+    for output, head in manifest.heads.items():
+        place = "" if len(manifest.heads) == 1 else f" of {output}"
+        rows |= {
+            f"task{place}": head.task,
+            f"labels{place}": ", ".join(head.names),
+            f"scores{place}": head.meaning,
+        }
+    return rows
 
 
 def _tokens(count: int | None) -> str:

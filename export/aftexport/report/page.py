@@ -4,8 +4,10 @@ from pathlib import Path
 
 import jinja2
 
+from aftexport.parity import Comparison
 from aftexport.report.plots import error_plot
 from aftexport.report.report import Report, tolerance_of
+from aftexport.report.tables import meanings_of, subject_of
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.report", "."),
@@ -24,10 +26,15 @@ def number(value: float | None) -> str:
 _TEMPLATES.filters["number"] = number
 
 
+def _label(comparison: Comparison) -> str:
+    named = subject_of(comparison).partition(", ")[2]
+    return ", ".join(filter(None, (comparison.case, named, comparison.engine)))
+
+
 def write_page(path: Path, report: Report) -> None:
     """Write the report as a self-contained HTML page."""
     by_length = [
-        (float(c.shape[1]), c.largest_error, f"{c.case}, {c.engine}", c.bound)
+        (float(c.shape[1]), c.largest_error, _label(c), c.bound)
         for c in report.comparisons
         if c.subject.startswith("model")
     ]
@@ -44,7 +51,7 @@ def write_page(path: Path, report: Report) -> None:
     page = _TEMPLATES.get_template("page.html").render(
         report=report,
         tolerance=tolerance_of(report.manifest),
-        scores=report.manifest.head.meaning,
+        scores=meanings_of(report.manifest.heads),
         by_length=error_plot(by_length) if by_length else None,
         by_layer=by_layer,
     )

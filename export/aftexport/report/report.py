@@ -12,6 +12,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.tolerance import TOLERANCES, Tolerance
 from aftexport.report.layers import Layers
+from aftexport.report.tables import meanings_of, subject_of
 
 SCHEMA_VERSION = 1
 _SHOWN_TOKENS = 64
@@ -129,7 +130,7 @@ class Report:
             "passed": self.passed,
             "reason": self.reason,
             "against": self.compared_with,
-            "scores": self.manifest.head.meaning,
+            "scores": meanings_of(self.manifest.heads),
             "precision": self.manifest.precision,
             "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
             "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
@@ -175,7 +176,8 @@ def _processor() -> str:
 
 
 def _subject(comparison: Comparison) -> str:
-    return "the model" if comparison.subject == "model" else comparison.subject
+    subject = subject_of(comparison)
+    return f"the {subject}" if comparison.subject == "model" else subject
 
 
 def _percent(share: float) -> str:

@@ -1,11 +1,34 @@
 """The terminal table of a parity check."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
+from aftexport.bundle.golden import OPERATOR_OUTPUT
 from aftexport.console import escape, plain_table, shape_text
+from aftexport.contract import LOGITS
+from aftexport.heads import Head
 from aftexport.parity import Comparison
+
+
+def subject_of(result: Comparison) -> str:
+    """Return the subject of a comparison, with the output if the model names it."""
+    named = result.output not in (LOGITS, OPERATOR_OUTPUT)
+    return f"{result.subject}, output {result.output}" if named else result.subject
+
+
+def meanings_of(heads: Mapping[str, Head]) -> str:
+    """Return the meaning of the scores, with the names of several heads."""
+    if len(heads) == 1:
+        (head,) = heads.values()
+        return head.meaning
+    return "; ".join(f"{name}: {head.meaning}" for name, head in heads.items())
+
+
+def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
+    """Print the meaning of the scores of each head."""
+    console.print(f"Scores: {escape(meanings_of(heads))}.")
 
 
 def parity_table(results: Sequence[Comparison], reference: str) -> Table:
@@ -16,7 +39,8 @@ def parity_table(results: Sequence[Comparison], reference: str) -> Table:
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
-        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
+        subject = subject_of(result)
+        subject = result.case if subject == "model" else f"{subject}, {result.case}"
         if result.engine != "onnxruntime":
             subject += f", {result.engine}"
         numbers = (f"{result.largest_error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")

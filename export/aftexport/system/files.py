@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,31 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON whose bytes depend only on the content."""
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+def write_json(path: Path, content: Any, *, ordered: Collection[str] = ()) -> None:
+    """Write JSON whose bytes depend only on the content.
+
+    Args:
+        path: the file.
+        content: the values, whose mappings are sorted by their keys.
+        ordered: the keys of mappings in ``content`` that keep their order.
+    """
+    content = _sorted(content, ordered)
+    text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain)
     # File names may have bytes that are not UTF-8; backslashreplace turns them into JSON escapes.
     path.write_text(text + "\n", "utf-8", "backslashreplace")
+
+
+def _sorted(value: Any, ordered: Collection[str] = ()) -> Any:
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: {name: _sorted(inner) for name, inner in value[key].items()}
+        if key in ordered
+        else _sorted(value[key])
+        for key in sorted(value)
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.engine import TensorrtEngine
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.errors import EngineError, UsageError
-from aftexport.parity.comparison import Comparison, Differences, worst
+from aftexport.parity.comparison import Comparison, compare, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.report.layers import Layers
@@ -152,9 +152,11 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
 def _part_notes(bundle: Bundle, source: "Checkpoint") -> list[str]:
     """Return notes on labels and tokenizer that differ from the file of the export."""
     notes = []
-    if source.labels is not None and source.labels != bundle.manifest.head.names:
+    # The labels of a file belong to its only output.
+    heads = list(bundle.manifest.heads.values())
+    if source.labels is not None and len(heads) == 1 and source.labels != heads[0].names:
         notes.append(
-            f"The labels of the bundle, {', '.join(bundle.manifest.head.names)}, are not those of "
+            f"The labels of the bundle, {', '.join(heads[0].names)}, are not those of "
             f"{source.path}: {', '.join(source.labels)}."
         )
     tokenizer = bundle.tokenizer()
@@ -170,14 +172,14 @@ def _stale_notes(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
 
     The server checks its parity with the stored outputs.
     """
-    now = {case.name: case.expected for case in cases if case.subject == "model"}
-    bound = tolerance_of(bundle.manifest).bound
+    now = {case.name: case.outputs for case in cases if case.subject == "model"}
+    bound, precision = tolerance_of(bundle.manifest).bound, bundle.manifest.precision
     return [
         f"The stored outputs of the case {case.name!r} differ from PyTorch's. Export the model "
         "again, because aftserve and verify without --model compare with them."
         for case in bundle.golden()
         if case.subject == "model"
-        and not Differences.between(now[case.name], case.expected).error <= bound
+        and not all(r.error <= bound for r in compare(case, now[case.name], precision))
     ]
 
 
@@ -233,7 +235,7 @@ def _requested_inputs(bundle: Bundle, request: Request) -> dict[str, Mapping[str
 
 
 def _case(name: str, inputs: Mapping[str, Array], reference: Engine) -> Case:
-    return Case(name, "model", inputs, reference.run(inputs)["logits"])
+    return Case(name, "model", inputs, reference.run(inputs))
 
 
 def _path_notes(bundle: Bundle, request: Request) -> list[str]:

@@ -12,7 +12,7 @@ def describe(service: Service) -> Info:
     """Return the description of the server, its model and its limits."""
     active, settings = service.active, service.settings
     model, manifest = active.model, active.bundle.manifest
-    classifier = model.classifier
+    classifier, first = model.classifier, next(iter(manifest.heads.values()))
     precisions = Counter(node.precision for node in manifest.node_precisions)
     return Info(
         version=__version__,
@@ -22,8 +22,8 @@ def describe(service: Service) -> Info:
         engine=classifier.engine.name,
         uses_standard_ops_only=model.uses_standard_ops_only,
         heads=manifest.heads,
-        labels=list(manifest.head.names),
-        scores=manifest.head.meaning,
+        labels=list(first.names),
+        scores=first.meaning,
         vocab_size=manifest.vocab_size,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,

@@ -36,14 +36,14 @@ class Answer:
 
     Attributes:
         heads: the answer of each head.
-        logits: logits ``[C]`` in float64.
-        added: contribution of each token to the largest logit, if the model has evidence; see
-            ``aftexport.passes.evidence``.
+        outputs: the logits ``[width]`` of each head, in float64.
+        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
+            model has evidence; see ``aftexport.passes.evidence``.
         offset: part of that logit that does not depend on the tokens.
     """
 
     heads: dict[str, HeadAnswer]
-    logits: NDArray[np.float64]
+    outputs: dict[str, NDArray[np.float64]]
     added: Added | None = None
     offset: float = 0.0
 
@@ -264,20 +264,28 @@ class Classifier:
         return self._answers(outputs, lengths.tolist())
 
     def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
-        logits = outputs["logits"].astype(np.float64)
-        if not np.isfinite(logits).all():
+        logits = {name: outputs[name].astype(np.float64) for name in self.manifest.heads}
+        if not all(np.isfinite(output).all() for output in logits.values()):
             raise EngineError(
                 "The model's output must be finite, got NaN or infinity.", "Send another document."
             )
-        answers = [self._answer(row) for row in logits]
-        offsets = self.manifest.evidence
-        if offsets is None or EVIDENCE not in outputs:
+        answers = [
+            self._answer({name: output[row] for name, output in logits.items()})
+            for row in range(len(lengths))
+        ]
+        offsets, explained = self.manifest.evidence, self.manifest.explained
+        if offsets is None or explained is None or EVIDENCE not in outputs:
             return answers
         # Copy the rows: a view would keep a block of the engine's memory with every answer.
         return [
-            replace(answer, added=row[:length].copy(), offset=offsets[int(answer.logits.argmax())])
+            replace(
+                answer,
+                added=row[:length].copy(),
+                offset=offsets[int(answer.outputs[explained].argmax())],
+            )
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
 
-    def _answer(self, logits: NDArray[np.float64]) -> Answer:
-        return Answer({name: h.answer(logits) for name, h in self.manifest.heads.items()}, logits)
+    def _answer(self, outputs: dict[str, NDArray[np.float64]]) -> Answer:
+        heads = self.manifest.heads
+        return Answer({name: head.answer(outputs[name]) for name, head in heads.items()}, outputs)

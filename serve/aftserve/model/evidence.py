@@ -61,12 +61,15 @@ def explain(
             span.start, span.end = place
             span.text = str(document[span.start : span.end])
         spans.append(span)
-    explained = int(answer.logits.argmax())
-    name = classifier.manifest.head.logit_names[explained]
-    is_label = any(getattr(head, "label", None) == name for head in answer.heads.values())
+    output = classifier.manifest.explained
+    assert output is not None  # the manifest has it beside the evidence
+    logits = answer.outputs[output]
+    largest = int(logits.argmax())
+    name = classifier.manifest.heads[output].logit_names[largest]
+    is_label = getattr(answer.heads[output], "label", None) == name
     return Evidence(
         name=None if is_label else name,
-        logit=float(answer.logits[explained]),
+        logit=float(logits[largest]),
         offset=answer.offset,
         spans=spans,
     )

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Case
 from aftexport.errors import EngineError
-from aftexport.parity import Comparison, compare
+from aftexport.parity import Comparison, compare, worst
 from aftserve.errors import NotFoundError, RefusedError
 from aftserve.model.active import ActiveBundle
 from aftserve.observability.metrics import Metrics
@@ -23,7 +23,8 @@ from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.parity")
 
-Logits = NDArray[np.float64]
+Outputs = Mapping[str, NDArray[np.float64]]
+"""The logits ``[width]`` of each output of a document."""
 _MAX_PENDING = 4
 _MAX_SAMPLED_TOKENS = 1 << 16
 """Maximum length of a sampled document: PyTorch in float64 takes minutes and gigabytes for more."""
@@ -74,8 +75,8 @@ class ParityMonitor:
             shadow=self._share,
         )
 
-    async def check(self, ids: Tokens, logits: Logits) -> ParityCheck:
-        """Compare a document's logits with PyTorch's.
+    async def check(self, ids: Tokens, outputs: Outputs) -> ParityCheck:
+        """Compare a document's outputs with PyTorch's.
 
         Raises:
             NotFoundError: if there is no PyTorch model.
@@ -86,22 +87,32 @@ class ParityMonitor:
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file that the bundle was exported from.",
             )
-        expected = await self._reference.logits(ids)
-        result = self._judge("reference", ids, logits, expected)
-        names = self.active.bundle.manifest.head.logit_names
-        outputs = [
-            OutputParity(label=name, served=ours, reference=theirs, difference=abs(ours - theirs))
-            for name, ours, theirs in zip(names, logits.tolist(), expected.tolist(), strict=True)
+        expected = await self._reference.outputs(ids)
+        results = self._judge("reference", ids, outputs, expected)
+        numbers = [
+            OutputParity(
+                head=head, label=name, served=ours, reference=theirs, difference=abs(ours - theirs)
+            )
+            for head, names in self._names().items()
+            for name, ours, theirs in zip(
+                names, outputs[head].tolist(), expected[head].tolist(), strict=True
+            )
         ]
+        furthest = worst(results)
         return ParityCheck(
             tokens=len(ids),
-            outputs=outputs,
-            error=result.error,
-            bound=result.bound,
-            score_error=result.score_error,
-            within=result.passed,
-            label_flips=result.label_flips,
+            outputs=numbers,
+            error=furthest.error,
+            bound=furthest.bound,
+            score_error=furthest.score_error,
+            within=furthest.passed,
+            label_flips=sum(result.label_flips for result in results),
         )
+
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        """Return the name of each logit, by its head."""
+        heads = self.active.bundle.manifest.heads
+        return {name: head.logit_names for name, head in heads.items()}
 
     def sample(self, ids: Tokens, result: Result) -> None:
         """Check an answered document in the background, with the configured probability."""
@@ -141,35 +152,39 @@ class ParityMonitor:
             await self._reference.close()
 
     async def _shadow(self, ids: Tokens, result: Result) -> None:
-        logits = result.answer.logits
+        outputs = result.answer.outputs
         try:
             async with asyncio.timeout(self._seconds):
                 if result.batch_documents > 1:
                     single = await self._run_single(self.active, ids)
-                    self._judge("batch", ids, logits, single.answer.logits)
+                    self._judge("batch", ids, outputs, single.answer.outputs)
                 if self._reference is not None:
-                    await self.check(ids, logits)
+                    await self.check(ids, outputs)
         except (RefusedError, EngineError, TimeoutError) as error:
             self._metrics.skipped_checks.inc()
             logger.warning("a check of parity was not possible: %s", str(error) or "too slow")
 
-    def _judge(self, kind: str, ids: Tokens, logits: Logits, expected: Logits) -> Comparison:
-        case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
+    def _judge(
+        self, kind: str, ids: Tokens, outputs: Outputs, expected: Outputs
+    ) -> list[Comparison]:
+        wanted = {name: output[None] for name, output in expected.items()}
         manifest = self.active.bundle.manifest
-        result = compare(
-            case,
-            logits[None],
+        results = compare(
+            Case(kind, "model", {"input_ids": ids[None]}, wanted),
+            {name: output[None] for name, output in outputs.items()},
             manifest.precision,
             bound=manifest.tolerance,
-            head=manifest.head,
+            heads=manifest.heads,
         )
-        self._metrics.parity_error.labels(kind).observe(result.largest_error)
-        self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
-        if not result.passed:
+        furthest = worst(results)
+        self._metrics.parity_error.labels(kind).observe(furthest.largest_error)
+        self._metrics.parity_checks.labels(kind, "within" if furthest.passed else "outside").inc()
+        if not furthest.passed:
             other = "PyTorch" if kind == "reference" else "its single run"
+            place = f" in {furthest.output}" if len(results) > 1 else ""
             self._on_breach(
                 self.active,
-                f"a document of {len(ids)} tokens differs by {result.largest_error:.1e} from "
-                f"{other}, bound {result.bound:.0e}",
+                f"a document of {len(ids)} tokens differs by {furthest.largest_error:.1e} from "
+                f"{other}{place}, bound {furthest.bound:.0e}",
             )
-        return result
+        return results

@@ -33,7 +33,7 @@ class ReferenceError(RefusedError):
 
 
 class ReferenceProcess:
-    """PyTorch's logits of documents, from a separate process.
+    """PyTorch's outputs for documents, from a separate process.
 
     Args:
         bundle: the bundle to compare with.
@@ -49,14 +49,16 @@ class ReferenceProcess:
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
         self._words = words
-        self._line_bytes = _LOGIT_BYTES * bundle.manifest.head.width + _OTHER_BYTES
+        self._line_bytes = (
+            _LOGIT_BYTES * sum(head.width for head in bundle.manifest.heads.values()) + _OTHER_BYTES
+        )
         self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
         self._logging: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    async def logits(self, ids: Tokens) -> NDArray[np.float64]:
-        """Return the logits ``[C]`` of one document, in float64 unless the model is a program.
+    async def outputs(self, ids: Tokens) -> dict[str, NDArray[np.float64]]:
+        """Return each output of one document, in float64 unless the model is a program.
 
         Raises:
             ReferenceError: if the process cannot be started, dies or fails.
@@ -76,7 +78,7 @@ class ReferenceProcess:
             raise ReferenceError(
                 f"The PyTorch reference failed: {answer['error']}", "Send another document."
             )
-        return np.array(answer["logits"], dtype=np.float64)
+        return {name: np.array(output, np.float64) for name, output in answer["outputs"].items()}
 
     async def close(self) -> None:
         """End the process."""

@@ -1,7 +1,7 @@
 """The process that runs the PyTorch model for comparison.
 
 Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids, and writes a JSON line with ``logits`` or an ``error``.
+JSON line with token ids, and writes a JSON line with ``outputs`` or an ``error``.
 """
 
 import argparse
@@ -41,8 +41,10 @@ def main() -> int:
         ids = json.loads(line)
         inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}
         try:
-            logits = engine.run({name: inputs[name] for name in bundle.manifest.inputs})["logits"]
-            answer: dict[str, object] = {"logits": logits[0].tolist()}
+            outputs = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
+            answer: dict[str, object] = {
+                "outputs": {name: output[0].tolist() for name, output in outputs.items()}
+            }
         except AftexportError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=answers, flush=True)

@@ -233,7 +233,7 @@ def test_manifest_values_give_no_traceback(
     else:
         manifest = bundle.manifest
         assert manifest.vocab_size > 0
-        assert all(isinstance(label, str) for label in manifest.head.names)
+        assert all(isinstance(label, str) for label in manifest.heads["logits"].names)
         assert all(isinstance(name, str) for name in manifest.inputs)
 
 

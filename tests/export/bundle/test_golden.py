@@ -1,26 +1,44 @@
 import numpy as np
 import pytest
 
-from aftexport.bundle.golden import Case, pack_cases, unpack_cases
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Case, pack_cases, unpack_cases
 
 IDS = {"input_ids": np.zeros((2, 3), np.int64)}
 
 
 def test_cases_survive_packing_the_models_first() -> None:
     cases = [
-        Case("b", "AftSimple", {"query": np.ones((1, 1))}, np.ones((1, 1))),
-        Case("z", "model", IDS, np.ones((2, 3))),
-        Case("a", "model", IDS, np.ones((2, 3))),
+        Case("b", "AftSimple", {"query": np.ones((1, 1))}, {OPERATOR_OUTPUT: np.ones((1, 1))}),
+        Case("z", "model", IDS, {"logits": np.ones((2, 3))}),
+        Case("a", "model", IDS, {"logits": np.ones((2, 3))}),
     ]
     read = unpack_cases(pack_cases(cases))
     assert [(case.subject, case.name) for case in read] == [
         ("model", "a"), ("model", "z"), ("AftSimple", "b")
     ]  # fmt: skip
     np.testing.assert_array_equal(read[0].inputs["input_ids"], IDS["input_ids"])
+    assert [case.shape for case in read] == [(2, 3), (2, 3), (1, 1)]
+
+
+def test_every_output_survives_packing() -> None:
+    outputs = {"topic": np.ones((2, 3)), "mood": np.zeros((2, 1)), "tokens": np.ones((2, 3, 4))}
+    (read,) = unpack_cases(pack_cases([Case("a", "model", IDS, outputs)]))
+    assert read.outputs.keys() == outputs.keys()
+    for name, output in outputs.items():
+        np.testing.assert_array_equal(read.outputs[name], output)
+
+
+def test_old_cases_have_one_output() -> None:
+    """Earlier versions wrote the only output without its name."""
+    old = {"model/a/input/input_ids": IDS["input_ids"], "model/a/expected": np.ones((2, 3))}
+    old |= {"AftSimple/b/input/query": np.ones((1, 1)), "AftSimple/b/expected": np.zeros((1, 1))}
+    model, operator = unpack_cases(old)
+    np.testing.assert_array_equal(model.outputs["logits"], np.ones((2, 3)))
+    np.testing.assert_array_equal(operator.outputs[OPERATOR_OUTPUT], np.zeros((1, 1)))
 
 
 def test_case_without_reference_is_refused() -> None:
-    tensors = pack_cases([Case("a", "model", IDS, np.ones((2, 3)))])
-    del tensors["model/a/expected"]
+    tensors = pack_cases([Case("a", "model", IDS, {"logits": np.ones((2, 3))})])
+    del tensors["model/a/output/logits"]
     with pytest.raises(ValueError, match="model/a is incomplete"):
         unpack_cases(tensors)

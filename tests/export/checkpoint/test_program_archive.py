@@ -186,7 +186,7 @@ def test_program_with_dynamic_shapes_becomes_bundle(
     module = Bundle.open(bundle_folder).manifest
     assert bundle.manifest.source["kind"] == "torch.export program"
     assert bundle.manifest.operators == module.operators
-    assert bundle.manifest.head.names == ("class_0", "class_1", "class_2")
+    assert bundle.manifest.heads["logits"].names == ("class_0", "class_1", "class_2")
     assert (bundle.manifest.inputs, bundle.manifest.vocab_size, bundle.manifest.max_tokens) == (
         module.inputs, module.vocab_size, module.max_tokens
     )  # fmt: skip

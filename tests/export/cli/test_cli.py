@@ -21,7 +21,7 @@ def test_literal_form_writes_bundle_beside_model(
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
-    assert Bundle.open(folder / "model.bundle").manifest.head.names == tiny_models.LABELS
+    assert Bundle.open(folder / "model.bundle").manifest.heads["logits"].names == tiny_models.LABELS
     for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
                  "golden.safetensors", "model.bundle"):  # fmt: skip
         assert said in outcome.out
@@ -137,7 +137,7 @@ def test_labels_allow_spaces_after_commas(
     words = ["--factory", "tiny_models:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here([*words, "--labels", "a, b b ,c"], capsys)
     assert outcome.code == 0, outcome.err
-    assert Bundle.open(tmp_path / "b").manifest.head.names == ("a", "b b", "c")
+    assert Bundle.open(tmp_path / "b").manifest.heads["logits"].names == ("a", "b b", "c")
 
 
 def test_file_size_limit_blames_no_path(checkpoint_file: Path, tmp_path: Path) -> None:

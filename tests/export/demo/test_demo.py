@@ -33,7 +33,7 @@ def test_own_documents_reach_an_answer(tmp_path: Path) -> None:
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "The longest one is posted, with" in " ".join(printed.split())
     assert "posting" in printed
-    assert Bundle.open(out / "bundle").manifest.head.names == ("sea", "wood")
+    assert Bundle.open(out / "bundle").manifest.heads["logits"].names == ("sea", "wood")
     text = (out / "document.txt").read_text("utf-8")
     assert text in (tmp_path / "own.csv").read_text("utf-8")
     assert {p.name for p in out.iterdir()} == {"model.pt", "bundle", "document.txt", "server.log"}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aftexport.bundle.golden import Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Case
 from aftexport.heads import SingleLabelClassification
 from aftexport.parity import TOLERANCES, Comparison, compare, worst
 from aftexport.parity.comparison import Differences
@@ -18,12 +18,14 @@ IDS = {"input_ids": np.zeros((2, 3), np.int64)}
 
 def compared(output: object, expected: object, subject: str = "model") -> Comparison:
     inputs = IDS if subject == "model" else {"query": np.zeros((2, 3, 1)), "lengths": [3, 1]}
-    return compare(
-        Case("c", subject, inputs, np.asarray(expected)),  # type: ignore[arg-type]
-        np.asarray(output),
+    name = "logits" if subject == "model" else OPERATOR_OUTPUT
+    (result,) = compare(
+        Case("c", subject, inputs, {name: np.asarray(expected)}),  # type: ignore[arg-type]
+        {name: np.asarray(output)},
         "fp32",
-        head=SingleLabelClassification(labels=("a", "b")),
+        heads={"logits": SingleLabelClassification(labels=("a", "b"))},
     )
+    return result
 
 
 def test_error_is_relative_only_above_one() -> None:

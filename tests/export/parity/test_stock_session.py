@@ -27,7 +27,8 @@ WRONG = """
 import sys, numpy as np
 given = np.load(sys.argv[2])
 names = {key.partition("/")[0] for key in given}
-np.savez(sys.argv[3], **{n: np.full((len(given[n + "/input_ids"]), 3), 9, "f") for n in names})
+wrong = {n + "/logits": np.full((len(given[n + "/input_ids"]), 3), 9, "f") for n in names}
+np.savez(sys.argv[3], **wrong)
 """
 
 
@@ -99,9 +100,9 @@ def test_float16_transformer_runs_with_external_weights(tmp_path: Path) -> None:
     ids = np.arange(21).reshape(3, 7)
     with torch.inference_mode():
         expected = module.double()(torch.from_numpy(ids)).numpy()
-    case = Case("short", "model", {"input_ids": ids}, expected)
-    (logits,) = _run(tmp_path / "model.onnx", [case], seconds=60)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-2)
+    case = Case("short", "model", {"input_ids": ids}, {"logits": expected})
+    (outputs,) = _run(tmp_path / "model.onnx", [case], seconds=60)
+    np.testing.assert_allclose(outputs["logits"], expected, rtol=0, atol=2e-2)
     assert onnx.load(tmp_path / "model.onnx", load_external_data=False).ir_version == 9
 
 
@@ -120,5 +121,6 @@ def test_weights_behind_links_are_found(linked: tuple[str, ...], tmp_path: Path)
         (whole / name).symlink_to(f"../blobs/blob-{len(name)}")
     ids = np.arange(10).reshape(2, 5)
     expected = module(torch.from_numpy(ids)).detach().numpy()
-    (logits,) = _run(whole / "model.onnx", [Case("a", "model", {"input_ids": ids}, expected)], 60)
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    case = Case("a", "model", {"input_ids": ids}, {"logits": expected})
+    (outputs,) = _run(whole / "model.onnx", [case], 60)
+    np.testing.assert_allclose(outputs["logits"], expected, atol=1e-5)

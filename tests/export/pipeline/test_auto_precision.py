@@ -43,7 +43,7 @@ def test_the_choice_holds_the_tolerance(
     found = advise(model, bundle.golden(), tolerance)
     engine = OnnxRuntimeEngine(model.SerializeToString())
     cases = [case for case in bundle.golden() if case.subject == "model"]
-    errors = [compare(c, engine.run(c.inputs)["logits"], "fp32").error for c in cases]
+    errors = [r.error for c in cases for r in compare(c, engine.run(c.inputs), "fp32")]
     assert max(errors) == found.error <= tolerance
     set_in_model = {
         a.s.decode() for n in model.graph.node for a in n.attribute if a.name == "precision"
@@ -63,11 +63,11 @@ class Amplified(SingleLabelClassification):
 
 @needs_kernels
 def test_choice_holds_tolerance_for_scores(bundle: Bundle, model: onnx.ModelProto) -> None:
-    head = Amplified(labels=bundle.manifest.head.names)
-    found = advise(model, bundle.golden(), 2e-3, head=head)
+    heads = {"logits": Amplified(labels=bundle.manifest.heads["logits"].names)}
+    found = advise(model, bundle.golden(), 2e-3, heads=heads)
     engine = OnnxRuntimeEngine(model.SerializeToString())
     cases = [case for case in bundle.golden() if case.subject == "model"]
-    results = [compare(c, engine.run(c.inputs)["logits"], "fp32", head=head) for c in cases]
+    results = [r for c in cases for r in compare(c, engine.run(c.inputs), "fp32", heads=heads)]
     assert max(result.score_error or 0.0 for result in results) == found.error <= 2e-3
     assert found.error > 10 * max(result.error for result in results)
 

@@ -76,9 +76,8 @@ def test_every_option_reaches_the_bundle(
     assert "not checked" in outcome.out
     bundle = Bundle.open(tmp_path / "b")
     manifest = bundle.manifest
-    assert (manifest.opset, manifest.max_tokens, manifest.head.names, manifest.inputs) == (
-        18, 50, ("x", "y", "z"), ("input_ids",)
-    )  # fmt: skip
+    assert manifest.heads["logits"].names == ("x", "y", "z")
+    assert (manifest.opset, manifest.max_tokens, manifest.inputs) == (18, 50, ("input_ids",))
     assert manifest.operators == {}
     assert bundle.tokenizer() is not None
     assert json.loads((tmp_path / "b" / "parity.json").read_text()) == {
@@ -138,7 +137,7 @@ def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -
 def test_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
     torch.save(tiny_models.Dropout().state_dict(), tmp_path / "model.pt")
     export(tmp_path / "model.pt", factory="tiny_models:Dropout")
-    assert Bundle.open(tmp_path / "model.bundle").manifest.head.names[0] == "class_0"
+    assert Bundle.open(tmp_path / "model.bundle").manifest.heads["logits"].names[0] == "class_0"
 
 
 @pytest.mark.parametrize(

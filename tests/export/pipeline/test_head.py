@@ -19,7 +19,7 @@ from aftexport.heads import HEADS, Regression, SingleLabelClassification
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
-from aftexport.pipeline.head import check_output, choose_head
+from aftexport.pipeline.head import HeadOptions, check_outputs, choose_heads
 
 EXCLUSIVE = SingleLabelClassification(labels=("a", "b", "c"))
 
@@ -35,7 +35,7 @@ def test_logits_of_several_labels_exclude_each_other(width: int) -> None:
     logits = np.zeros((3, width))
 
     def choose(task: str | None) -> str:
-        return choose_head("logits", logits, task=task, names=None, head_file=None).task
+        return choose_heads({"logits": logits}, HeadOptions(task=task))["logits"].task
 
     if width > 1:
         assert choose(None) == "single_label_classification"
@@ -47,23 +47,26 @@ def test_logits_of_several_labels_exclude_each_other(width: int) -> None:
     assert choose("regression") == "regression"
 
 
-@pytest.mark.parametrize("shape", [(3,), (3, 4, 2)])
+@pytest.mark.parametrize("shape", [(3,), (3, 4, 2, 1)])
 def test_other_ranks_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(TraceError, match=r"\[batch, width\]"):
-        choose_head("logits", np.zeros(shape), task=None, names=None, head_file=None)
+        choose_heads({"logits": np.zeros(shape)}, HeadOptions())
 
 
 @pytest.mark.parametrize(
     ("output", "width", "named"),
-    [("logits", 2, "2 logits, got one for 3"), ("scores", 3, "output 'scores', got 'logits'")],
+    [
+        ("logits", 2, "2 logits of 'logits', got one for 3"),
+        ("scores", 3, "output 'scores', got 'logits'"),
+    ],
 )
 def test_head_file_must_fit(output: str, width: int, named: str, tmp_path: Path) -> None:
     file = tmp_path / "heads.json"
     file.write_text(json.dumps({"logits": json.loads(EXCLUSIVE.model_dump_json())}))
-    head = choose_head("logits", np.zeros((1, 3)), task=None, names=None, head_file=file)
-    assert head == EXCLUSIVE
+    options = HeadOptions(head_file=file)
+    assert choose_heads({"logits": np.zeros((1, 3))}, options) == {"logits": EXCLUSIVE}
     with pytest.raises(UsageError, match=named):
-        choose_head(output, np.zeros((1, width)), task=None, names=None, head_file=file)
+        choose_heads({output: np.zeros((1, width))}, options)
 
 
 def test_command_refuses_undeclared_task(
@@ -91,9 +94,9 @@ def test_checkpoint_keeps_its_task(task: str, tmp_path: Path) -> None:
     names = ["no", "yes"] if width == 1 else ["x", "y", "z"]
     aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config).eval(), labels=names)
     bundle = export(tmp_path / "model.pt")
-    assert bundle.manifest.head == HEADS[task].of_width(width, names)
+    assert bundle.manifest.heads["logits"] == HEADS[task].of_width(width, names)
     assert Bundle.open(bundle.path).manifest == bundle.manifest
-    assert bundle.manifest.head.meaning in (bundle.path / PARITY_PAGE).read_text("utf-8")
+    assert bundle.manifest.heads["logits"].meaning in (bundle.path / PARITY_PAGE).read_text("utf-8")
     cases = json.loads((bundle.path / PARITY).read_text("utf-8"))["cases"]
     errors = [case["score_error"] for case in cases if case["subject"] == "model"]
     assert errors
@@ -133,11 +136,15 @@ class Probabilities(tiny_models.Bag):
 )
 def test_probabilities_are_refused(end: Callable[[Tensor], Tensor], operator: str) -> None:
     model = lower(capture(Probabilities(end)))
-    with pytest.raises(UsageError, match=f"Expected logits, got the result of {operator}"):
-        check_output(model, EXCLUSIVE)
-    check_output(model, Regression.of_width(3, None))  # a value between 0 and 1 is a value
+    with pytest.raises(
+        UsageError, match=f"Expected logits for 'logits', got the result of {operator}"
+    ):
+        check_outputs(model, {"logits": EXCLUSIVE})
+    check_outputs(
+        model, {"logits": Regression.of_width(3, None)}
+    )  # a value between 0 and 1 is a value
 
 
 def test_logarithms_of_a_softmax_are_logits() -> None:
     model = lower(capture(Probabilities(lambda logits: logits.log_softmax(-1))))
-    check_output(model, EXCLUSIVE)
+    check_outputs(model, {"logits": EXCLUSIVE})

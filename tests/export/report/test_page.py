@@ -30,8 +30,9 @@ class Outline(HTMLParser):
 
 def comparison(name: str, output: float, tokens: int = 3) -> Comparison:
     inputs = {"input_ids": np.zeros((1, tokens), np.int64)}
-    case = Case(name, "model", inputs, np.array([[0.5, 0.0]]))
-    return compare(case, np.array([[0.5 + output, 0.0]], np.float32), "fp32")
+    case = Case(name, "model", inputs, {"logits": np.array([[0.5, 0.0]])})
+    (result,) = compare(case, {"logits": np.array([[0.5 + output, 0.0]], np.float32)}, "fp32")
+    return result
 
 
 @pytest.fixture
@@ -66,9 +67,10 @@ def test_verdict_comes_first_with_reason(passing: str, failing: str) -> None:
 def test_error_of_scores_is_shown(bundle_folder: Path, tmp_path: Path) -> None:
     """A near tie of large logits: their error is within tolerance, that of the scores is not."""
     inputs = {"input_ids": np.zeros((1, 3), np.int64)}
-    case = Case("a", "model", inputs, np.array([[10000.0, 10000.0, 0.0]]))
-    head = Bundle.open(bundle_folder).manifest.head
-    result = compare(case, np.array([[10000.5, 10000.0, 0.0]]), "fp32", head=head)
+    case = Case("a", "model", inputs, {"logits": np.array([[10000.0, 10000.0, 0.0]])})
+    heads = Bundle.open(bundle_folder).manifest.heads
+    output = np.array([[10000.5, 10000.0, 0.0]])
+    (result,) = compare(case, {"logits": output}, "fp32", heads=heads)
     assert result.score_error is not None
     page = written(bundle_folder, tmp_path, [comparison("b", 1e-6), result])
     assert "has an error of 1.2e-01 in its scores or values, more than 1e-04" in page

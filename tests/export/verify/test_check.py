@@ -254,7 +254,7 @@ def test_content_from_elsewhere_is_noted(
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "whole.json").read_text("utf-8"))["notes"] == []
 
-    labels = Bundle.open(bundle_copy).manifest.head.names
+    labels = Bundle.open(bundle_copy).manifest.heads["logits"].names
     changed_manifest(bundle_copy, classes(labels[::-1]))
     tokenizer = json.loads((bundle_copy / "tokenizer.json").read_text("utf-8"))
     vocabulary = tokenizer["model"]["vocab"]

@@ -151,7 +151,7 @@ def test_reference_supports_many_classes(tmp_path: Path) -> None:
         settings = Settings(bundle=bundle.path, reference=tmp_path / "model.pt")
         reference = ReferenceProcess(bundle, settings)
         try:
-            return await reference.logits(ids)
+            return (await reference.outputs(ids))["logits"]
         finally:
             await reference.close()
 

@@ -7,6 +7,7 @@ Configuration", and ``model_config.proto``.
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from aftexport.bundle.output_path import check_can_be_made
 from aftexport.deploy.build_engine import build, wanted_here
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
+from aftexport.heads import Head
 from aftexport.onnx_io import MODEL, MODEL_DATA
 from aftexport.system.files import aside_folder, move_into_place
 
@@ -83,7 +85,9 @@ def write_repository(
         ParityError: if the engine is outside tolerance.
     """
     folder = check_place(out, name, mounted, force)
-    if broken := [label for label in bundle.manifest.head.logit_names if "\n" in label]:
+    heads = bundle.manifest.heads
+    labels = [label for head in heads.values() for label in head.logit_names]
+    if broken := [label for label in labels if "\n" in label]:
         raise UsageError(
             f"Expected labels without line breaks for Triton, got {broken[0]!r}.",
             "Export the model with other --labels.",
@@ -96,8 +100,9 @@ def write_repository(
             served = _onnxruntime(bundle, version, f"{mounted}/{name}/{VERSION}", max_batch)
         else:
             served = _tensorrt(bundle, version, max_batch, console)
-        labels = "".join(f"{label}\n" for label in bundle.manifest.head.logit_names)
-        (aside / LABELS).write_text(labels, "utf-8")
+        for output, head in heads.items():
+            content = "".join(f"{label}\n" for label in head.logit_names)
+            (aside / _labels_file(heads, output)).write_text(content, "utf-8")
         if TOKENIZER in bundle.files:
             shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)
         graph = onnx.load(bundle.model_path, load_external_data=False).graph
@@ -105,8 +110,11 @@ def write_repository(
             version=__version__,
             name=name,
             inputs=[_tensor(value) for value in graph.input],
-            outputs=[_tensor(value) for value in graph.output],
-            labels=LABELS,
+            outputs=[
+                _tensor(value)
+                | {"labels": _labels_file(heads, value.name) if value.name in heads else None}
+                for value in graph.output
+            ],
             timeout_microseconds=TIMEOUT_SECONDS * 1_000_000,
             max_queue=MAX_QUEUE,
             **served,
@@ -212,6 +220,11 @@ def _tensorrt(
         "max_batch": max_batch or plan.settings.max_batch,
         "profiles": json.dumps(profiles),
     }
+
+
+def _labels_file(heads: Mapping[str, Head], output: str) -> str:
+    """Return the name of the file with the labels of an output."""
+    return LABELS if len(heads) == 1 else f"{output}.{LABELS}"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from aftexport.contract import AXES
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
@@ -118,7 +119,7 @@ def check_types(title: str, types: Mapping[str, str], precision: str) -> None:
         EngineError: if a type differs.
     """
     for name, actual in types.items():
-        expected = LOGIT_TYPES[precision] if name == "logits" else "int64"
+        expected = "int64" if name in AXES else LOGIT_TYPES[precision]
         if actual != expected:
             raise EngineError(
                 f"Expected {name} of type {expected} for {precision}, got {actual} from {title}.",

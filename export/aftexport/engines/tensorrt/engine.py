@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import main_input
+from aftexport.contract import AXES, main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
 from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
@@ -115,7 +115,8 @@ class TensorrtEngine:
         )
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self.types = {name: element(self._engine.get_tensor_dtype(name)) for name in names}
-        self.input_names = tuple(name for name in names if name != "logits")
+        self.input_names = tuple(name for name in names if name in AXES)
+        self.output_names = tuple(name for name in names if name not in AXES)
         self._main = main_input(self.input_names)
         self._features = tuple(map(int, self._engine.get_tensor_shape(self._main)[2:]))
         self.profiles = [self._profile(i) for i in range(self._engine.num_optimization_profiles)]
@@ -175,7 +176,7 @@ class TensorrtEngine:
                 raise RunStoppedError
             part = {name: a[start : start + self.max_batch] for name, a in arrays.items()}
             parts.append(self._run_part(part))
-        return {"logits": np.concatenate(parts)}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _fits(self, arrays: Tensors) -> bool:
         """Return whether the ranks and types of inputs are those of the engine."""
@@ -190,7 +191,7 @@ class TensorrtEngine:
     def release(self) -> None:
         """Do nothing, because all memory is on the GPU and has a constant size."""
 
-    def _run_part(self, inputs: Tensors) -> NDArray[np.generic]:
+    def _run_part(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
         batch, tokens = inputs[self._main].shape[:2]
         profile = choose_profile(self.profiles, batch, tokens)
         if "lengths" in self.input_names:
@@ -206,9 +207,13 @@ class TensorrtEngine:
             ready.graph.launch(self._stream)
         else:
             self._enqueue(ready)
-        self._stream.to_host(self._pinned["logits"], self._memory["logits"], sizes["logits"])
+        for name in self.output_names:
+            self._stream.to_host(self._pinned[name], self._memory[name], sizes[name])
         self._stream.wait()
-        return self._logits(ready.shapes["logits"])
+        asked = inputs[self._main].shape[1]
+        outputs = {name: self._output(name, ready.shapes[name]) for name in self.output_names}
+        # An output with a row for every token has those of the bucket's padding too.
+        return {n: x[:, :asked] if x.ndim == 3 else x for n, x in outputs.items()}
 
     def _fill(self, inputs: Tensors, batch: int, tokens: int) -> None:
         given = inputs[self._main]
@@ -240,7 +245,7 @@ class TensorrtEngine:
             if not context.set_input_shape(name, shapes[name]):
                 raise self._failure(f"refuses {name} of shape {shapes[name]}")
         shapes = {name: shapes[name] for name in self.input_names}
-        shapes["logits"] = tuple(context.get_tensor_shape("logits"))
+        shapes |= {name: tuple(context.get_tensor_shape(name)) for name in self.output_names}
         context.set_device_memory(self._scratch.address, self._scratch.size)
         for name, memory in self._memory.items():
             context.set_tensor_address(name, memory.address)
@@ -294,17 +299,18 @@ class TensorrtEngine:
     def _bytes(self, name: str) -> int:
         """Return the maximum size of a tensor in bytes."""
         batch, tokens = self.max_batch, self.max_tokens
-        labels = int(self._engine.get_tensor_shape("logits")[1])
         shapes: dict[str, tuple[int, ...]] = {
             self._main: (batch, tokens, *self._features),
             "lengths": (batch,),
-            "logits": (batch, labels),
         }
+        if name not in shapes:
+            *axes, width = self._engine.get_tensor_shape(name)
+            shapes[name] = (batch, *([tokens] if len(axes) == 2 else []), int(width))
         return self._size(name, shapes[name])
 
-    def _logits(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        kind = self.types["logits"]
+    def _output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        kind = self.types[name]
         if kind == "bfloat16":  # the upper half of a float32
-            bits = self._pinned["logits"].array(shape, np.dtype(np.uint16))
+            bits = self._pinned[name].array(shape, np.dtype(np.uint16))
             return (bits.astype(np.uint32) << 16).view(np.float32)
-        return self._pinned["logits"].array(shape, np.dtype(kind)).copy()
+        return self._pinned[name].array(shape, np.dtype(kind)).copy()

@@ -17,8 +17,6 @@ from aftexport.report.layers import Layer, Layers
 from aftexport.verify.layers.blame import find_blame
 from aftexport.verify.layers.torch_program import Program
 
-OUTPUT = "logits"
-
 
 def compare_layers(
     path: Path,
@@ -99,7 +97,7 @@ class _Probe:
         self._inputs = inputs
         self._fused = fused
         self._provider: Provider = provider
-        self._served = self._run([])[OUTPUT]
+        self._served = self._run([])
 
     def observe(self, names: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
         """Return the tensors of these names in order, and the tensors that change the fusion.
@@ -108,18 +106,21 @@ class _Probe:
         tensors are halved repeatedly until single tensors are left.
         """
         seen, altered = dict[str, Array](), list[str]()
-        left = [[name for name in names if name != OUTPUT]]
+        left = [[name for name in names if name not in self._served]]
         while left:
             marked = left.pop()
             tensors = self._run(marked)
-            is_same = np.array_equal(tensors.pop(OUTPUT), self._served, equal_nan=True)
+            is_same = all(
+                np.array_equal(tensors.pop(name), output, equal_nan=True)
+                for name, output in self._served.items()
+            )
             if is_same or len(marked) == 1:
                 seen |= tensors
                 altered += [] if is_same else marked
             else:
                 half = len(marked) // 2
                 left += [marked[half:], marked[:half]]
-        seen[OUTPUT] = self._served
+        seen |= self._served
         return {name: seen[name] for name in names}, altered
 
     def _run(self, marked: Sequence[str]) -> dict[str, Array]:

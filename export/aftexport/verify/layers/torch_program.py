@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
 from aftexport.capture.capture import capture, prepared
+from aftexport.capture.model_outputs import output_names, output_nodes
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
@@ -65,10 +66,9 @@ class Program:
             True: {name: _widened(exact[name]) for name in self._parameter_of.values()},
         }
         self._nodes = {node.name: node for node in self._graph.nodes if node.op != "output"}
-        result = next(node for node in self._graph.nodes if node.op == "output").args[0]
-        assert isinstance(result, list | tuple)
-        assert isinstance(result[0], fx.Node)
-        self._nodes["logits"] = result[0]  # as the exported graph names it
+        results = [node for node in output_nodes(self._graph) if node is not None]
+        # The names of the outputs in the exported graph.
+        self._nodes |= dict(zip(output_names(program), results, strict=True))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":

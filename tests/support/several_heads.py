@@ -1,0 +1,65 @@
+"""Models whose forward returns several tensors by name, small enough to export in seconds."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aftexport.nn import AftSimple
+
+VOCABULARY = 300
+TASKS = {
+    "topic": "single_label_classification",
+    "flags": "multi_label_classification",
+    "age": "regression",
+}
+"""The task of each output of ``Documents``."""
+WIDTHS = {"topic": 3, "flags": 2, "age": 1}
+
+
+class Encoder(nn.Module):
+    """An embedding, one attention, and a mean over the tokens of a document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.norm = nn.LayerNorm(16)
+        self.attention = AftSimple(16)
+
+    def encode(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Return the value of each token, ``[batch, tokens, 16]``."""
+        x = self.embedding(input_ids)
+        return x + self.attention(self.norm(x), lengths)
+
+    def pool(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the mean over each document's own tokens."""
+        valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return (tokens * valid[..., None]).sum(1) / lengths[:, None]
+
+
+class Documents(Encoder):
+    """A label, some labels and a number for each document, and a loss that is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({name: nn.Linear(16, width) for name, width in WIDTHS.items()})
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor | None]:
+        pooled = self.pool(self.encode(input_ids, lengths), lengths)
+        return {"loss": None, **{name: head(pooled) for name, head in self.heads.items()}}
+
+
+class Pair(NamedTuple):
+    """Two outputs of which the names collide with those of operators."""
+
+    embedding: Tensor
+    linear: Tensor
+
+
+class Named(Documents):
+    """Returns a NamedTuple."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Pair:  # type: ignore[override]
+        pooled = self.pool(self.encode(input_ids, lengths), lengths)
+        return Pair(self.heads["topic"](pooled), self.heads["flags"](pooled))
