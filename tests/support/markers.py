@@ -20,6 +20,8 @@ BY_MODULE = {
     "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
     "test_runner": {"slow"},
+    "test_token_outputs": {"slow"},
+    "test_long_token_outputs": {"slow"},
     "test_long_sums": {"slow"},
     "test_long_documents": {"slow"},
     "test_third_party": {"slow"},

@@ -37,11 +37,17 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
             f"{archive.name} has, got {len(plan.stages)}",
             EXPORT_AGAIN,
         )
-    if plan.evidence != ("explain" in names):
-        has = str("explain" in names).lower()
-        raise BundleError(
-            path,
-            f"manifest.json: chunked.evidence: expected {has}, as {archive.name} has, got "
-            f"{str(plan.evidence).lower()}",
-            EXPORT_AGAIN,
-        )
+    described = [
+        ("pooled", bool(plan.pooled), "pool"),
+        ("pooled", bool(plan.pooled), "head"),
+        ("tokens", bool(plan.tokens), "tokens"),
+        ("evidence", plan.evidence, "explain"),
+    ]
+    for field, is_described, graph in described:
+        if is_described != (graph in names):
+            reason = (
+                f"expected a value, as {archive.name} has {graph}.onnx, got none"
+                if graph in names
+                else f"expected none, as {archive.name} has no {graph}.onnx, got a value"
+            )
+            raise BundleError(path, f"manifest.json: chunked.{field}: {reason}", EXPORT_AGAIN)

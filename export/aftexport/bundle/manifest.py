@@ -105,17 +105,39 @@ class ChunkedPlan(BaseModel):
 
     Attributes:
         stages: the stages in their order.
-        pooled: each value pooled from the tokens, with the combination of those of chunks.
+        pooled: each value pooled from the tokens, with the combination of those of chunks; empty
+            if all outputs are per token and need none.
         token_bytes: the maximum memory per token during the run of a graph.
         evidence: whether the graphs return the evidence of each token for the largest logit.
+        documents: the names of the outputs per document.
+        tokens: each output per token, with its width.
+        tokens_use_last_stage: whether the outputs per token need the last stage's own results.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stages: tuple[ChunkedStage, ...]
-    pooled: Annotated[dict[str, Pooling], Len(1)]
+    pooled: dict[str, Pooling]
     token_bytes: Count
     evidence: bool = False
+    documents: tuple[str, ...] = (LOGITS,)
+    tokens: dict[str, Count] = {}
+    tokens_use_last_stage: bool = False
+
+    @property
+    def output_names(self) -> frozenset[str]:
+        """The names of all outputs."""
+        return frozenset((*self.documents, *self.tokens))
+
+    @model_validator(mode="after")
+    def _outputs_have_sources(self) -> Self:
+        if not self.output_names:
+            raise ValueError("documents: expected an output per document or per token, got none")
+        if self.documents and not self.pooled:
+            raise ValueError("pooled: expected a value for the outputs per document, got none")
+        if repeated := set(self.documents) & self.tokens.keys():
+            raise ValueError(f"tokens: expected outputs beside documents, got {min(repeated)}")
+        return self
 
 
 class Manifest(BaseModel):
@@ -206,6 +228,24 @@ class Manifest(BaseModel):
         for main, name in field.items():
             if (getattr(self, name) is None) is (main == self.main_input):
                 raise ValueError(f"expected {field[self.main_input]} only, for {self.main_input}")
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_fit(self) -> Self:
+        plan = self.chunked
+        if plan is None:
+            return self
+        widths = {name: head.width for name, head in self.heads.items() if head.is_per_token}
+        if plan.tokens != widths:
+            raise ValueError(
+                f"chunked.tokens: expected the heads per token with their widths, {widths}, got "
+                f"{plan.tokens}"
+            )
+        if set(plan.documents) != self.heads.keys() - widths.keys():
+            raise ValueError(
+                "chunked.documents: expected the other heads, "
+                f"{sorted(self.heads.keys() - widths.keys())}, got {sorted(plan.documents)}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,14 +4,19 @@ Between two attentions, every token is computed separately. An attention needs a
 *summary* of all others, because a few keys and values can replace a large set of them
 (``summaries``). A document therefore runs chunk by chunk, layer by layer, in two passes: ``reduce``
 summarizes the keys and values of every chunk; ``apply`` attends from each chunk to itself and to
-the summaries of the other chunks.
+the summaries of the other chunks. After the last layer, ``pool`` and ``head`` compute the outputs
+per document, and ``tokens`` those per token.
 
 ``summaries``        keys and values that replace those of many tokens, for each mechanism
 ``softmax_as_mean``  rewrites Fastformer and pooling by a softmax or a mean
-``partition``        splits the graph into the graphs of both passes
+``partition``        splits the graph into the graphs of both passes and of the outputs
+``attention_stage``  the graphs of one attention
+``graph_parts``      parts of a graph as models of their own
 ``archive``          stores the graphs in the bundle
 ``other_summaries``  the summaries of all other chunks for each chunk
 ``spill``            values per token in files between layers
+``opened_archive``   the engines of the graphs in the bundle
+``token_outputs``    hands over the outputs per token, block by block
 ``runner``           runs the graphs, without torch
 
 ``aftexport.passes.token_flow`` checks that a graph can run in chunks.

@@ -7,7 +7,7 @@ concatenation of graph and weights is the graph with its weights.
 
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -18,7 +18,8 @@ from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
 from aftexport.passes.evidence import NoEvidence, add_direction, explained_output
 from aftexport.passes.finish import finish
-from aftexport.passes.token_flow import NotChunkable, constants_of
+from aftexport.passes.graph_values import constants_of
+from aftexport.passes.token_flow import NotChunkable
 from aftexport.system.files import sha256_of
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -56,7 +57,13 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         ),
         pooled=parts.pooled,
         evidence=parts.explain is not None,
-        token_bytes=max(map(_token_bytes, graphs.values())),
+        documents=parts.documents,
+        tokens=parts.widths,
+        tokens_use_last_stage=parts.tokens_use_last_stage,
+        token_bytes=max(
+            _token_bytes(graph, parts.widths if name == "tokens" else {})
+            for name, graph in graphs.items()
+        ),
     )
     del means, parts  # both hold all weights; the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
@@ -69,10 +76,13 @@ def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
         named[f"{number}.reduce"] = stage.reduce
         named[f"{number}.merge"] = stage.merge
         named[f"{number}.apply"] = stage.apply
-    named |= {"pool": parts.pool, "head": parts.head}
-    if parts.explain is not None:
-        named["explain"] = parts.explain
-    return named
+    late = {
+        "pool": parts.pool,
+        "head": parts.head,
+        "tokens": parts.tokens,
+        "explain": parts.explain,
+    }
+    return named | {name: graph for name, graph in late.items() if graph is not None}
 
 
 def _finished(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
@@ -114,8 +124,13 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _token_bytes(model: onnx.ModelProto) -> int:
-    """Return the maximum bytes of one token during the run of a graph: products and copies."""
+def _token_bytes(model: onnx.ModelProto, outputs: Mapping[str, int]) -> int:
+    """Return the maximum bytes of one token during the run of a graph: products and copies.
+
+    Args:
+        model: the graph.
+        outputs: the width of each output per token.
+    """
     weights = constants_of(model.graph)
     widths = [
         weights[node.input[1]].shape[-1]
@@ -129,4 +144,4 @@ def _token_bytes(model: onnx.ModelProto) -> int:
         and node.input[0] in weights
         and weights[node.input[0]].ndim == 2
     ]
-    return 8 * int(sum((*widths, *tables)))
+    return 8 * int(sum((*widths, *tables, *outputs.values())))

@@ -1,29 +1,25 @@
 """Runs of a document chunk by chunk, in bounded memory; see ``aftexport.chunked``."""
 
 import copy
-import io
-import shutil
-import weakref
-import zipfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.chunked_plan import DAMAGED
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
+from aftexport.chunked.token_outputs import Sink, TokenOutputs
 from aftexport.contract import EVIDENCE, FEATURES, IDS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import EngineError, InputError, StorageError
-from aftexport.passes.evidence import DIRECTION
-from aftexport.system.stored_archives import unstored_member
+from aftexport.errors import EngineError, InputError
 
 
 class Tokens(Protocol):
@@ -41,8 +37,6 @@ class Tokens(Protocol):
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
 
-_MAX_GRAPH_BYTES = 1 << 31
-"""The maximum size of a protobuf message."""
 MEMORY_BUDGET = 512 << 20
 """The default maximum bytes of a document in memory, without the model."""
 _MAX_CHUNK_TOKENS = 8192
@@ -56,9 +50,21 @@ class _Document:
     tokens: Tokens
     kept: Mapping[str, Rows]
 
-    def inputs(self, engine: OnnxRuntimeEngine, start: int, end: int) -> dict[str, Array]:
-        """Return the inputs of an engine for the tokens from ``start`` to ``end``."""
-        inputs: dict[str, Array] = {}
+    def inputs(
+        self,
+        engine: OnnxRuntimeEngine,
+        start: int,
+        end: int,
+        late: Mapping[str, Array] = MappingProxyType({}),
+    ) -> dict[str, Array]:
+        """Return the inputs of an engine for the tokens from ``start`` to ``end``.
+
+        Args:
+            engine: the engine.
+            start, end: the range of tokens.
+            late: values of the whole document, such as those pooled from its tokens.
+        """
+        inputs = {name: late[name] for name in engine.input_names if name in late}
         for name in engine.input_names:
             if name in (IDS, FEATURES):
                 inputs[name] = self.tokens[start:end][None]
@@ -67,22 +73,6 @@ class _Document:
             elif name in self.kept:
                 inputs[name] = self.kept[name].read(start, end)
         return inputs
-
-
-def _open_archive(path: Path) -> zipfile.ZipFile:
-    """Open an archive until it is collected: a file that replaces it does not change the model."""
-    with ExitStack() as closing:
-        file = closing.enter_context(path.open("rb"))
-        try:
-            archive = zipfile.ZipFile(file)
-            reason = unstored_member(archive, path.stat().st_size)
-        except DAMAGED as error:
-            raise EngineError(f"{path}: {error}.", "Export the model again.") from error
-        if reason is not None:
-            raise EngineError(f"{path}: {reason}.", "Export the model again.")
-        # In a cycle of references, the file may be collected before the archive can close it.
-        weakref.finalize(archive, closing.pop_all().close)
-        return archive
 
 
 class ChunkedModel:
@@ -118,11 +108,8 @@ class ChunkedModel:
         chunk_tokens: int | None = None,
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
-        self._archive = _open_archive(archive)
-        self._name = archive.name
+        self._archive = OpenedArchive(archive, threads=threads, fused=fused)
         self._plan = plan
-        self._threads = threads
-        self._fused = fused
         self._folder = folder
         margins = max((s.left + s.right for s in plan.stages), default=0)
         # Chunks of a document have similar lengths, so half of one holds both margins.
@@ -136,64 +123,77 @@ class ChunkedModel:
         model.chunk_tokens = max(tokens, self._min_chunk_tokens)
         return model
 
-    def run(self, tokens: Tokens, *, evidence: bool = False) -> dict[str, Array]:
+    def run(
+        self,
+        tokens: Tokens,
+        *,
+        evidence: bool = False,
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> dict[str, Array]:
         """Run one document.
 
         Args:
             tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
             evidence: whether to return the evidence of each token; only if the plan has it.
+            sinks: the receivers of outputs per token. A sink gets every row once, in order, as
+                soon as it is computed.
 
         Returns:
-            ``logits [1, C]`` and, if requested, ``evidence [1, T]``, see
+            By name, each output per document ``[1, width]``, each output per token without a sink
+            ``[1, T, width]`` and, if requested, ``evidence [1, T]``, see
             ``aftexport.passes.evidence``.
 
         Raises:
             InputError: if there are no tokens.
+            UsageError: if a sink is for another output.
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(tokens, evidence=evidence)
+        parts = self.parts(tokens, evidence=evidence, sinks=sinks)
         while True:
             try:
                 next(parts)
             except StopIteration as stop:
                 return dict(stop.value)
 
-    def parts(self, tokens: Tokens, *, evidence: bool = False) -> Parts:
+    def parts(
+        self,
+        tokens: Tokens,
+        *,
+        evidence: bool = False,
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> Parts:
         """Run one document with a stop after every part, between which other work can run.
 
         The caller cancels the run by closing the generator. Arguments, return value and exceptions
-        are those of ``run``.
+        are those of ``run``; an exception of a sink ends the run.
         """
-        try:
-            return (yield from self._parts(tokens, evidence=evidence))
-        except OSError as error:
-            raise StorageError(
-                f"The values of a document between layers cannot be stored ({error.strerror}).",
-                "Free some space, name another folder by --spill, or send shorter documents.",
-            ) from error
-
-    def _parts(self, tokens: Tokens, *, evidence: bool) -> Parts:
         chunks = self._chunks(len(tokens))
+        plan = self._plan
+        rows = TokenOutputs(plan.tokens, len(tokens), sinks or {})
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
-            for number, stage in enumerate(self._plan.stages):
+            for number, stage in enumerate(plan.stages):
                 document = _Document(tokens, kept)
                 with ExitStack() as stage_files:
                     summaries = Summaries(self._folder, stage_files)
                     others = yield from self._summarized(number, stage, document, chunks, summaries)
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
             document = _Document(tokens, kept)
-            outputs = yield from self._pooled(document, chunks)
-            results = {name: value for name, value in outputs.items() if name != DIRECTION}
+            late = (yield from self._pooled(document, chunks)) if plan.pooled else {}
+            results = {name: late[name] for name in plan.documents}
+            if plan.tokens:
+                yield from self._by_token(document, chunks, late, rows)
+                results |= rows.joined
             if evidence:
-                results[EVIDENCE] = yield from self._explained(document, chunks, outputs)
+                results[EVIDENCE] = yield from self._explained(document, chunks, late)
             return results
 
     def count(self, tokens: int, *, evidence: bool = False) -> int:
         """Return the number of parts of a document of ``tokens`` tokens, with the last one."""
         chunks = self._chunks(tokens)
-        parts = len(self._pooled_from(chunks)) + len(chunks) * evidence + 1
+        passes = bool(self._plan.tokens) + evidence
+        parts = len(self._pooled_from(chunks)) + len(chunks) * passes + 1
         for number, stage in enumerate(self._plan.stages):
             parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
             parts += len(self._applied_to(number, chunks))
@@ -214,7 +214,10 @@ class ChunkedModel:
         chunks: Sequence[Chunk],
         summaries: Summaries,
     ) -> Generator[None, None, OtherSummaries]:
-        reduce, merge = self._engine(f"{number}.reduce"), self._engine(f"{number}.merge")
+        reduce, merge = (
+            self._archive.engine(f"{number}.reduce"),
+            self._archive.engine(f"{number}.merge"),
+        )
 
         def merged(summaries: Sequence[Summary]) -> Summary:
             if len(summaries) == 1:
@@ -242,7 +245,7 @@ class ChunkedModel:
         others: OtherSummaries,
         files: ExitStack,
     ) -> Generator[None, None, dict[str, Rows]]:
-        apply = self._engine(f"{number}.apply")
+        apply = self._archive.engine(f"{number}.apply")
         kept: dict[str, Rows] = {}
         applied_to = self._applied_to(number, chunks)
         for (start, end), (keys, values) in zip(applied_to, others, strict=False):
@@ -263,16 +266,12 @@ class ChunkedModel:
         return kept
 
     def _pooled(self, document: _Document, chunks: Sequence[Chunk]) -> Parts:
-        pool, head = self._engine("pool"), self._engine("head")
+        pool, head = self._archive.engine("pool"), self._archive.engine("head")
         pooled: dict[str, Array] = {}
         combine = {"sum": np.add, "max": np.maximum}
         for start, end in self._pooled_from(chunks):
             outputs = pool.run(document.inputs(pool, start, end))
-            if lacking := self._plan.pooled.keys() - outputs.keys():
-                raise EngineError(
-                    f"{self._name}: expected a pooled {min(lacking)} as in the manifest, got none.",
-                    "Export the model again.",
-                )
+            self._check_names(self._plan.pooled.keys(), outputs, "a pooled")
             for name, combination in self._plan.pooled.items():
                 if name not in pooled:
                     pooled[name] = outputs[name]
@@ -280,58 +279,50 @@ class ChunkedModel:
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
         whole = document.inputs(head, 0, len(document.tokens))
-        return head.run({**whole, **pooled})
+        outputs = head.run({**whole, **pooled})
+        self._check_names(set(self._plan.documents), outputs, "the output")
+        return outputs
+
+    def _check_names(self, names: Set[str], outputs: Mapping[str, Array], description: str) -> None:
+        if lacking := names - outputs.keys():
+            raise EngineError(
+                f"{self._archive.name}: expected {description} {min(lacking)} as in the manifest, "
+                "got none.",
+                "Export the model again.",
+            )
+
+    def _by_token(
+        self,
+        document: _Document,
+        chunks: Sequence[Chunk],
+        late: Mapping[str, Array],
+        rows: TokenOutputs,
+    ) -> Generator[None, None, None]:
+        tokens = self._archive.engine("tokens")
+        for start, end in chunks:
+            rows.add(tokens.run(document.inputs(tokens, start, end, late)), end)
+            yield
 
     def _explained(
-        self, document: _Document, chunks: Sequence[Chunk], outputs: Mapping[str, Array]
+        self, document: _Document, chunks: Sequence[Chunk], late: Mapping[str, Array]
     ) -> Generator[None, None, Array]:
-        explain = self._engine("explain")
+        explain = self._archive.engine("explain")
         added = []
         for start, end in chunks:
-            inputs = document.inputs(explain, start, end)
-            inputs |= {name: outputs[name] for name in explain.input_names if name in outputs}
-            added.append(explain.run(inputs)[EVIDENCE].copy())
+            outputs = explain.run(document.inputs(explain, start, end, late))
+            added.append(outputs[EVIDENCE].copy())
             yield
         return np.concatenate(added, 1)
 
     def _applied_to(self, number: int, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         """Return the chunks whose rows are needed after a stage."""
         is_last = number + 1 == len(self._plan.stages)
-        return self._pooled_from(chunks) if is_last else chunks
+        needs_all = not is_last or self._plan.tokens_use_last_stage
+        return chunks if needs_all else self._pooled_from(chunks)
 
     def _pooled_from(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         """Return the chunks with pooled rows: only the first if only its first token is pooled."""
+        if not self._plan.pooled:
+            return ()
         is_first_only = all(how == "first" for how in self._plan.pooled.values())
         return chunks[:1] if is_first_only else chunks
-
-    def _engine(self, name: str) -> OnnxRuntimeEngine:
-        # An engine is made right before its use: at most the weights of one layer are in memory
-        # twice, and the memory it keeps between chunks is freed with it.
-        try:
-            model = self._read(name)
-        except (OSError, KeyError, *DAMAGED) as error:
-            raise EngineError(
-                f"{self._name}: {str(error) or 'it is truncated'}.",
-                "Replace the bundle as a whole, and never write into its files.",
-            ) from error
-        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
-
-    def _read(self, name: str) -> bytes:
-        """Return a graph with the weights that it shares; see ``aftexport.chunked.archive``."""
-        shared = (
-            member
-            for member in self._archive.namelist()
-            if "+" in member and name in member.removesuffix(".onnx").split("+")
-        )
-        members = [f"{name}.onnx", *shared]
-        size = sum(self._archive.getinfo(m).file_size for m in members)
-        if size > _MAX_GRAPH_BYTES:
-            raise zipfile.BadZipFile(
-                f"{name} must have at most {_MAX_GRAPH_BYTES} bytes, got {size}"
-            )
-        # With its final size from the start, getvalue() makes no second copy.
-        model = io.BytesIO(bytes(size))
-        for member in members:
-            with self._archive.open(member) as part:
-                shutil.copyfileobj(part, model, 1 << 20)
-        return model.getvalue()

@@ -22,7 +22,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.contract import main_input
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
-from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens, is_sum_over_tokens
+from aftexport.passes.graph_values import constants_of
+from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 
 _LOCAL = "aftexport.chunked"
 

@@ -1,8 +1,8 @@
 """Files for the values of a long document between the parts of its run, to bound memory."""
 
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,7 +10,20 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.errors import EngineError, StorageError
+
 Array = NDArray[np.generic]
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"The values of a document between layers cannot be stored ({error.strerror}).",
+            "Free some space, name another folder by --spill, or send shorter documents.",
+        ) from error
 
 
 class Rows:
@@ -19,29 +32,45 @@ class Rows:
     Args:
         folder: the folder of the file; by default that of the system for temporary files.
 
+    Raises:
+        StorageError: if the folder takes no file.
+
     Attributes:
         file: the file, which its close removes.
         count: the number of rows.
     """
 
+    @_storing()
     def __init__(self, folder: Path | None) -> None:
         self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed by the caller
         self.count = 0
         self._like: Array = np.empty((1, 0, 0))
 
+    @_storing()
     def append(self, rows: Array) -> None:
         """Append rows to the file.
 
         Raises:
-            OSError: if there is not enough space.
+            StorageError: if there is not enough space.
         """
         self._like = rows[:, :0].copy()  # a view would keep all rows in memory
         self.count += rows.shape[1]
         self.file.write(np.ascontiguousarray(rows).data)
         self.file.flush()  # otherwise a full disk would be noticed only on close
 
+    @_storing()
     def read(self, start: int, end: int) -> Array:
-        """Return the rows from ``start`` to ``end``, ``[1, end - start, C]``."""
+        """Return the rows from ``start`` to ``end``, ``[1, end - start, C]``.
+
+        Raises:
+            EngineError: if there are fewer rows.
+            StorageError: if the file cannot be read.
+        """
+        if end > self.count:
+            raise EngineError(
+                f"Expected {end} rows of a value between layers, got {self.count}.",
+                "Export the model again.",
+            )
         width = self._like.shape[2]
         self.file.seek(start * width * self._like.itemsize)
         rows = np.empty((1, end - start, width), self._like.dtype)
@@ -83,7 +112,7 @@ class Summaries:
         """Append a summary and return its index.
 
         Raises:
-            OSError: if there is not enough space.
+            StorageError: if there is not enough space.
         """
         first = self._keys.count
         self._keys.append(summary.keys)

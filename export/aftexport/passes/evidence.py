@@ -18,7 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from aftexport.contract import EVIDENCE, LOGITS, main_input
-from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens
+from aftexport.passes.graph_values import constants_of
+from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"
 """The output with the direction of each document, float32 ``[batch, D, 1]``."""

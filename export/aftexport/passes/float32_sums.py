@@ -10,7 +10,8 @@ import onnx
 from onnx import TensorProto
 
 from aftexport.contract import main_input
-from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens
+from aftexport.passes.graph_values import constants_of
+from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)

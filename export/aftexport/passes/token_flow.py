@@ -1,24 +1,21 @@
 """The kind of every value in a graph, for documents in chunks.
 
 A graph can be computed in chunks if each of its nodes acts on every token separately, is one of our
-attentions, or reduces the tokens by an associative operation. A chunk has no padding, so its own
-length can replace the document's only in masks of padding.
+attentions, or reduces the tokens by an associative operation. After the last attention, a node may
+also act on every token together with the pooled document. A chunk has no padding, so its own length
+can replace the document's only in masks of padding.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import Pooling
 from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.operators.domain import DOMAIN
-
-Array = NDArray[np.generic]
+from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of
+from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
 
 
 class NotChunkable(Exception):  # noqa: N818 (an outcome, not an error)
@@ -43,6 +40,12 @@ class Kind(Enum):
     """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
     POOLED = auto()
     """``[B, ...]``, computed from the whole document."""
+    COMBINED = auto()
+    """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
+
+
+OF_TOKENS = frozenset((Kind.TOKENS, Kind.COMBINED))
+"""The kinds of outputs that have a row for each token."""
 
 
 _ELEMENTWISE = frozenset((
@@ -64,83 +67,37 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
         NotChunkable: if a node needs the whole document; the message names the node.
     """
     constants = constants_of(model.graph)
+    dims = dims_of(model.graph)
+    document = dims[model.graph.input[0].name][:2]
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
     kinds.update({"": Kind.CONSTANT, IDS: Kind.TOKENS, FEATURES: Kind.TOKENS, LENGTHS: Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
-        kind = _kind(_Step(node, kinds, constants))
+        kind = _kind(_Step(node, kinds, constants, dims, document))
         kinds.update(dict.fromkeys(node.output, kind))
     for output in model.graph.output:
-        if kinds[output.name] is not Kind.POOLED:
-            raise NotChunkable(f"{output.name} is not pooled from the tokens")
+        if kinds[output.name] not in (Kind.POOLED, *OF_TOKENS):
+            raise NotChunkable(
+                f"{output.name} is neither pooled from the tokens nor computed for each token"
+            )
     return kinds
-
-
-def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:
-    """Return initializers and the outputs of Constant nodes by name."""
-    return _Constants(graph)
-
-
-class _Constants(Mapping[str, Array]):
-    """A mapping that converts constants on access: all arrays at once would double the memory."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._values: dict[str, Any] = {i.name: i for i in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                value = onnx.helper.get_attribute_value(node.attribute[0])
-                self._values[node.output[0]] = value
-
-    def __getitem__(self, name: str) -> Array:
-        value = self._values[name]
-        if isinstance(value, onnx.TensorProto):
-            return onnx.numpy_helper.to_array(value)
-        return np.asarray(value)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | None:
-    """Return a node's pooling over the tokens, ``sum``, ``max`` or ``first``; None for none."""
-    if node.op_type == "Gather":
-        index = constants.get(node.input[1])
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        return "first" if axis == 1 and index is not None and index.tolist() in (0, [0]) else None
-    if is_sum_over_tokens(node, constants):
-        return "sum"
-    return "max" if node.op_type == "ReduceMax" and _reduces_tokens(node, constants) else None
-
-
-def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    """Return whether a node is a ReduceSum over axis 1 only."""
-    return node.op_type == "ReduceSum" and _reduces_tokens(node, constants)
-
-
-def is_reduction_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    """Return whether a node is a ReduceSum or ReduceMean over axis 1 only."""
-    return node.op_type in ("ReduceSum", "ReduceMean") and _reduces_tokens(node, constants)
-
-
-def _reduces_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    axes = constants.get(node.input[1]) if len(node.input) > 1 else None
-    return axes is not None and axes.tolist() == [1]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A node of a graph, with the kinds of all values before it."""
+    """A node of a graph, with the kinds of all values before it.
+
+    Attributes:
+        dims: the axes of all values.
+        document: the axes of documents and tokens.
+    """
 
     node: onnx.NodeProto
     kinds: Mapping[str, Kind]
     constants: Mapping[str, Array]
+    dims: Mapping[str, Axes]
+    document: Axes
 
     @property
     def operands(self) -> set[Kind]:
@@ -162,6 +119,8 @@ def _attention(step: _Step) -> Kind | None:
     if node.domain != DOMAIN:
         return None
     operands = {kinds[name] for name in node.input[:3]}
+    if Kind.COMBINED in operands:
+        raise _refused(node, "attends to tokens that depend on the pooled document")
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
         raise _refused(node, "attends to values that are not computed token by token")
     if kinds[node.input[-1]] is not Kind.LENGTH:
@@ -225,12 +184,33 @@ def _size(step: _Step) -> Kind | None:
             return Kind.DOCUMENT
 
 
-def _pooled(step: _Step) -> Kind | None:
-    if Kind.POOLED not in step.operands:
+def _combined(step: _Step) -> Kind | None:
+    node, operands = step.node, step.operands
+    is_joined = Kind.POOLED in operands and operands & {Kind.TOKENS, Kind.MASK}
+    if _repeats_document(step):
+        return Kind.COMBINED
+    if not (Kind.COMBINED in operands or is_joined):
         return None
-    if step.operands & {Kind.TOKENS, Kind.MASK}:
-        raise _refused(step.node, "brings the pooled document back to its tokens")
-    return Kind.POOLED
+    _check_scale(step)
+    has_rows = step.dims.get(node.output[0], [])[:2] == step.document
+    if not (has_rows and _acts_on_each_token(step)):
+        raise _refused(
+            node, "brings the pooled document back to its tokens and does not act on each of them"
+        )
+    return Kind.COMBINED
+
+
+def _repeats_document(step: _Step) -> bool:
+    """Return whether a node repeats ``[B, 1, C]`` of the pooled document for every token."""
+    node, dims = step.node, step.dims
+    if node.op_type != "Expand" or step.kinds[node.input[0]] is not Kind.POOLED:
+        return False
+    before, after = (dims.get(name, []) for name in (node.input[0], node.output[0]))
+    return len(before) == 3 and before[1] == 1 and after[:2] == step.document
+
+
+def _pooled(step: _Step) -> Kind | None:
+    return Kind.POOLED if Kind.POOLED in step.operands else None
 
 
 def _mask(step: _Step) -> Kind | None:
@@ -249,10 +229,8 @@ def _pooling(step: _Step) -> Kind | None:
 
 
 def _tokens(step: _Step) -> Kind | None:
-    if step.operands & {Kind.LENGTH, Kind.DOCUMENT}:
-        raise _refused(step.node, "scales tokens by the document's length")
-    acts = _acts_on_each_token(step.node, step.kinds, step.constants)
-    return Kind.TOKENS if Kind.TOKENS in step.operands and acts else None
+    _check_scale(step)
+    return Kind.TOKENS if Kind.TOKENS in step.operands and _acts_on_each_token(step) else None
 
 
 _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
@@ -261,6 +239,7 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
     _shape,
     _positions,
     _size,
+    _combined,
     _pooled,
     _mask,
     _pooling,
@@ -269,35 +248,65 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
 """Rules in their order: each returns a kind, None if it does not apply, or raises."""
 
 
-def _acts_on_each_token(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
-) -> bool:
+def _check_scale(step: _Step) -> None:
+    """Raise NotChunkable if the document's length is used other than as a shape."""
+    sizes = step.operands & {Kind.LENGTH, Kind.DOCUMENT}
+    if sizes and not _repeats_channels(step):
+        raise _refused(step.node, "scales tokens by the document's length")
+
+
+def _repeats_channels(step: _Step) -> bool:
+    """Return whether a node only expands the channels of tokens, to ``[B, T, C]``."""
+    node = step.node
+    operand, result = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
+    is_same = len(operand) == 3 and operand[:2] == result[:2] == step.document
+    return node.op_type == "Expand" and is_same
+
+
+def _acts_on_each_token(step: _Step) -> bool:
+    node, kinds = step.node, step.kinds
     axis = next((a.i for a in node.attribute if a.name == "axis"), None)
-    operands = list(_shapes(node, kinds, constants))
+    is_last = axis == -1 or (axis == 2 and len(step.dims.get(node.output[0], ())) == 3)
+    shared = [
+        _shape_of(step, name) for name in node.input if name and not _is_of_tokens(step, name)
+    ]
     if node.op_type in _ELEMENTWISE:
         # A constant with an axis of tokens fits only one length.
-        return all(map(_has_no_tokens, operands))
+        return all(map(_has_no_tokens, shared))
     match node.op_type:
         case "MatMul":
-            return kinds[node.input[0]] is Kind.TOKENS and [len(s) for s in operands] == [2]
+            # Each document may have a matrix of its own.
+            is_matrix = [len(shape) for shape in shared] == [
+                3 if kinds[node.input[1]] is Kind.POOLED else 2
+            ]
+            return is_matrix and _is_of_tokens(step, node.input[0])
         case "Gather":
             return kinds[node.input[0]] is Kind.CONSTANT and axis in (None, 0)
         case "Concat" | "Split":
-            return axis == -1 and not operands
+            return is_last and not shared
+        case "Expand":
+            return _repeats_channels(step)
+        case _ if node.op_type in _LAST_AXIS:
+            return axis is None or is_last
         case _:
-            return node.op_type in _LAST_AXIS and axis in (None, -1)
+            return is_reduction_over_channels(node, step.constants)
 
 
-def _has_no_tokens(shape: tuple[int, ...]) -> bool:
+def _is_of_tokens(step: _Step, name: str) -> bool:
+    return step.kinds[name] not in (Kind.CONSTANT, Kind.POOLED)
+
+
+def _has_no_tokens(shape: Sequence[str | int]) -> bool:
     return len(shape) < 2 or shape[-2] == 1
 
 
-def _shapes(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
-) -> Iterator[tuple[int, ...]]:
-    for name in node.input:
-        if name and kinds[name] is Kind.CONSTANT:
-            yield constants[name].shape if name in constants else (0, 0)
+def _shape_of(step: _Step, name: str) -> Sequence[str | int]:
+    """Return the axes of a constant or a pooled value; two of unknown size if unknown."""
+    if name in step.constants:
+        return step.constants[name].shape
+    shape = step.dims.get(name) if step.kinds[name] is Kind.POOLED else None
+    # Numbers for each document are added to its tokens only with an axis for the tokens.
+    return shape if shape is not None and len(shape) == 3 else (0, 0)
 
 
 def _refused(node: onnx.NodeProto, reason: str) -> NotChunkable:

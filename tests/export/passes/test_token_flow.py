@@ -128,7 +128,7 @@ class Filled(Masked):
         (Positions, "uses the positions of tokens"),
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
-        (Centered, "brings the pooled document back to its tokens"),
+        (Centered, "attends to tokens that depend on the pooled document"),
         (MaskedPositions, "scales tokens by the document's length"),
         (MaskedShare, "scales tokens by the document's length"),
         (FirstThousands, "uses the positions of tokens"),
