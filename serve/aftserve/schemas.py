@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from aftexport.heads import AnyAnswer, AnyHead
+from aftexport.heads import AnyAnswer, AnyHead, Span
+from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
 from aftserve.types import Document
 
@@ -144,6 +145,16 @@ class DocumentResult(BaseModel):
     scores: dict[str, float] | None = Field(
         default=None, description="Probability of every label; present with label."
     )
+    calibrated: dict[str, float] | None = Field(
+        default=None,
+        description="Calibrated probability of every label; present with label, if the bundle has "
+        "a calibration.",
+    )
+    abstain: bool | None = Field(
+        default=None,
+        description="Whether the confidence is below the threshold of the error budget; present "
+        "with label, if the bundle has one.",
+    )
     heads: dict[str, AnyAnswer] | None = Field(
         default=None,
         description="Answer of each head, for every other model; see heads of GET /info.",
@@ -154,6 +165,34 @@ class DocumentResult(BaseModel):
     policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
     evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
+
+
+class TokensPart(BaseModel):
+    """A line of a streamed answer: the answers of a head for some tokens."""
+
+    head: str = Field(description="Name of the head.")
+    start_token: int = Field(description="Index of the first of these tokens in the document.")
+    labels: tuple[str, ...] | None = Field(default=None, description="Label of each token.")
+    scores: tuple[float, ...] | None = Field(
+        default=None, description="Probability of each of these labels."
+    )
+    vectors: tuple[tuple[float, ...], ...] | None = Field(
+        default=None, description="Vector of each token."
+    )
+
+
+class SpansPart(BaseModel):
+    """A line of a streamed answer: the spans of a head that start in the line before."""
+
+    head: str
+    spans: tuple[Span, ...]
+
+
+class StreamEnd(BaseModel):
+    """The last line of a streamed answer; without it, the answer is not complete."""
+
+    complete: Literal[True] = True
+    lines: int = Field(description="Number of the lines before.")
 
 
 class InferResponse(BaseModel):
@@ -186,6 +225,10 @@ class Limits(BaseModel):
     )
     deadline_seconds: float = Field(
         description="Maximum time from a request's first byte to its answer."
+    )
+    max_inline_tokens: int | None = Field(
+        description="Maximum tokens of a document whose answers for tokens are in one JSON object; "
+        "null if no head answers for tokens."
     )
     budget_tokens: int = Field(description="Maximum tokens of a shared run, with padding.")
     batching: bool = Field(description="Whether documents may share a run.")
@@ -233,11 +276,28 @@ class OutputParity(BaseModel):
     difference: float
 
 
+class HeadParity(BaseModel):
+    """One output of the engine and of PyTorch, as a whole."""
+
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    score_error: float | None = Field(
+        description="Error of the scores, values or vectors made of it, by the same bound."
+    )
+    label_flips: int = Field(description="Number of tokens, or of documents, of another label.")
+    span_flips: int | None = Field(
+        description="Number of spans that only one of both has; null if the head has no spans."
+    )
+    within: bool
+
+
 class ParityCheck(BaseModel):
     """Comparison of the engine with PyTorch on one document."""
 
     tokens: int
-    outputs: list[OutputParity]
+    outputs: list[OutputParity] = Field(description="Each logit of the heads for documents.")
+    heads: dict[str, HeadParity] = Field(description="Each output as a whole.")
     error: float = Field(description="max |output - reference| / max(1, max |reference|)")
     bound: float
     score_error: float | None = Field(
@@ -302,6 +362,10 @@ class Info(BaseModel):
     heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
     labels: list[str] = Field(description="Names of the first head's labels or values.")
     scores: str = Field(description="Meaning of the first head's scores.")
+    head_calibrations: dict[str, HeadCalibration] | None = Field(
+        description="Calibration of the scores of each head, with its error by length and its "
+        "threshold; null if the bundle has none.",
+    )
     vocab_size: int
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(

@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import serving
 
 import aftexport
-from aftexport.heads import HEADS
 from aftexport.nn import LAYERS
 from aftserve.client import Result, Timings
 
@@ -80,16 +79,16 @@ def test_tasks_are_served_as_pytorch_computes(tmp_path: Path) -> None:
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     losses = re.findall(r"(?m)^(\w+): loss ([\d.]+) to ([\d.]+)$", done.stdout)
-    assert [task for task, *_ in losses] == list(HEADS)
     assert all(float(last) < float(first) / 2 for _, first, last in losses), done.stdout
     shown = re.findall(r"(?m)^  (\w+) +(\S+)  PyTorch +(\S+)$", done.stdout)
     numbers = {"single_label_classification": 3, "multi_label_classification": 3,
                "binary_classification": 2, "regression": 1}  # fmt: skip
+    assert [task for task, *_ in losses] == list(numbers)
     assert len(shown) == 2 * sum(numbers.values())
     for _, served, expected in shown:
         assert float(served) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
     folder = tmp_path / "build" / "examples" / "tasks"
-    for task in HEADS:
+    for task in numbers:
         assert read_manifest(folder / f"{task}.bundle")["heads"]["logits"]["task"] == task
 
 

@@ -35,6 +35,7 @@ CHUNKED = "chunked.zip"
 GOLDEN = "golden.safetensors"
 PARITY = "parity.json"
 PARITY_PAGE = "parity.html"
+CALIBRATION = "calibration.json"
 ENGINE = ".engine"
 RECORD = ".engine.json"
 MAX_MANIFEST_BYTES = 1 << 26

@@ -11,6 +11,7 @@ from aftexport.bundle.features import Features
 from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.heads import AnyHead
+from aftexport.heads.calibration import Calibration
 
 SCHEMA_VERSION = 2
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
@@ -173,6 +174,7 @@ class Manifest(BaseModel):
         evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
+        calibration: the calibration of heads by their names; None if there is none.
     """
 
     # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
@@ -201,6 +203,7 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+    calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property
     def precision_title(self) -> str:
@@ -259,6 +262,15 @@ class Manifest(BaseModel):
             raise ValueError(
                 f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _calibration_fits(self) -> Self:
+        for name, calibration in (self.calibration or {}).items():
+            if name not in self.heads:
+                raise ValueError(f"calibration: expected names of heads, got {name!r}")
+            if reason := calibration.problem_for(self.heads[name]):
+                raise ValueError(f"calibration.{name}: {reason}")
         return self
 
 

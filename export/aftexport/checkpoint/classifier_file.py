@@ -24,7 +24,7 @@ def save(
     path: str | Path,
     *,
     model: DocumentClassifier,
-    labels: Sequence[str],
+    labels: Sequence[str] | None = None,
     tokenizer: str | None = None,
 ) -> None:
     """Write a checkpoint that ``load`` and the ``aftexport`` command read.
@@ -32,7 +32,8 @@ def save(
     Args:
         path: the file, which is replaced only after the new one is complete.
         model: the model whose configuration and weights are saved.
-        labels: the names of the classes, or of the values of a regression.
+        labels: the names of the classes, or of the values of a regression; None for numbered
+            names, and for vectors, which have none.
         tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
 
     Raises:
@@ -46,14 +47,14 @@ def save(
             "Save its state_dict by torch.save, and export that file with --factory "
             "package.module:factory.",
         )
-    HEADS[model.config.problem_type].of_width(model.config.num_labels, labels)
+    HEADS[model.config.problem_type].of_width(model.config.outputs, labels)
     if tokenizer is not None:
         check_tokenizer(tokenizer, model.config.vocab_size)
     content = {
         "format": FORMAT,
         "version": VERSION,
         "config": model.config.to_dict(),
-        "labels": list(labels),
+        "labels": None if labels is None else list(labels),
         "tokenizer": tokenizer,
         "state_dict": {name: t.detach().cpu() for name, t in model.state_dict().items()},
     }
@@ -78,7 +79,7 @@ def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
             f"the checkpoint must have version {VERSION}, got version {version}",
             "Upgrade aftexport.",
         )
-    for name, kind in (("config", dict), ("state_dict", dict), ("labels", list)):
+    for name, kind in (("config", dict), ("state_dict", dict), ("labels", list | None)):
         if not isinstance(content.get(name), kind):
             raise CheckpointError(path, f"it has no {name}", "Write it by aftexport.save.")
     return _build(
@@ -149,7 +150,7 @@ def _build(
         with torch.device("meta"):
             model = DocumentClassifier(parsed)
         if labels is not None:
-            HEADS[parsed.problem_type].of_width(parsed.num_labels, labels)
+            HEADS[parsed.problem_type].of_width(parsed.outputs, labels)
         if tokenizer is not None:
             check_tokenizer(tokenizer, model.config.vocab_size)
     except AftexportError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
+from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
 from aftexport.system.gc import no_collection_at_exit
@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": verify.run,
     "inspect": inspect.run,
     "build": build.run,
+    "calibrate": calibrate.run,
     "bench": bench.run,
     "fuse": fuse.run,
     "demo": demo.run,
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):
             raise
         extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
+        if words[:1] == ["calibrate"]:
+            extra = "calibrate"
         errors.print(
             f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{extra}]'"

@@ -34,6 +34,7 @@ Without a file, --factory exports the module that the factory returns.
 Subcommands (see aftexport COMMAND --help):
   aftexport verify BUNDLE             compare a bundle with PyTorch again
   aftexport inspect BUNDLE|MODEL      show its contents and the path of each operator
+  aftexport calibrate BUNDLE          fit its probabilities on labelled documents
   aftexport build BUNDLE              build its TensorRT engine for this machine
   aftexport bench BUNDLE              time it by length and operator, against PyTorch
   aftexport fuse IN.onnx OUT.onnx     replace linear attention in any model by operators
@@ -144,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_options(parser)
     triton.add_options(parser)
     _add_head_options(parser)
-    add("--tokenizer", type=Path, metavar="FILE",
-        help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
+    add("--tokenizer", metavar="FILE|bytes",
+        help="path of a tokenizer.json; or bytes, if the model's ids are the bytes of the text in "
+        "UTF-8, 0 to 255 (default: the tokenizer in the model file)")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
     return parser
 

@@ -10,11 +10,15 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from aftexport.heads.answer import Answer, Span
 from aftexport.heads.binary_classification import BinaryClassification
-from aftexport.heads.head import Answer, Head
+from aftexport.heads.feature_extraction import FeatureExtraction, VectorAnswer, VectorsAnswer
+from aftexport.heads.head import Head
 from aftexport.heads.multi_label_classification import LabelsAnswer, MultiLabelClassification
 from aftexport.heads.regression import Regression, ValuesAnswer
 from aftexport.heads.single_label_classification import LabelAnswer, SingleLabelClassification
+from aftexport.heads.token_classification import TokenClassification, TokenLabelsAnswer
+from aftexport.heads.token_head import Decoder, TokenHead, TokenResult
 
 __all__ = [
     "HEADS",
@@ -22,20 +26,38 @@ __all__ = [
     "AnyAnswer",
     "AnyHead",
     "BinaryClassification",
+    "Decoder",
+    "FeatureExtraction",
     "Head",
     "LabelAnswer",
     "LabelsAnswer",
     "MultiLabelClassification",
     "Regression",
     "SingleLabelClassification",
+    "Span",
+    "TokenClassification",
+    "TokenHead",
+    "TokenLabelsAnswer",
+    "TokenResult",
     "ValuesAnswer",
+    "VectorAnswer",
+    "VectorsAnswer",
     "is_one_label",
 ]
 
-_AnyHead = SingleLabelClassification | MultiLabelClassification | BinaryClassification | Regression
+_AnyHead = (
+    SingleLabelClassification
+    | MultiLabelClassification
+    | BinaryClassification
+    | Regression
+    | TokenClassification
+    | FeatureExtraction
+)
 AnyHead = Annotated[_AnyHead, Field(discriminator="task")]
 """A head of any kind, as ``manifest.json`` has it; ``task`` tells which."""
-AnyAnswer = LabelAnswer | LabelsAnswer | ValuesAnswer
+AnyAnswer = (
+    LabelAnswer | LabelsAnswer | ValuesAnswer | TokenLabelsAnswer | VectorAnswer | VectorsAnswer
+)
 """An answer of a head of any kind."""
 HEADS: Mapping[str, type[Head]] = {
     kind.model_fields["task"].default: kind for kind in get_args(_AnyHead)

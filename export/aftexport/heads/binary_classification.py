@@ -8,7 +8,8 @@ from annotated_types import Len
 from pydantic import model_validator
 
 from aftexport.errors import UsageError
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer
+from aftexport.heads.head import Double, Head
 from aftexport.heads.multi_label_classification import DEFAULT_THRESHOLD, Threshold
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid

@@ -13,13 +13,17 @@ from aftexport.heads import HEADS
 _PROBLEM_TYPE = "problem_type"
 _NAMES = "id2label"
 _TASKS = (
+    (re.compile(r"token", re.IGNORECASE), "token_classification"),
+    (re.compile(r"feature|embed", re.IGNORECASE), "feature_extraction"),
     (re.compile(r"regress", re.IGNORECASE), "regression"),
     (re.compile(r"multi[\W_]*label", re.IGNORECASE), "multi_label_classification"),
     (re.compile(r"binary", re.IGNORECASE), "binary_classification"),
     (re.compile(r"single[\W_]*label", re.IGNORECASE), "single_label_classification"),
 )
 """Spellings of problem_type, the field of transformers, with their tasks."""
-_OTHER_TASKS = re.compile(r"multi[\W_]*(target|output)|token|span|question", re.IGNORECASE)
+_OTHER_TASKS = re.compile(
+    r"multi[\W_]*(target|output|label[\W_]*token)|token[\W_]*multi|span|question", re.IGNORECASE
+)
 """Values of problem_type that no head serves."""
 _CONFIGS = ("config", "cfg", "args", "hparams", "hyper_parameters", "model_config")
 """Usual names of the settings beside the weights in training scripts."""

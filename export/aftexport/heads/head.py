@@ -2,30 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from aftexport.errors import UsageError
+from aftexport.heads.answer import Answer, Field
 
 Double = NDArray[np.float64]
-
-
-Field = Literal["name", "names", "numbers"]
-"""The kind of a field of an answer: a name, some of the head's names, a number for each name."""
-_FIELDS: dict[Any, Field] = {str: "name", tuple[str, ...]: "names", dict[str, float]: "numbers"}
-
-
-class Answer(BaseModel):
-    """The answer of a head for one document; the base of each head's own answer.
-
-    Every field has one of the kinds of ``Field``. Code that shows answers of any head, in tables
-    or tensors, knows only these kinds.
-    """
-
-    model_config = ConfigDict(frozen=True)
 
 
 class Head(BaseModel, ABC):
@@ -89,8 +75,8 @@ class Head(BaseModel, ABC):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The kind of each field of an answer."""
-        return {n: _FIELDS[f.annotation] for n, f in self.answer_type.model_fields.items()}
+        """The kind of each field that every answer has."""
+        return self.answer_type.kinds()
 
     @property
     def logit_names(self) -> tuple[str, ...]:
@@ -113,7 +99,11 @@ class Head(BaseModel, ABC):
 
     @abstractmethod
     def answer(self, logits: Double) -> Answer:
-        """Return the answer for the logits ``[width]`` of one document."""
+        """Return the answer for one document.
+
+        Args:
+            logits: its logits ``[width]``, or ``[tokens, width]`` if ``is_per_token``.
+        """
 
     def score_error(self, output: Double, expected: Double) -> float:
         """Return the error of an answer's numbers for two outputs ``[..., width]``.
@@ -121,7 +111,7 @@ class Head(BaseModel, ABC):
         It is bounded as the error of the logits is: a probability moves by at most half of the
         difference of two logits, and by a quarter of that of one.
         """
-        return float(np.abs(self.scores(output) - self.scores(expected)).max())
+        return float(np.abs(self.scores(output) - self.scores(expected)).max(initial=0.0))
 
     @abstractmethod
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:

@@ -7,7 +7,8 @@ import numpy as np
 from annotated_types import Gt, Len, Lt
 from pydantic import model_validator
 
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer, Names, Numbers
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid
 
@@ -22,10 +23,14 @@ class LabelsAnswer(Answer):
     Attributes:
         labels: the labels whose score is at least their threshold, in the order of the logits.
         scores: the probability of every label.
+        calibrated: the calibrated probability of every label, if the head has a calibration.
+        abstain: whether the confidence is below the calibration's threshold, if it has one.
     """
 
-    labels: tuple[str, ...]
-    scores: dict[str, float]
+    labels: Names
+    scores: Numbers
+    calibrated: dict[str, float] | None = None
+    abstain: bool | None = None
 
 
 class MultiLabelClassification(Head):

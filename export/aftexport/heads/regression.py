@@ -7,7 +7,8 @@ import numpy as np
 from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer, Numbers
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import check_distinct, numbered
 
 
@@ -49,7 +50,7 @@ class ValuesAnswer(Answer):
         values: each value in its unit.
     """
 
-    values: dict[str, float]
+    values: Numbers
 
 
 class Regression(Head):

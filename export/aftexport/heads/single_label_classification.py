@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-import numpy as np
 from annotated_types import Len
 from pydantic import model_validator
 
 from aftexport.errors import UsageError
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.answer import Answer, Name, Numbers
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import check_distinct, numbered
+from aftexport.heads.softmax import flips_of_largest, softmax
 
 
 class LabelAnswer(Answer):
@@ -18,10 +19,14 @@ class LabelAnswer(Answer):
     Attributes:
         label: the label with the largest score.
         scores: the probability of every label.
+        calibrated: the calibrated probability of every label, if the head has a calibration.
+        abstain: whether the confidence is below the calibration's threshold, if it has one.
     """
 
-    label: str
-    scores: dict[str, float]
+    label: Name
+    scores: Numbers
+    calibrated: dict[str, float] | None = None
+    abstain: bool | None = None
 
 
 class SingleLabelClassification(Head):
@@ -60,8 +65,7 @@ class SingleLabelClassification(Head):
 
     def scores(self, logits: Double) -> Double:
         """Return the softmax of the logits."""
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        return np.asarray(weights / weights.sum(-1, keepdims=True))
+        return softmax(logits)
 
     def answer(self, logits: Double) -> LabelAnswer:
         """Return the label with the largest logit, and all scores."""
@@ -70,9 +74,4 @@ class SingleLabelClassification(Head):
 
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
         """Count other labels, and measure the smallest lead of the expected label."""
-        labels = expected.argmax(-1)
-        own = np.take_along_axis(output, labels[..., None], -1)
-        others = output.copy()
-        np.put_along_axis(others, labels[..., None], -np.inf, -1)
-        flips = int((output.argmax(-1) != labels).sum())
-        return flips, float((own[..., 0] - others.max(-1)).min())
+        return flips_of_largest(output, expected)

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from aftexport.errors import UsageError
-from aftexport.heads import HEADS
+from aftexport.heads import HEADS, FeatureExtraction, TokenClassification
 from aftexport.operators.mechanisms import MECHANISMS
 
 LAYERS = (*MECHANISMS, "dot_product_attention")
 _CHOICES = {
     "mechanism": LAYERS,
-    "pooling": ("mean", "attention"),
+    "pooling": ("mean", "attention", "none"),
     "gate": ("sigmoid", "tanh", "none"),
     "normalization": ("softmax", "scaling"),
     "feature_map": ("elu", "relu"),
@@ -43,7 +43,8 @@ class ClassifierConfig:
     Attributes:
         mechanism: the token-mixing layer; one of ``LAYERS``.
         vocab_size: number of token ids.
-        num_labels: number of outputs: of classes, of values, or 1 for a binary classification.
+        num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
+            None for feature_extraction, whose vectors have ``dim`` numbers.
         dim: channels D.
         depth: number of encoder layers.
         num_heads: number of heads, for mechanisms with heads.
@@ -53,7 +54,8 @@ class ClassifierConfig:
         window: window s of aft_local, number of taps of aft_conv.
         bias_rank: number of columns of the position-bias factors.
         causal: whether a token sees only itself and earlier tokens.
-        pooling: the reduction of the tokens to one vector, mean or attention.
+        pooling: the reduction of the tokens to one vector, mean or attention; none for the vector
+            of each token, in feature_extraction. A token_classification pools nothing.
         gate: the gate of the AFT mechanisms: sigmoid, tanh or none.
         normalization: the normalization of efficient_attention: softmax or scaling.
         feature_map: the feature map of linear_attention: elu or relu.
@@ -67,7 +69,7 @@ class ClassifierConfig:
 
     mechanism: str
     vocab_size: int
-    num_labels: int
+    num_labels: int | None = None
     dim: int = 64
     depth: int = 2
     num_heads: int = 4
@@ -92,9 +94,9 @@ class ClassifierConfig:
                 )
         for name in _COUNTS:
             value = getattr(self, name)
-            if not _is_count(value) and not (name == "max_length" and value is None):
-                expected = "a positive whole number"
-                expected += " or null" if name == "max_length" else ""
+            is_optional = name == "max_length" or (name == "num_labels" and self._is_features)
+            if not _is_count(value) and not (is_optional and value is None):
+                expected = "a positive whole number" + (" or null" if is_optional else "")
                 raise UsageError(f"{name} must be {expected}, got {value!r}.", f"Give {expected}.")
             if value is not None and value > _MAX_COUNT:
                 raise UsageError(
@@ -115,6 +117,32 @@ class ClassifierConfig:
                 "aft_full needs max_length for its bias of every pair of positions, got null.",
                 "Set max_length to the longest document, in tokens.",
             )
+        if self._is_features and self.num_labels is not None:
+            raise UsageError(
+                f"num_labels must be null for feature_extraction, got {self.num_labels}.",
+                "Set dim to the number of numbers in a vector.",
+            )
+        if self.pooling == "none" and not self.is_per_token:
+            raise UsageError(
+                f"pooling must be mean or attention for {self.problem_type}, got 'none'.",
+                "Choose mean or attention.",
+            )
+
+    @property
+    def _is_features(self) -> bool:
+        return HEADS[self.problem_type] is FeatureExtraction
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a document, or of each of its tokens."""
+        return self.dim if self.num_labels is None else self.num_labels
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the model has a row of outputs for each token of a document."""
+        if self._is_features:
+            return self.pooling == "none"
+        return HEADS[self.problem_type] is TokenClassification
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -125,7 +153,9 @@ class ClassifierConfig:
                 f"Expected known configuration entries, got {', '.join(unknown)}.",
                 f"Choose from {', '.join(sorted(known))}.",
             )
-        required = {"mechanism", "vocab_size", "num_labels"}
+        required = {"mechanism", "vocab_size"}
+        if values.get("problem_type") != "feature_extraction":
+            required.add("num_labels")
         if missing := sorted(required - set(values)):
             raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
         return cls(**values)

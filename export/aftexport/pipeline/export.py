@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
+from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
@@ -104,7 +105,8 @@ def export(
         labels: names of the classes or values of the only output; by default those of the file.
         heads: path of a JSON file with the head of each output, instead of ``task`` and
             ``labels``; see ``heads.head_file``.
-        tokenizer: path of a tokenizer.json; by default the tokenizer of the file.
+        tokenizer: path of a tokenizer.json, or the word ``bytes`` for a model whose ids are the
+            bytes of the text in UTF-8; by default the tokenizer of the file.
         console: console for the progress; standard output by default.
 
     Raises:
@@ -321,6 +323,8 @@ def _check_ids(spec: InputSpec, tokenizer: str | None) -> None:
 def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | None:
     if path is None:
         return checkpoint.tokenizer
+    if path == BYTES:  # a Path of this name is a file
+        return str(byte_tokenizer().to_str())
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

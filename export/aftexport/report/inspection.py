@@ -45,6 +45,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.evidence
         else None,
         **_heads(manifest),
+        "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -125,6 +126,17 @@ def _parity(bundle: Bundle) -> str:
         ) from error
     checked = isinstance(record, dict) and record.get("checked")
     return f"checked, see {PARITY}" if checked else "not checked"
+
+
+def _calibration(manifest: Manifest) -> str:
+    lines = []
+    for name, calibration in (manifest.calibration or {}).items():
+        by_length = ", by length" if calibration.depends_on_length else ""
+        line = f"{name}: {calibration.method}{by_length}, {calibration.documents:,} documents"
+        if (threshold := calibration.threshold) is not None:
+            line += f", abstains below {threshold.confidence:.4g} (budget {threshold.budget:g})"
+        lines.append(line)
+    return "\n".join(lines) or "none"
 
 
 def _node_precisions(manifest: Manifest) -> dict[str, object]:

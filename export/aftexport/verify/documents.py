@@ -38,19 +38,11 @@ def read_documents(
     """
     if path.suffix == ".npy":
         return {path.name: as_inputs([_read_array(path, manifest)], manifest)}
-    try:
-        # Do not use splitlines, because a JSON string may contain Unicode line breaks.
-        lines = path.read_text("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be UTF-8 text.", "Convert the file to UTF-8.") from error
     documents = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(path):
         try:
-            documents[f"document {number}"] = as_inputs(
-                [_document(line, manifest, tokenizer)], manifest
-            )
+            document = document_of(object_of(line), manifest, tokenizer)
+            documents[f"document {number}"] = as_inputs([document], manifest)
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
@@ -61,6 +53,53 @@ def read_documents(
     if not documents:
         raise UsageError(f"{path} has no documents.", "Give one JSON object per line.")
     return documents
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of a file that are not blank, with their numbers.
+
+    Raises:
+        UsageError: if the file is not UTF-8.
+    """
+    try:
+        # Do not use splitlines, because a JSON string may contain Unicode line breaks.
+        lines = path.read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} must be UTF-8 text.", "Convert the file to UTF-8.") from error
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def object_of(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        ValueError: if it is not one.
+        RecursionError: if it is too deep.
+    """
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise ValueError("expected a JSON object")
+    return content
+
+
+def document_of(
+    content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
+) -> Sequence[int] | Array:
+    """Return the checked document of ``text``, ``input_ids`` or ``input_features``.
+
+    Raises:
+        ValueError: if it does not fit the model.
+    """
+    document: Sequence[int] | Array
+    if manifest.features is None:
+        document = _ids(content, manifest, tokenizer)
+    else:
+        given = content.get("input_features")
+        if not isinstance(given, list):
+            raise ValueError("expected input_features, a list with the features of each token")
+        document = _features(np.array(given), manifest.features)
+    _check_length(document, manifest)
+    return document
 
 
 def _read_array(path: Path, manifest: Manifest) -> Array:
@@ -75,22 +114,6 @@ def _read_array(path: Path, manifest: Manifest) -> Array:
         _check_length(document, manifest)
     except (ValueError, EOFError) as error:
         raise UsageError(f"{path}: {error}.", "Write the file by numpy.save.") from error
-    return document
-
-
-def _document(line: str, manifest: Manifest, tokenizer: Tokenizer | None) -> Sequence[int] | Array:
-    content = json.loads(line)
-    if not isinstance(content, dict):
-        raise ValueError("expected a JSON object")
-    document: Sequence[int] | Array
-    if manifest.features is None:
-        document = _ids(content, manifest, tokenizer)
-    else:
-        given = content.get("input_features")
-        if not isinstance(given, list):
-            raise ValueError("expected input_features, a list with the features of each token")
-        document = _features(np.array(given), manifest.features)
-    _check_length(document, manifest)
     return document
 
 

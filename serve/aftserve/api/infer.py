@@ -1,5 +1,6 @@
 """The endpoint that classifies documents."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -8,14 +9,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response, params
 
 from aftserve.api import streaming
+from aftserve.api.answer_lines import answer_lines
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.openapi_body import body_schema
-from aftserve.api.request_body import media_type, read_json
+from aftserve.api.parts_response import PartsResponse
+from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
+from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.results import DocumentAnswer
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
+from aftserve.types import Document
 
 _LINES_SCHEMA: dict[str, Any] = {
     "type": "string",
@@ -60,40 +66,69 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
-        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document. In
-        newline-delimited JSON each line has `text` or `input_ids`, and gets a line of the answer.
+        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document, and so
+        are raw bytes for a model of bytes. In newline-delimited JSON each line has `text` or
+        `input_ids`, and gets a line of the answer. With `Accept: application/x-ndjson`, the answer
+        for one document is streamed as lines: the document, the answers for its tokens in parts,
+        and `{"complete": true}`.
         """
         service.check_open()
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         kind = media_type(request)
         if kind in streaming.LINES_TYPES:
             classify = partial(
-                service.classify, deadline=deadline, spans=evidence, backlog=Backlog()
+                service.classify,
+                deadline=deadline,
+                spans=evidence,
+                backlog=Backlog(),
+                inline=InlineTokens(),
             )
             lines = await streaming.classify_lines(
                 request, classify, max_lines=service.settings.max_documents, deadline=deadline
             )
             add_log_fields(request, documents=len(lines))
-            content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
-            return Response(content, media_type=kind)
-        body = await _read(request, kind, service)
+            return Response(b"".join(lines), media_type=kind)
+        documents, is_one = await _read(request, kind, service)
         service.traces.record("receive", request.state.started, time.monotonic())
-        work = service.classify(body.documents, deadline, spans=evidence)
-        results = await run_until_disconnect(work, request.receive, deadline)
-        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
-        return results[0] if body.text is not None else InferResponse(results=results)
+        accepted = streaming.accepted_lines(request) if len(documents) == 1 else None
+        inline = InlineTokens() if accepted is None else None
+        work = service.classify(documents, deadline, spans=evidence, inline=inline)
+        answers = await run_until_disconnect(work, request.receive, deadline)
+        tokens = sum(answer.result.tokens_total for answer in answers)
+        add_log_fields(request, documents=len(answers), tokens=tokens)
+        if accepted is not None:
+            return PartsResponse(answer_lines(answers[0], deadline), accepted)
+        if any(answer.tokens.results for answer in answers):
+            return await _with_tokens(answers, is_one)
+        results = [answer.result for answer in answers]
+        return results[0] if is_one else InferResponse(results=results)
 
     return router
 
 
-async def _read(request: Request, kind: str, service: Service) -> InferRequest:
+async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
+    """Return a response with answers for tokens, which are in memory for one document at a time."""
+    contents = []
+    for answer in answers:
+        contents.append(answer.complete().model_dump_json(exclude_none=True).encode())
+        await asyncio.sleep(0)  # the answer of each document may take milliseconds
+    content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
+    return Response(content, media_type=JSON)
+
+
+async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence[Document], bool]:
+    """Return the documents of a body, and whether the answer is one object instead of a list."""
+    classifier = service.model.classifier
     if kind == streaming.TEXT:
-        text = await streaming.read_text(request, service.model.classifier)
-        return InferRequest(text=text, texts=None, input_ids=None)
+        return [await streaming.read_text(request, classifier)], True
+    if kind == streaming.BYTES:
+        return [await streaming.read_bytes(request, classifier)], True
+    bytes_type = (streaming.BYTES,) if classifier.takes_bytes else ()
     max_documents = service.settings.max_documents
-    return await read_json(
+    body = await read_json(
         request,
         InferRequest,
-        other_types=(streaming.TEXT, *streaming.LINES_TYPES),
+        other_types=(streaming.TEXT, *bytes_type, *streaming.LINES_TYPES),
         max_entries={"texts": max_documents, "input_ids": max_documents},
     )
+    return body.documents, body.text is not None

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
+from aftserve.api.streaming import BYTES
 from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
 
@@ -23,6 +24,10 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
             classifier.manifest.vocab_size, classifier.min_tokens, classifier.has_tokenizer
         )
         described["components"]["schemas"].update(bodies)
+        content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
+        content.pop(BYTES, None)  # the bundle may have been replaced since
+        if classifier.takes_bytes:
+            content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]

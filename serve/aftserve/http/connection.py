@@ -135,9 +135,10 @@ class Connection(HttpToolsProtocol):
         self._unread.start()
 
     def resume_writing(self) -> None:
-        """End the wait for the client to read."""
+        """End the wait for the client to read, or begin it for the rest of the last answer."""
         super().resume_writing()
         self._unread.cancel()
+        self._unread.start_if_closing()
 
     def on_message_begin(self) -> None:
         """Note the start of a request."""

@@ -1,25 +1,23 @@
 """From documents to labels: a bundle's tokenizer, checks and scores."""
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, MAX_TOKENS
+from aftexport.contract import MAX_TOKENS
 from aftexport.engines import Engine, Stop
-from aftexport.errors import EngineError, InputError
-from aftexport.heads import Answer as HeadAnswer
+from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
+from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.settings import Policy
 from aftserve.types import Tokens
-
-Added = NDArray[np.float32]
-"""Contribution of each token of a document to the logit of its class, ``[T]``."""
 
 PIECE_CHARACTERS = 1 << 16
 """Length of the pieces in which texts are counted, which is fast and needs little memory."""
@@ -28,24 +26,6 @@ _MAX_EXTRA_TOKENS = 256
 _LONG_CHARACTERS_PER_TOKEN = 8
 """A text with more characters for each allowed token is probably too long, and counted first."""
 _OR_MORE = {False: "", True: " or more"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer for one document.
-
-    Attributes:
-        heads: the answer of each head.
-        outputs: the logits ``[width]`` of each head, in float64.
-        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
-            model has evidence; see ``aftexport.passes.evidence``.
-        offset: part of that logit that does not depend on the tokens.
-    """
-
-    heads: dict[str, HeadAnswer]
-    outputs: dict[str, NDArray[np.float64]]
-    added: Added | None = None
-    offset: float = 0.0
 
 
 class Classifier:
@@ -60,6 +40,7 @@ class Classifier:
         chunked: the model for documents over the memory budget; None if the bundle has none.
         whole_tokens: maximum length of a document within that budget; None if unknown.
         policy: treatment of documents over the memory budget.
+        spill: folder for large answers; None for the system's folder for temporary files.
     """
 
     def __init__(
@@ -73,10 +54,18 @@ class Classifier:
         chunked: ChunkedModel | None = None,
         whole_tokens: int | None = None,
         policy: Policy = "exact",
+        spill: Path | None = None,
     ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
         self._tokenizer = bundle.tokenizer()
+        self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
+        self._builder = AnswerBuilder(self.manifest, spill)
+        self._marker = (
+            TokenMarker(self._tokenizer, with_words=self.needs_words)
+            if self._tokenizer is not None and self._builder.token_heads
+            else None
+        )
         self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
@@ -92,6 +81,11 @@ class Classifier:
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
         return "lengths" in self.manifest.inputs
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether a head needs the words of a text, so that the model takes no token ids."""
+        return any(head.needs_words for head in self._builder.token_heads.values())
 
     @property
     def has_tokenizer(self) -> bool:
@@ -151,12 +145,28 @@ class Classifier:
             InputError: if it cannot be tokenized; see ``check``.
             DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
         """
+        self._check_size(text)
+        return self.check(self.tokenize(text))
+
+    def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the checked tokens of a text, and their marks if a head answers for tokens.
+
+        Raises:
+            InputError, DocumentTooLongError: see ``encode``.
+        """
+        if self._marker is None:
+            return self.encode(text), None
+        self._check_size(text)
+        encoding = self.encoding(text)
+        ids = self.check(np.array(encoding.ids, dtype=np.int64))
+        return ids, self._marker.marks(text, encoding)
+
+    def _check_size(self, text: str) -> None:
         self.check_text(text)
         if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
             tokens = 0
             for start in range(0, len(text), PIECE_CHARACTERS):
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
-        return self.check(self.tokenize(text))
 
     def tokenize(self, text: str) -> Tokens:
         """Return the token ids of a text; other threads can run meanwhile.
@@ -165,20 +175,16 @@ class Classifier:
             InputError: if the tokenizer cannot encode it.
         """
         assert self._tokenizer is not None  # checked by check_text
-        try:
-            # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        with _tokenizing():
             encoded = self._tokenizer.encode_batch_fast([text])[0]
-        except Exception as error:  # the library raises bare Exception and TypeError
-            raise InputError(
-                "The tokenizer cannot encode the text.",
-                "Send Unicode text without lone surrogates, in words that the model knows.",
-            ) from error
         return np.array(encoded.ids, dtype=np.int64)
 
     def encoding(self, text: str) -> Encoding:
-        """Tokenize a text again, with the characters of each token."""
-        assert self._tokenizer is not None  # the text was tokenized before
-        return self._tokenizer.encode_batch([text])[0]
+        """Return the tokens of a text with the characters of each; see ``tokenize``."""
+        assert self._tokenizer is not None  # checked by check_text
+        with _tokenizing():
+            return self._tokenizer.encode_batch([text])[0]
 
     def check_evidence(self, tokens: int) -> None:
         """Raise InputError if the model has no evidence for a document of this length."""
@@ -236,7 +242,15 @@ class Classifier:
         assert self.chunked is not None  # checked by in_chunks
         return self.chunked.count(tokens, evidence=evidence)
 
-    def parts(self, ids: Tokens, *, evidence: bool) -> Generator[None, None, Answer]:
+    def check_words(self, marks: TokenMarks | None) -> None:
+        """Raise InputError if a head needs words, and a document has none."""
+        for head in self._builder.token_heads.values():
+            if head.needs_words and marks is None:
+                head.decoder()
+
+    def parts(
+        self, ids: Tokens, *, evidence: bool, decoding: Decoding = NO_MARKS
+    ) -> Generator[None, None, Answer]:
         """Classify a checked document in chunks; the generator yields after every part.
 
         Raises:
@@ -244,12 +258,22 @@ class Classifier:
             StorageError: if there is no space for the values between layers.
         """
         assert self.chunked is not None  # checked by in_chunks
-        outputs = yield from self.chunked.parts(ids, evidence=evidence)
-        (answer,) = self._answers(outputs, [len(ids)])
-        return answer
+        sinks = self._builder.sinks(len(ids), decoding)
+        outputs = yield from self.chunked.parts(ids, evidence=evidence, sinks=sinks)
+        return self._builder.answer(outputs, 0, len(ids), sinks)
 
-    def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
+    def classify(
+        self,
+        documents: Sequence[Tokens],
+        stop: Stop | None = None,
+        decodings: Sequence[Decoding] | None = None,
+    ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
+
+        Args:
+            documents: the token ids of each document.
+            stop: ends the run early; None without a way to end it.
+            decodings: the decoding of each document; None for documents without marks.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.
@@ -261,31 +285,17 @@ class Classifier:
             row[: len(ids)] = ids
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        return self._answers(outputs, lengths.tolist())
+        if decodings is None:
+            decodings = [NO_MARKS] * len(documents)
+        return self._builder.answers(outputs, lengths.tolist(), decodings)
 
-    def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
-        logits = {name: outputs[name].astype(np.float64) for name in self.manifest.heads}
-        if not all(np.isfinite(output).all() for output in logits.values()):
-            raise EngineError(
-                "The model's output must be finite, got NaN or infinity.", "Send another document."
-            )
-        answers = [
-            self._answer({name: output[row] for name, output in logits.items()})
-            for row in range(len(lengths))
-        ]
-        offsets, explained = self.manifest.evidence, self.manifest.explained
-        if offsets is None or explained is None or EVIDENCE not in outputs:
-            return answers
-        # Copy the rows: a view would keep a block of the engine's memory with every answer.
-        return [
-            replace(
-                answer,
-                added=row[:length].copy(),
-                offset=offsets[int(answer.outputs[explained].argmax())],
-            )
-            for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
-        ]
 
-    def _answer(self, outputs: dict[str, NDArray[np.float64]]) -> Answer:
-        heads = self.manifest.heads
-        return Answer({name: head.answer(outputs[name]) for name, head in heads.items()}, outputs)
+@contextmanager
+def _tokenizing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception and TypeError
+        raise InputError(
+            "The tokenizer cannot encode the text.",
+            "Send Unicode text without lone surrogates, in words that the model knows.",
+        ) from error

@@ -22,6 +22,12 @@ SPELLINGS = {
     "multi_output_regression": None,
     "single_label_classification": "single_label_classification",
     "binary_classification": "binary_classification",
+    "token_classification": "token_classification",
+    "Token-Classification": "token_classification",
+    "multi_label_token_classification": None,
+    "feature-extraction": "feature_extraction",
+    "span classification": None,
+    "question_answering": None,
     "something else": "undeclared",
 }
 """Each spelling with its task; None if it is refused."""

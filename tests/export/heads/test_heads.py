@@ -108,7 +108,7 @@ def test_flips_are_other_answers(output: Any, expected: Any) -> None:
         assert margin <= 1e-9 or not flips
 
 
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("task", [task for task in HEADS if task != "feature_extraction"])
 def test_head_of_width_has_its_names(task: str) -> None:
     width = 1 if task == "binary_classification" else 3
     head = HEADS[task].of_width(width, None)

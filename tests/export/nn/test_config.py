@@ -23,7 +23,7 @@ def test_a_configuration_survives_json(mechanism: str) -> None:
             r"mechanism must be one of aft_full, aft_local.*got 'aft_fulll'",
         ),
         ({"mechanism": None}, r"mechanism must be .*got None"),
-        ({"pooling": "max"}, r"pooling must be one of mean, attention, got 'max'"),
+        ({"pooling": "max"}, r"pooling must be one of mean, attention, none, got 'max'"),
         ({"gate": "relu"}, r"gate must be one of sigmoid, tanh, none, got 'relu'"),
         ({"normalization": "none"}, r"normalization must be one of softmax, scaling, got 'none'"),
         ({"feature_map": "gelu"}, r"feature_map must be one of elu, relu, got 'gelu'"),

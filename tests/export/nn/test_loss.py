@@ -14,11 +14,15 @@ IDS = torch.arange(24).reshape(4, 6)
 LABELS = torch.tensor([2, 0, 1, 2])
 HOLDS = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
 VALUES = torch.tensor([[40.0, -1.5, 0.25], [3.0, 2.0, 1.0], [0.0, 9.0, -7.0], [5.0, 5.0, 5.0]])
+TOKEN_LABELS = torch.arange(24).reshape(4, 6) % 3
+PAIRS = torch.linspace(-2, 3, 32).reshape(4, 8).sin()
 TARGETS = {
     "single_label_classification": LABELS,
     "multi_label_classification": HOLDS,
     "binary_classification": HOLDS[:, 0],
     "regression": VALUES,
+    "token_classification": TOKEN_LABELS,
+    "feature_extraction": PAIRS,
 }
 
 
@@ -27,7 +31,8 @@ def outputs_of(task: str) -> Tensor:
     torch.manual_seed(3)
     settings: dict[str, Any] = {"mechanism": "aft_simple", "vocab_size": 24, "dim": 8, "depth": 1}
     width = 1 if task == "binary_classification" else 3
-    config = ClassifierConfig(**settings, num_labels=width, problem_type=task)
+    num_labels = None if task == "feature_extraction" else width
+    config = ClassifierConfig(**settings, num_labels=num_labels, problem_type=task)
     outputs: Tensor = DocumentClassifier(config)(IDS, torch.full((4,), 6))
     return outputs
 
@@ -40,6 +45,11 @@ def torch_loss(task: str, outputs: Tensor) -> Tensor:
         return nn.BCEWithLogitsLoss()(outputs, HOLDS.float())
     if task == "binary_classification":
         return nn.BCEWithLogitsLoss()(outputs, HOLDS[:, :1].float())
+    if task == "token_classification":
+        return nn.CrossEntropyLoss()(outputs.transpose(1, 2), TOKEN_LABELS)
+    if task == "feature_extraction":
+        cosines = nn.CosineSimilarity(-1)(outputs[:, None], PAIRS[None])
+        return nn.CrossEntropyLoss()(20 * cosines, torch.arange(4))
     return nn.MSELoss()(outputs, VALUES)
 
 
@@ -76,3 +86,26 @@ def test_flat_regression_targets_are_refused() -> None:
 def test_unknown_task_error_lists_tasks() -> None:
     with pytest.raises(UsageError, match=r"single_label_classification, .*got 'ranking'"):
         task_loss("ranking", outputs_of("regression"), VALUES)
+
+
+def test_tokens_of_padding_do_not_count() -> None:
+    outputs, lengths = outputs_of("token_classification"), torch.tensor([6, 1, 4, 2])
+    own = torch.arange(6) < lengths[:, None]
+    expected = nn.CrossEntropyLoss()(outputs[own], TOKEN_LABELS[own])
+    padded = TOKEN_LABELS.masked_fill(~own, -100)
+    torch.testing.assert_close(task_loss("token_classification", outputs, padded), expected)
+    by_lengths = task_loss("token_classification", outputs, TOKEN_LABELS, lengths)
+    torch.testing.assert_close(by_lengths, expected)
+    with pytest.raises(UsageError, match=r"\[4, 6\] for token_classification, got \[6, 4\]"):
+        task_loss("token_classification", outputs, TOKEN_LABELS.T)
+
+
+def test_vectors_of_tokens_have_cosine_loss() -> None:
+    outputs, targets = outputs_of("token_classification"), VALUES[:, None].expand(4, 6, 3)
+    lengths = torch.tensor([6, 1, 4, 2])
+    cosines = [nn.CosineSimilarity(-1)(o[:n], t[:n]) for o, t, n in
+               zip(outputs, targets, lengths, strict=True)]  # fmt: skip
+    loss = task_loss("feature_extraction", outputs, targets, lengths)
+    torch.testing.assert_close(loss, 1 - torch.cat(cosines).mean())
+    with pytest.raises(UsageError, match="a vector for each output"):
+        task_loss("feature_extraction", outputs, targets[:, :1])

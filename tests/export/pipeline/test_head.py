@@ -83,15 +83,17 @@ def test_command_refuses_undeclared_task(
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
-@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("task", [task for task in HEADS if task != "token_classification"])
 def test_checkpoint_keeps_its_task(task: str, tmp_path: Path) -> None:
     """The bundle, its report and its parity check have the task of the training."""
     width = 1 if task == "binary_classification" else 3
     torch.manual_seed(3)
-    config = ClassifierConfig(
-        **tiny_models.CONFIG | {"num_labels": width, "problem_type": task, "depth": 1}
-    )
-    names = ["no", "yes"] if width == 1 else ["x", "y", "z"]
+    settings = tiny_models.CONFIG | {"problem_type": task, "depth": 1}
+    is_vector = task == "feature_extraction"
+    config = ClassifierConfig(**settings | {"num_labels": None if is_vector else width})
+    names: list[str] | None = ["no", "yes"] if width == 1 else ["x", "y", "z"]
+    if is_vector:
+        names, width = None, config.dim
     aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config).eval(), labels=names)
     bundle = export(tmp_path / "model.pt")
     assert bundle.manifest.heads["logits"] == HEADS[task].of_width(width, names)

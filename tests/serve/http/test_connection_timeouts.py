@@ -14,6 +14,9 @@ from clients import eventually, head, raw_connection, response
 from raw_requests import GET, refusal
 from servers import serving
 
+_RESUMED_BYTES = 16 * 1024
+"""The size of the rest of an answer at which asyncio resumes the application."""
+
 
 @pytest.fixture(scope="module")
 def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -117,4 +120,33 @@ def test_unread_last_answer_ends_connection(last: bytes) -> None:
             if unsent():
                 break
         connection.sendall(GET[:-2] + last + b"\r\n")
+        eventually(lambda: not server.server_state.connections, "the connection ends")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_last_answer_read_in_part_ends_connection(loop: str) -> None:
+    """A client that stops within the last bytes of its last answer is disconnected too."""
+    length = 1_000_000
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % length), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"a" * length})
+
+    def unsent() -> int:
+        return max(
+            (c.transport.get_write_buffer_size() for c in server.server_state.connections),  # type: ignore[union-attr]
+            default=0,
+        )
+
+    with running(app, 1, loop=loop) as server, socket.socket() as connection:
+        listener = server.servers[0].sockets[0]
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(listener.getsockname())
+        connection.sendall(GET)
+        eventually(lambda: unsent() > 0, "the answer is in the buffer")
+        while unsent() > _RESUMED_BYTES:
+            assert connection.recv(1024)
+        assert unsent() > 0, "the client was too fast to leave a rest"
         eventually(lambda: not server.server_state.connections, "the connection ends")

@@ -54,7 +54,7 @@ class InferenceRequest(BaseModel):
     id: str | None = None
     parameters: RequestParameters | None = None
     inputs: list[InputTensor] = Field(min_length=1, max_length=2)
-    outputs: list[RequestedOutput] | None = Field(default=None, max_length=8)
+    outputs: list[RequestedOutput] | None = Field(default=None, max_length=256)
 
 
 class TensorMetadata(BaseModel):
@@ -63,6 +63,9 @@ class TensorMetadata(BaseModel):
     name: str
     datatype: Datatype
     shape: list[int]
+    parameters: dict[str, list[str]] | None = Field(
+        default=None, description="`labels`: the names for which the numbers of an output stand."
+    )
 
 
 class ModelMetadata(BaseModel):

@@ -119,10 +119,17 @@ def _integers(tensor: InputTensor) -> str:
     return _INTEGERS[tensor.datatype]
 
 
+_OUTPUTS: dict[str, str] = {**_INTEGERS, "BOOL": "?", "FP32": "<f4"}
+
+
+def itemsize(datatype: Datatype) -> int:
+    """Return the bytes of a number."""
+    return np.dtype(_OUTPUTS[datatype]).itemsize
+
+
 def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
     """Return a tensor's bytes: little-endian, with its length before each string."""
     if datatype == "BYTES":
         encoded = [str(value).encode() for value in values]
         return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
-    kinds = {**_INTEGERS, "BOOL": "?", "FP32": "<f4"}
-    return np.asarray(values, dtype=kinds[datatype]).tobytes()
+    return np.asarray(values, dtype=_OUTPUTS[datatype]).tobytes()

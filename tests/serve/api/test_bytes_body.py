@@ -1,0 +1,75 @@
+"""Raw bytes as the body of a request."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from clients import http
+from servers import serving
+
+from aftexport.pipeline.export import export
+
+LONGEST = 50_000
+BINARY = bytes(range(256)) * 3 + b"\xff\xfe\xed\xa0\x80"
+BYTES = "application/octet-stream"
+
+
+@pytest.fixture(scope="module")
+def address(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("bytes")
+    bundle = folder / "bytes.bundle"
+    export(checkpoint_file, to="onnx", tokenizer="bytes", out=bundle)
+    log = folder / "log"
+    with serving(bundle, log, "--max-tokens", str(LONGEST)) as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def post(address: str, content: bytes, kind: str = BYTES, query: str = "") -> httpx.Response:
+    return http.post(f"{address}/infer{query}", content=content, headers={"Content-Type": kind})
+
+
+@pytest.mark.parametrize("content", [BINARY, b"\0", "契約".encode()], ids=["all", "zero", "text"])
+def test_bytes_are_token_ids(address: str, content: bytes) -> None:
+    answer = post(address, content)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tokens_total"] == len(content)
+    ids = np.frombuffer(content, np.uint8).tolist()
+    (by_ids,) = http.post(f"{address}/infer", json={"input_ids": [ids]}).json()["results"]
+    assert answer.json()["scores"] == pytest.approx(by_ids["scores"], abs=1e-6)
+
+
+def test_text_and_its_bytes_have_one_answer(address: str) -> None:
+    text = "Zwei Verträge: 契約 ✉"
+    scores = [post(address, text.encode(), kind).json()["scores"] for kind in (BYTES, "text/plain")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_evidence_of_bytes_has_tokens(address: str) -> None:
+    evidence = post(address, BINARY, query="?evidence=2").json()["evidence"]
+    assert all(span["start_token"] < span["end_token"] for span in evidence["spans"])
+    assert all("text" not in span for span in evidence["spans"])
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"", 422), (b"a" * (LONGEST + 1), 413)])
+def test_length_of_bytes_is_checked(address: str, content: bytes, status: int) -> None:
+    assert post(address, content).status_code == status
+
+
+def test_openapi_lists_bytes(address: str, server: str) -> None:
+    """Only a server of a model of bytes lists and takes them."""
+
+    def kinds(of: str) -> set[str]:
+        route = http.get(f"{of}/openapi.json").json()["paths"]["/infer"]["post"]
+        return set(route["requestBody"]["content"])
+
+    assert kinds(address) - kinds(server) == {BYTES}
+    refused = post(server, BINARY)
+    assert refused.status_code == 415
+    assert "tokenizer bytes" in refused.json()["detail"]
+
+
+def test_other_type_error_names_bytes(address: str) -> None:
+    assert BYTES in post(address, b"a", "image/png").json()["detail"]
