@@ -61,32 +61,33 @@ class Features(BaseModel):
             raise ValueError("scale: expected numbers above 0 in float32")
         return self
 
-    def normalized(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+    def normalized(self, rows: NDArray[Any], *, first: int = 0) -> NDArray[np.float32]:
         """Return the model's input for values of tokens, ``[n, count]``.
 
         Args:
-            rows: float16, float32 or float64 values ``[n, count]``.
+            rows: values ``[n, count]``.
+            first: the number of the first token, for the error.
 
         Raises:
             ValueError: if a value, or a normalized value, is not a finite float32.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             values = rows.astype(np.float32)
-            self._check_finite(values, rows)
+            self._check_finite(values, rows, first)
             if self.mean is not None:
                 values -= np.array(self.mean, np.float32)
             if self.scale is not None:
                 values /= np.array(self.scale, np.float32)
-        self._check_finite(values, rows)
+        self._check_finite(values, rows, first)
         return values
 
-    def _check_finite(self, values: NDArray[np.float32], rows: NDArray[Any]) -> None:
+    def _check_finite(self, values: NDArray[np.float32], rows: NDArray[Any], first: int) -> None:
         if np.isfinite(values).all():
             return
         token, feature = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(
             f"expected finite float32 values, got {float(rows[token, feature])} for the feature "
-            f"{self.names[feature]!r} of token {token}"
+            f"{self.names[feature]!r} of token {first + token}"
         )
 
 

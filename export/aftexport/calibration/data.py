@@ -34,7 +34,7 @@ class LabelledDocument:
     """
 
     line: int
-    tokens: NDArray[np.int32 | np.float32]
+    tokens: NDArray[Any]
     truths: Mapping[str, NDArray[np.int64]]
 
 
@@ -76,7 +76,9 @@ def read_labelled_documents(
             content = object_of(line)
             truths = truths_of(content, heads)
             document = document_of(content, manifest, tokenizer)
-            tokens = np.asarray(document, np.int32 if manifest.features is None else np.float32)
+            tokens: NDArray[Any] = np.asarray(document)
+            if manifest.features is None:
+                tokens = tokens.astype(np.int32)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}.", _FORMS) from error
         documents.append(LabelledDocument(number, tokens, truths))

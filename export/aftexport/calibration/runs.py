@@ -1,8 +1,10 @@
 """Runs of labelled documents in a bundle's own engine."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.calibration.data import LabelledDocument, heads_to_calibrate
