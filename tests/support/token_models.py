@@ -1,10 +1,8 @@
-"""Models with outputs per token, their graphs with named outputs, and their runs in chunks."""
+"""Models with outputs per token, and their runs in chunks."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import tiny_models
 import torch
 from numpy.typing import NDArray
@@ -22,13 +20,11 @@ from aftexport.nn.pooling import AttentionPooling, MeanPooling
 from aftexport.parity import TOLERANCES
 
 Array = NDArray[np.generic]
-Outputs = Mapping[str, Tensor]
+Outputs = dict[str, Tensor]
 
 
 class Encoded(nn.Module):
     """An embedding and an encoder, the base of the models here."""
-
-    names: Sequence[str] = ("logits",)
 
     def __init__(self, mechanism: str = "aft_simple", *, causal: bool = False, **settings: object):
         super().__init__()
@@ -51,8 +47,8 @@ class Encoded(nn.Module):
     def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         return self.encoder(self.embedding(input_ids), lengths)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.outputs(self.encoded(input_ids, lengths), lengths).values())
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Outputs:
+        return self.outputs(self.encoded(input_ids, lengths), lengths)
 
     def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         raise NotImplementedError
@@ -61,16 +57,12 @@ class Encoded(nn.Module):
 class Tagger(Encoded):
     """Nine labels per token."""
 
-    names = ("tags",)
-
     def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         return {"tags": self.tags(x)}
 
 
 class TopicAndTags(Encoded):
     """Labels for the document, and for each of its tokens."""
-
-    names = ("topic", "tags")
 
     def build(self, dim: int) -> None:
         super().build(dim)
@@ -89,32 +81,12 @@ class AttendedTopicAndTags(TopicAndTags):
         self.pooling = AttentionPooling(dim)
 
 
-def lowered(module: Encoded) -> onnx.ModelProto:
-    """Lower a module to a graph whose outputs have the module's names."""
-    model = lower(capture(module))
-    for output, name in zip(list(model.graph.output), module.names, strict=True):
-        _rename(model.graph, output.name, name)
-    return model
-
-
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                if name == old:
-                    names[place] = new
-    for value in (*graph.output, *graph.value_info):
-        if value.name == old:
-            value.name = new
-
-
 class Chunks:
     """A model in chunks, with the float64 model that it must equal."""
 
     def __init__(self, module: Encoded, folder: Path) -> None:
         self.path = folder / CHUNKED
-        self.plan: ChunkedPlan = write_chunked(self.path, lowered(module), precision="fp32")
-        self.names = module.names
+        self.plan: ChunkedPlan = write_chunked(self.path, lower(capture(module)), precision="fp32")
         self._truth = module.double()
 
     def model(self, chunk_tokens: int | None = None) -> ChunkedModel:
@@ -123,7 +95,7 @@ class Chunks:
     def expected(self, ids: NDArray[np.int64]) -> dict[str, Array]:
         with torch.inference_mode():
             found = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
-        return {name: value.numpy() for name, value in zip(self.names, found, strict=True)}
+        return {name: value.numpy() for name, value in found.items()}
 
     def check(self, ids: NDArray[np.int64], chunk_tokens: int | None = None) -> None:
         """Compare all outputs of a document with those of the whole document in float64."""

@@ -129,13 +129,16 @@ class Bundle:
     def _check_outputs(self, graph: onnx.GraphProto) -> None:
         """Check that each output of the graph has a head of its rank and width."""
         manifest = self.manifest
-        outputs = {value.name: value.type.tensor_type.shape.dim for value in graph.output}
-        evidence = [EVIDENCE] if manifest.evidence is not None else []
-        if list(outputs) != [*manifest.heads, *evidence]:
+        outputs = {
+            value.name: value.type.tensor_type.shape.dim
+            for value in graph.output
+            if value.name != EVIDENCE
+        }
+        if list(outputs) != list(manifest.heads):
             raise BundleError(
                 self.path,
                 f"{MANIFEST} must have a head for each output of {MODEL}, "
-                f"{', '.join(outputs)}, got {', '.join([*manifest.heads, *evidence])}",
+                f"{', '.join(outputs)}, got {', '.join(manifest.heads)}",
                 EXPORT_AGAIN,
             )
         for name, head in manifest.heads.items():

@@ -1,5 +1,6 @@
 """A model that was read from a file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -7,6 +8,7 @@ from typing import Self
 from torch import nn
 from torch.export import ExportedProgram
 
+from aftexport.heads import Head
 from aftexport.heads.declared_task import Declaration
 
 
@@ -21,6 +23,7 @@ class Checkpoint:
         program: the captured program; None for a module.
         labels: the names that its head gives to its numbers; None if the file has none.
         task: the task that it declares, one of ``heads.HEADS``; None if it declares none.
+        heads: the head of each output, for a file that describes them all; None otherwise.
         tokenizer: JSON of the ``tokenizers`` library; None if the file has none.
     """
 
@@ -31,6 +34,7 @@ class Checkpoint:
     labels: tuple[str, ...] | None = None
     tokenizer: str | None = None
     task: str | None = None
+    heads: Mapping[str, Head] | None = None
 
     def with_declared(self, declared: Declaration) -> Self:
         """Return this checkpoint, with the task and the names that it does not have itself."""

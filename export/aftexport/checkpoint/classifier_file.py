@@ -1,4 +1,4 @@
-"""Files of a DocumentClassifier: its configuration, weights, labels and tokenizer."""
+"""Files of the models of ``aftexport.nn``: configuration, weights, labels and tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,15 @@ from aftexport.bundle.tokenizer import check_tokenizer
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.weights import load_weights
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.heads import HEADS
-from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.heads import Head
+from aftexport.nn import (
+    ClassifierConfig,
+    DocumentClassifier,
+    EncoderConfig,
+    MultiHeadClassifier,
+    MultiHeadConfig,
+)
+from aftexport.nn.classifier import build_classifier
 from aftexport.system.files import replacing_file
 
 FORMAT = "aftexport"
@@ -23,8 +30,8 @@ VERSION = 1
 def save(
     path: str | Path,
     *,
-    model: DocumentClassifier,
-    labels: Sequence[str] | None = None,
+    model: DocumentClassifier | MultiHeadClassifier,
+    labels: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     tokenizer: str | None = None,
 ) -> None:
     """Write a checkpoint that ``load`` and the ``aftexport`` command read.
@@ -32,29 +39,30 @@ def save(
     Args:
         path: the file, which is replaced only after the new one is complete.
         model: the model whose configuration and weights are saved.
-        labels: the names of the classes, or of the values of a regression; None for numbered
-            names, and for vectors, which have none.
+        labels: the names of the classes, or of the values of a regression; for several outputs,
+            those of each output by its name. None for numbered names, and for vectors, which have
+            none.
         tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
 
     Raises:
-        UsageError: if the model is not a ``DocumentClassifier``, or labels or tokenizer do not
-            fit it.
+        UsageError: if the model is none of this package, or labels or tokenizer do not fit it.
     """
-    if not isinstance(getattr(model, "config", None), ClassifierConfig):  # torch.compile wraps one
+    config = getattr(model, "config", None)  # torch.compile wraps a model
+    if not isinstance(config, ClassifierConfig | MultiHeadConfig):
         raise UsageError(
             "Expected a DocumentClassifier, whose configuration a checkpoint holds, got a "
             f"{type(model).__name__}.",
             "Save its state_dict by torch.save, and export that file with --factory "
             "package.module:factory.",
         )
-    HEADS[model.config.problem_type].of_width(model.config.outputs, labels)
+    _heads(config, labels)
     if tokenizer is not None:
-        check_tokenizer(tokenizer, model.config.vocab_size)
+        check_tokenizer(tokenizer, config.vocab_size)
     content = {
         "format": FORMAT,
         "version": VERSION,
-        "config": model.config.to_dict(),
-        "labels": None if labels is None else list(labels),
+        "config": config.to_dict(),
+        "labels": _plain(labels),
         "tokenizer": tokenizer,
         "state_dict": {name: t.detach().cpu() for name, t in model.state_dict().items()},
     }
@@ -79,7 +87,8 @@ def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
             f"the checkpoint must have version {VERSION}, got version {version}",
             "Upgrade aftexport.",
         )
-    for name, kind in (("config", dict), ("state_dict", dict), ("labels", list | None)):
+    kinds = (("config", dict), ("state_dict", dict), ("labels", list | dict | None))
+    for name, kind in kinds:
         if not isinstance(content.get(name), kind):
             raise CheckpointError(path, f"it has no {name}", "Write it by aftexport.save.")
     return _build(
@@ -139,7 +148,8 @@ def _build(
             "that returns the module.",
         )
     try:
-        parsed = ClassifierConfig.from_dict(config)
+        kinds = MultiHeadConfig if "heads" in config else ClassifierConfig
+        parsed = kinds.from_dict(config)
         if parsed.depth > len(state):
             raise UsageError(
                 f"depth must be at most the number of weights {len(state)}, got {parsed.depth}.",
@@ -148,12 +158,38 @@ def _build(
         # The model has no storage until its shapes match the weights: a configuration cannot
         # make the reader allocate more than the size of the file.
         with torch.device("meta"):
-            model = DocumentClassifier(parsed)
-        if labels is not None:
-            HEADS[parsed.problem_type].of_width(parsed.outputs, labels)
+            model = build_classifier(parsed)
+        heads = _heads(parsed, labels)
         if tokenizer is not None:
-            check_tokenizer(tokenizer, model.config.vocab_size)
+            check_tokenizer(tokenizer, parsed.vocab_size)
     except AftexportError as error:
         raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
     load_weights(path, model, state)
+    if heads is not None:
+        return Checkpoint(path, kind, model, tokenizer=tokenizer, heads=heads)
     return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
+
+
+def _heads(config: EncoderConfig, labels: Any) -> dict[str, Head] | None:
+    """Return the heads of a model with several outputs; for one output, check its labels.
+
+    Raises:
+        UsageError: if the labels do not fit.
+    """
+    if isinstance(config, ClassifierConfig):
+        config.head_config.head(config.dim, labels)
+        return None
+    assert isinstance(config, MultiHeadConfig)
+    if not isinstance(labels, Mapping | None):
+        raise UsageError(
+            f"Expected the labels of each output by its name, got a {type(labels).__name__}.",
+            f"Give a mapping with the names {', '.join(config.heads)}.",
+        )
+    return config.meanings(labels)
+
+
+def _plain(labels: Any) -> Any:
+    """Return labels as lists, which a file without code can hold."""
+    if isinstance(labels, Mapping):
+        return {name: list(given) for name, given in labels.items()}
+    return None if labels is None else list(labels)

@@ -9,7 +9,7 @@ comments (licenses, authors) are removed.
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,14 @@ def cap(labels: Sequence[str], per_class: int, seed: int) -> list[int]:
     return sorted(kept)
 
 
-def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus:
+def hide_names(source: str) -> str:
+    """Return source code without leading comments, with the words of ``PACKAGES`` replaced."""
+    return _NAMES.sub(_HIDDEN, _LEADING_COMMENTS.sub("", source))
+
+
+def installed_packages(
+    *, num_classes: int, per_class: int, seed: int, prepare: Callable[[str], str] = hide_names
+) -> Corpus:
     """Collect source files of the packages with the most files on this machine.
 
     Args:
@@ -87,9 +94,10 @@ def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus
             library is one of the candidates.
         per_class: maximum number of files per package, drawn at random.
         seed: seed of the random choice.
+        prepare: function of a file's text that returns the document, or nothing to leave it out.
 
     Returns:
-        The files with hidden package names, labeled by import name.
+        The prepared files, by default with hidden package names, labeled by import name.
     """
     candidates = _source_files()
     largest = sorted(candidates, key=lambda label: (-len(candidates[label]), label))[:num_classes]
@@ -98,18 +106,13 @@ def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus
     texts, labels = [], []
     for label, path in (files[i] for i in kept):
         try:
-            text = hide_names(path.read_text(encoding="utf-8"))
+            text = prepare(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
         if text:
             texts.append(text)
             labels.append(label)
     return Corpus(tuple(texts), tuple(labels))
-
-
-def hide_names(source: str) -> str:
-    """Return source code without leading comments, with the words of ``PACKAGES`` replaced."""
-    return _NAMES.sub(_HIDDEN, _LEADING_COMMENTS.sub("", source))
 
 
 def _source_files() -> dict[str, list[Path]]:

@@ -54,15 +54,21 @@ def serving(bundle: Path, log: Path) -> Iterator[int]:
         _stop(process)
 
 
-def ask(port: int, text: str) -> dict[str, Any]:
-    """Classify ``text`` by ``POST /infer``; return the answer's JSON object.
+def ask(port: int, text: str, *, evidence: int = 0) -> dict[str, Any]:
+    """Send ``text`` to ``POST /infer``; return the answer's JSON object.
+
+    Args:
+        port: the port of the server.
+        text: a document.
+        evidence: maximum number of passages of evidence.
 
     Raises:
         ServerError: if the server does not answer with status 200.
     """
     body = json.dumps({"text": text}).encode()
+    path = f"/infer?evidence={evidence}" if evidence else "/infer"
     try:
-        status, content = _request(port, "POST", "/infer", body, timeout=_ANSWER_SECONDS)
+        status, content = _request(port, "POST", path, body, timeout=_ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(
             f"The server did not answer POST /infer: {error}.", "See the server's log."

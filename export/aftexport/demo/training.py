@@ -1,4 +1,4 @@
-"""Training on crops of documents, and prediction on whole documents."""
+"""Training on crops of documents, and the outputs for whole documents."""
 
 import math
 import time
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.demo.documents import Document, Example
+from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
 
 STEPS = 250
 MAX_SECONDS = 110.0
@@ -17,12 +20,12 @@ BATCH = 16
 CROP = (512, 1024)
 """Minimum and maximum tokens of a crop; shorter documents are used whole."""
 
+IGNORED = -100
+"""Target of a token that does not count, and of padding."""
+
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
 _EMBEDDING_STD = 0.02
-
-Document = Sequence[int]
-"""The token ids of a document."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,7 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def fit(
     model: DocumentClassifier,
-    documents: Sequence[Document],
-    targets: Sequence[int],
+    examples: Sequence[Example],
     *,
     seed: int,
     steps: int = STEPS,
@@ -81,24 +83,21 @@ def fit(
 
     Args:
         model: the classifier to train.
-        documents: token ids of each document.
-        targets: class of each document.
+        examples: the documents to train on.
         seed: seed of the order of documents and of the crops.
         steps: number of optimizer steps.
         max_seconds: maximum wall time of the training.
         report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    tensors = [torch.tensor(ids) for ids in documents]
-    classes = torch.tensor(targets)
-    batches = _batches(tensors, torch.Generator().manual_seed(seed))
+    batches = _batches(examples, torch.Generator().manual_seed(seed))
     model.train()
     start, progress, step = time.monotonic(), 0.0, 0
     while progress < 1:
         for group in optimizer.param_groups:
             group["lr"] = _LEARNING_RATE * _schedule(progress)
-        chosen, input_ids, lengths = next(batches)
-        loss = nn.functional.cross_entropy(model(input_ids, lengths), classes[chosen])
+        input_ids, lengths, targets = next(batches)
+        loss = task_loss(model.config.problem_type, model(input_ids, lengths), targets)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -115,15 +114,19 @@ def predict(
     model: DocumentClassifier,
     documents: Sequence[Document],
     report: Callable[[], None] = lambda: None,
-) -> list[int]:
-    """Classify whole documents one by one, because padding costs more than batching saves."""
-    answers = []
+) -> list[NDArray[np.float32]]:
+    """Return the outputs for whole documents, one by one: padding costs more than batching saves.
+
+    Returns:
+        For each document ``[num_labels]``, or ``[T, num_labels]`` of outputs for each token.
+    """
+    outputs = []
     with torch.inference_mode():
-        for ids in documents:
-            logits = model(torch.tensor([ids]), torch.tensor([len(ids)]))
-            answers.append(int(logits.argmax()))
+        for document in documents:
+            ids = torch.tensor([document.ids])
+            outputs.append(model(ids, torch.tensor([len(document)]))[0].numpy())
             report()
-    return answers
+    return outputs
 
 
 def _progress(steps: float, seconds: float) -> float:
@@ -137,19 +140,29 @@ def _schedule(progress: float) -> float:
 
 
 def _batches(
-    documents: Sequence[Tensor], generator: torch.Generator
+    examples: Sequence[Example], generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield documents' indices ``[B]``, crops ``[B, T]`` and their lengths ``[B]``, all int64."""
+    """Yield crops int64 ``[B, T]``, their lengths int64 ``[B]``, and their targets."""
+    documents = [torch.tensor(example.ids) for example in examples]
     while True:
         order = torch.randperm(len(documents), generator=generator)
         for first in range(0, len(order), BATCH):
-            chosen = order[first : first + BATCH]
+            chosen = order[first : first + BATCH].tolist()
             size = int(torch.randint(CROP[0], CROP[1] + 1, (1,), generator=generator))
-            crops = [_crop(documents[i], size, generator) for i in chosen.tolist()]
+            places = [_crop(len(documents[i]), size, generator) for i in chosen]
+            pairs = list(zip(chosen, places, strict=True))
+            crops = [documents[i][start:stop] for i, (start, stop) in pairs]
+            targets = [examples[i].target.part(start, stop) for i, (start, stop) in pairs]
             lengths = torch.tensor([len(crop) for crop in crops])
-            yield chosen, nn.utils.rnn.pad_sequence(crops, batch_first=True), lengths
+            yield _padded(crops, 0), lengths, _padded(targets, IGNORED)
 
 
-def _crop(document: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    start = int(torch.randint(max(1, len(document) - size + 1), (1,), generator=generator))
-    return document[start : start + size]
+def _crop(tokens: int, size: int, generator: torch.Generator) -> tuple[int, int]:
+    start = int(torch.randint(max(1, tokens - size + 1), (1,), generator=generator))
+    return start, min(tokens, start + size)
+
+
+def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(list(rows))
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)

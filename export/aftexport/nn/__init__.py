@@ -4,12 +4,14 @@ from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
-from aftexport.nn.classifier import DocumentClassifier
-from aftexport.nn.config import LAYERS, ClassifierConfig
+from aftexport.nn.classifier import DocumentClassifier, MultiHeadClassifier
+from aftexport.nn.config import ClassifierConfig, MultiHeadConfig
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
 from aftexport.nn.encoder import Encoder, EncoderLayer, build_attention
+from aftexport.nn.encoder_config import LAYERS, EncoderConfig
 from aftexport.nn.fastformer import Fastformer
+from aftexport.nn.head_config import HeadConfig
 from aftexport.nn.linear_attention import LinearAttention
 from aftexport.nn.loss import task_loss
 
@@ -24,9 +26,13 @@ __all__ = [
     "DotProductAttention",
     "EfficientAttention",
     "Encoder",
+    "EncoderConfig",
     "EncoderLayer",
     "Fastformer",
+    "HeadConfig",
     "LinearAttention",
+    "MultiHeadClassifier",
+    "MultiHeadConfig",
     "build_attention",
     "task_loss",
 ]

@@ -1,45 +1,57 @@
-"""The document classifier."""
+"""The models of documents: a classifier with one output, and one with several."""
 
 from torch import Tensor, nn
 
-from aftexport.nn.config import ClassifierConfig
+from aftexport.nn.config import ClassifierConfig, MultiHeadConfig
 from aftexport.nn.encoder import Encoder
+from aftexport.nn.encoder_config import EncoderConfig
+from aftexport.nn.head_config import HeadConfig
 from aftexport.nn.pooling import AttentionPooling, MeanPooling
 
 
-def build_pooling(config: ClassifierConfig) -> nn.Module | None:
-    """Build the pooling of a model's tokens; None for outputs of each token."""
+def build_pooling(config: HeadConfig, dim: int) -> nn.Module | None:
+    """Build the pooling of an output; None for an output of each token."""
     if config.is_per_token:
         return None
-    return MeanPooling() if config.pooling == "mean" else AttentionPooling(config.dim)
+    return MeanPooling() if config.pooling == "mean" else AttentionPooling(dim)
 
 
-def build_head(config: ClassifierConfig) -> nn.Module:
-    """Build the layer of a model's outputs; vectors are returned as they are."""
-    if config.num_labels is None:
-        return nn.Identity()
-    return nn.Linear(config.dim, config.num_labels)
+def build_head(config: HeadConfig, dim: int) -> nn.Module:
+    """Build the last layer of an output; vectors are returned as they are."""
+    return nn.Identity() if config.num_labels is None else nn.Linear(dim, config.num_labels)
 
 
-class DocumentClassifier(nn.Module):
-    """A classifier of token ids: embedding, pre-norm encoder, masked pooling, linear head.
+class _DocumentModel(nn.Module):
+    """The embedding and the encoder of a model of documents."""
 
-    A model of ``config.is_per_token`` has no pooling, and one of feature_extraction no head.
-    """
-
-    def __init__(self, config: ClassifierConfig) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.encoder = Encoder(config)
-        self.pooling = build_pooling(config)
-        self.head = build_head(config)
+        learned = config.mechanism in ("aft_full", "aft_local")
+        self._max_length = config.max_length if learned else None
 
     @property
     def max_length(self) -> int | None:
         """The maximum number of tokens of a document; None if there is no bound."""
-        learned = self.config.mechanism in ("aft_full", "aft_local")
-        return self.config.max_length if learned else None
+        return self._max_length
+
+    def _encode(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        encoded: Tensor = self.encoder(self.embedding(input_ids), lengths)
+        return encoded
+
+
+class DocumentClassifier(_DocumentModel):
+    """A classifier of token ids: embedding, pre-norm encoder, masked pooling, linear head.
+
+    An output of each token has no pooling, and feature_extraction has no linear head.
+    """
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.pooling = build_pooling(config.head_config, config.dim)
+        self.head = build_head(config.head_config, config.dim)
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits, values or vectors of documents.
@@ -49,13 +61,43 @@ class DocumentClassifier(nn.Module):
             lengths: int64 ``[B]``, the number of tokens of each document.
 
         Returns:
-            ``[B, num_labels]``, or ``[B, T, num_labels]`` for token_classification, whose rows of
-            padding mean nothing. For feature_extraction, the last axis has ``dim`` numbers.
+            ``[B, num_labels]``, or ``[B, T, num_labels]`` for an output of each token, whose rows
+            of padding mean nothing. For feature_extraction, the last axis has ``dim`` numbers.
 
         Raises:
             ValueError: if T is more than the mechanism's ``max_length``.
         """
-        encoded = self.encoder(self.embedding(input_ids), lengths)
-        if self.pooling is not None:
-            encoded = self.pooling(encoded, lengths)
-        return self.head(encoded)
+        encoded = self._encode(input_ids, lengths)
+        return self.head(encoded if self.pooling is None else self.pooling(encoded, lengths))
+
+
+class MultiHeadClassifier(_DocumentModel):
+    """A model with several outputs, which share the embedding and the encoder."""
+
+    def __init__(self, config: MultiHeadConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        # A ModuleDict refuses names such as "type".
+        heads = config.heads.values()
+        self.poolings = nn.ModuleList(
+            build_pooling(head, config.dim) or nn.Identity() for head in heads
+        )
+        self.heads = nn.ModuleList(build_head(head, config.dim) for head in heads)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        """Return each output by its name; see ``DocumentClassifier``."""
+        encoded = self._encode(input_ids, lengths)
+        outputs = {}
+        for (name, config), pooling, head in zip(
+            self.config.heads.items(), self.poolings, self.heads, strict=True
+        ):
+            outputs[name] = head(encoded if config.is_per_token else pooling(encoded, lengths))
+        return outputs
+
+
+def build_classifier(config: EncoderConfig) -> DocumentClassifier | MultiHeadClassifier:
+    """Build the model of a configuration."""
+    if isinstance(config, MultiHeadConfig):
+        return MultiHeadClassifier(config)
+    assert isinstance(config, ClassifierConfig)
+    return DocumentClassifier(config)

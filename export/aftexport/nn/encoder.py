@@ -6,14 +6,14 @@ from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
-from aftexport.nn.config import ClassifierConfig
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
+from aftexport.nn.encoder_config import EncoderConfig
 from aftexport.nn.fastformer import Fastformer
 from aftexport.nn.linear_attention import LinearAttention
 
 
-def build_attention(config: ClassifierConfig) -> nn.Module:
+def build_attention(config: EncoderConfig) -> nn.Module:
     """Build the token-mixing layer that ``config.mechanism`` names."""
     dim, heads, causal = config.dim, config.num_heads, config.causal
     match config.mechanism:
@@ -48,7 +48,7 @@ def build_attention(config: ClassifierConfig) -> nn.Module:
 class EncoderLayer(nn.Module):
     """An encoder layer: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
 
-    def __init__(self, config: ClassifierConfig) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim)
         self.attention = build_attention(config)
@@ -68,7 +68,7 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """A stack of ``depth`` encoder layers and a final norm."""
 
-    def __init__(self, config: ClassifierConfig) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim)

@@ -17,7 +17,7 @@ from aftexport.checkpoint import Checkpoint
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
-from aftexport.nn import DocumentClassifier
+from aftexport.nn import DocumentClassifier, MultiHeadClassifier
 from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
@@ -111,7 +111,8 @@ def _source(checkpoint: Checkpoint) -> dict[str, str | None]:
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     module = checkpoint.module
-    return module.config.to_dict() if isinstance(module, DocumentClassifier) else None
+    is_own = isinstance(module, DocumentClassifier | MultiHeadClassifier)
+    return module.config.to_dict() if is_own else None
 
 
 def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:

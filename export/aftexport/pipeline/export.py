@@ -237,6 +237,7 @@ class _Export:
             head_file=options.heads,
             own_task=checkpoint.task,
             own_labels=checkpoint.labels,
+            own_heads=checkpoint.heads,
         )
         names = (value.name for value in traced.lowered.graph.output)
         heads = choose_heads({name: outputs[name] for name in names}, declared)

@@ -25,6 +25,7 @@ class HeadOptions:
         labels: the names of the only output; None for no option.
         head_file: the file of ``--heads``; None without one.
         own_task, own_labels: the declaration of the checkpoint for its only output.
+        own_heads: the heads of all outputs, from the checkpoint.
     """
 
     task: str | Mapping[str, str] | None = None
@@ -32,6 +33,7 @@ class HeadOptions:
     head_file: Path | None = None
     own_task: str | None = None
     own_labels: Sequence[str] | None = None
+    own_heads: Mapping[str, Head] | None = None
 
     def task_of(self, output: str, outputs: Sequence[str]) -> str | None:
         """Return the declared task of one of the outputs; None without one.
@@ -50,6 +52,13 @@ class HeadOptions:
                 f"Add --task {output}=TASK and so on, or describe every output in --heads.",
             )
         return None
+
+    def own_head(self, output: str) -> Head | None:
+        """Return the checkpoint's head for an output, if no option declares another."""
+        is_declared = output in self.task if isinstance(self.task, Mapping) else self.task
+        if is_declared or self.labels is not None or self.own_heads is None:
+            return None
+        return self.own_heads.get(output)
 
     def check(self, outputs: Sequence[str]) -> None:
         """Check the names of the options against those of the outputs.
@@ -93,14 +102,18 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
     if options.head_file is not None:
         return _from_file(options.head_file, outputs)
     options.check([*outputs])
-    names = None
-    if len(outputs) == 1:
-        names = options.own_labels if options.labels is None else options.labels
     heads = {}
     for name, output in outputs.items():
+        if (own := options.own_head(name)) is not None:
+            heads[name] = own
+            continue
         option = "--task " if len(outputs) == 1 else f"--task {name}="
         task = options.task_of(name, [*outputs]) or _usual_task(name, output, option)
-        heads[name] = HEADS[task].of_output(output.shape, names)
+        kind = HEADS[task]
+        names = options.labels
+        if names is None and len(outputs) == 1 and kind.is_named:
+            names = options.own_labels
+        heads[name] = kind.of_output(output.shape, names)
     return heads
 
 

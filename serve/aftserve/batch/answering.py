@@ -83,7 +83,8 @@ class OfflineClassifier:
             raise document
         classifier = self._model.classifier
         ids, marks = classifier.encode_marked(document)
-        return cut_document(classifier, document, ids, marks)
+        # Only spans need the text: do not hold it for other models.
+        return cut_document(classifier, ids if marks is None else document, ids, marks)
 
     def _run(self, documents: dict[int, TokenizedDocument], outcomes: list[Outcome]) -> None:
         """Run tokenized documents, and write their outcomes to their places."""

@@ -2,16 +2,20 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from bundles import resealed
 
-from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.bundle.bundle import CHUNKED, GOLDEN, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.errors import AftexportError, BundleError
+from aftexport.parity.run_cases import verify
 
 DELETED = object()
 VALUES: tuple[Any, ...] = (DELETED, [], {}, -1, 0, 10**12, "x", None, True, 0.5, [[]], {"x": {}})
@@ -84,7 +88,10 @@ def test_whole_manifest_runs_in_chunks(bundle_copy: Path) -> None:
         (("chunked", "stages", 0), {}, r"chunked.stages.0.left: .*missing"),
         (("chunked", "stages", 0, "left"), -1, r"stages.0.left: expected .* 0, got -1"),
         (("chunked", "stages", 0, "left"), "x", r"stages.0.left: expected an integer, got 'x'"),
-        (("chunked", "pooled"), {}, r"chunked.pooled: expected at least 1 .*, got an object"),
+        (("chunked", "pooled"), {}, "chunked: pooled: expected a value for .*, got none"),
+        (("chunked", "documents"), [], "chunked: documents: expected an output .*, got none"),
+        (("chunked", "tokens"), {"logits": 3}, "chunked: tokens: expected outputs beside .*logits"),
+        (("chunked", "tokens"), {"tags": 3}, r"chunked.tokens: expected .*, \{\}, got .*tags"),
         (("chunked", "pooled"), None, r"chunked.pooled: expected .*, got null"),
         (("chunked", "token_bytes"), [], r"chunked.token_bytes: expected .*, got a list of 0"),
         (("heads", "logits", "labels"), [], r"logits.*labels: expected .*, got a list of 0"),
@@ -117,3 +124,22 @@ def test_schema_1_has_labels(bundle_copy: Path) -> None:
     assert opened(bundle_copy, first).manifest == whole
     with pytest.raises(BundleError, match=r"labels: expected .*, got a list of 1"):
         opened(bundle_copy, first | {"labels": ["a"]})
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_bundle_without_names_of_outputs_passes(schema: int, bundle_copy: Path) -> None:
+    """Earlier versions wrote golden cases with one output under the key ``expected``."""
+    golden = bundle_copy / GOLDEN
+    tensors = safetensors.numpy.load_file(golden)
+    old = {re.sub(r"/output/\w+$", "/expected", name): array for name, array in tensors.items()}
+    assert old.keys() != tensors.keys()
+    golden.write_bytes(safetensors.numpy.save(old))
+    content = manifest_of(bundle_copy) | {"schema_version": schema}
+    if schema == 1:
+        content["labels"] = content.pop("heads")["logits"]["labels"]
+    (bundle_copy / "manifest.json").write_text(json.dumps(content), "utf-8")
+    bundle = Bundle.open(resealed(bundle_copy))
+    results = verify(bundle)
+    assert all(result.passed for result in results)
+    assert {r.output for r in results if r.subject == "model"} == {"logits"}
+    assert not [r for r in results if r.score_error is None and r.subject == "model"]

@@ -153,7 +153,7 @@ class Recurrent(tiny_models.Bag):
             r"fails in PyTorch, .*\[2, 16\]: KeyError: 2 \(.*test_failure.py, line",
             "Fix the error",
         ),
-        (InAnObject, "SimpleNamespace", "returns only the logits"),
+        (InAnObject, "SimpleNamespace", "returns one tensor, or a dict"),
         (
             tiny_models.ShapeBranch,
             r"only where tokens > 10 \(.*tiny_models.py, line \d+, in f",

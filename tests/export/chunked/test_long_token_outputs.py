@@ -44,8 +44,6 @@ def test_million_labels_within_budget(tmp_path: Path) -> None:
 class Wide(Encoded):
     """A vector of 768 numbers for each token."""
 
-    names = ("vectors",)
-
     def build(self, dim: int) -> None:
         self.wide = nn.Linear(dim, 768)
 

@@ -32,8 +32,6 @@ def test_tokens_equal_whole_document(mechanism: Chunks, tokens: int, chunk_token
 class EarlyTagsAndVectors(TopicAndTags):
     """Labels from the first layer, the last layer's vectors, and labels of the document."""
 
-    names = ("early", "vectors", "topic")
-
     def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)
         self.early = self.encoder.layers[0](x, lengths)
@@ -47,8 +45,6 @@ class EarlyTagsAndVectors(TopicAndTags):
 
 class HiddenLayers(EarlyTagsAndVectors):
     """Both layers as they are."""
-
-    names = ("first", "second")
 
     def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
         return {"first": self.early, "second": x}
@@ -73,8 +69,6 @@ class GatedByDocument(TopicAndTags):
 class BesideDocument(TopicAndTags):
     """Repeats the document beside each token."""
 
-    names = ("tags",)
-
     def build(self, dim: int) -> None:
         super().build(dim)
         self.tags = torch.nn.Linear(2 * dim, 9)
@@ -87,8 +81,6 @@ class BesideDocument(TopicAndTags):
 class PointsToTokens(TopicAndTags):
     """Multiplies each token by the document's vector."""
 
-    names = ("pointer",)
-
     def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
         return {"pointer": x @ self.pooling(x, lengths)[:, :, None]}
 
@@ -96,16 +88,12 @@ class PointsToTokens(TopicAndTags):
 class RelativeToFirst(TopicAndTags):
     """Subtracts the first token."""
 
-    names = ("tags",)
-
     def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
         return {"tags": self.tags(x - x[:, 0].unsqueeze(1))}
 
 
 class BelowMaximum(TopicAndTags):
     """Returns the maximum over the tokens, and subtracts it from them."""
-
-    names = ("maximum", "below")
 
     def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
         padding = torch.arange(x.shape[1]) >= lengths[:, None]

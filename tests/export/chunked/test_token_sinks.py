@@ -114,8 +114,6 @@ def test_tagger_has_no_document_graphs(tagger: Chunks) -> None:
 class Repeated(Tagger):
     """Sixteen copies of each token, which no product computes."""
 
-    names = ("copies",)
-
     def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         return {"copies": torch.cat([x] * 16, -1)}
 
@@ -154,3 +152,15 @@ def test_missing_rows_are_refused(chunks: Chunks) -> None:
     model = ChunkedModel(chunks.path, plan, threads=1, chunk_tokens=CHUNK_TOKENS)
     with pytest.raises(EngineError, match="Expected 50 rows of a value between layers, got 25"):
         model.run(document(TOKENS))
+
+
+def test_evidence_beside_outputs_per_token(chunks: Chunks) -> None:
+    assert chunks.plan.evidence
+    model, ids = chunks.model(CHUNK_TOKENS), document(TOKENS)
+    found = model.run(ids, evidence=True)
+    assert found.keys() == {"topic", "tags", "evidence"}
+    assert found["evidence"].shape == (1, TOKENS)
+    without = model.run(ids)
+    assert all(np.array_equal(found[name], without[name]) for name in without)
+    stops = sum(1 for _ in model.parts(ids, evidence=True))
+    assert model.count(TOKENS, evidence=True) == stops + 1

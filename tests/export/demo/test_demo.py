@@ -2,12 +2,15 @@ import csv
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.demo import run
+from aftexport.cli import demo as cli_demo
+from aftexport.demo import DemoOptions, Size, run
+from aftexport.demo.tasks import TASKS
 from aftexport.errors import AftexportError, UsageError
 
 WORDS = {"sea": "wave salt ship tide gull", "wood": "leaf moss bark root deer"}
@@ -25,13 +28,18 @@ def own_documents(path: Path) -> None:
                 rows.writerow((" ".join(draw.choices(pool, k=draw.randrange(20, 40))), label))
 
 
+def shown(options: DemoOptions) -> str:
+    """Run a demo; return its output as one line."""
+    console = Console(file=io.StringIO(), width=100)
+    run(options, console)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
 def test_own_documents_reach_an_answer(tmp_path: Path) -> None:
     own_documents(tmp_path / "own.csv")
-    console = Console(file=io.StringIO(), width=100)
     out = tmp_path / "demo"
-    run(mechanism="aft_simple", data=tmp_path / "own.csv", out=out, seed=0, console=console)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "The longest one is posted, with" in " ".join(printed.split())
+    printed = shown(DemoOptions("single-label", "aft_simple", tmp_path / "own.csv", out, seed=0))
+    assert "The longest one is posted, with" in printed
     assert "posting" in printed
     assert Bundle.open(out / "bundle").manifest.heads["logits"].names == ("sea", "wood")
     text = (out / "document.txt").read_text("utf-8")
@@ -39,10 +47,31 @@ def test_own_documents_reach_an_answer(tmp_path: Path) -> None:
     assert {p.name for p in out.iterdir()} == {"model.pt", "bundle", "document.txt", "server.log"}
 
 
-def refused(tmp_path: Path, **changed: object) -> AftexportError:
-    arguments = {"mechanism": "aft_local", "data": None, "out": tmp_path / "out", "seed": 0}
+SMALL = Size(classes=2, per_class=12, steps=2)
+
+
+@pytest.mark.table(keep=0.01, by=lambda task: task == "regression")
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "single-label"])
+def test_each_task_reaches_an_answer(task: str, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    printed = shown(DemoOptions(task, "aft_simple", None, out, seed=0, size=SMALL))
+    assert "The server's answer" in printed
+    assert "parity with PyTorch" in printed
+    (head,) = Bundle.open(out / "bundle").manifest.heads.values()
+    assert head.task == TASKS[task].problem_type
+    assert all(f" {name} " in printed for name in head.names)
+
+
+def refused(tmp_path: Path, **changed: Any) -> AftexportError:
+    arguments: dict[str, Any] = {
+        "task": "single-label",
+        "mechanism": "aft_local",
+        "data": None,
+        "out": tmp_path / "out",
+        "seed": 0,
+    }
     with pytest.raises(UsageError) as caught:
-        run(**(arguments | changed), console=Console(file=io.StringIO()))  # type: ignore[arg-type]
+        run(DemoOptions(**(arguments | changed)), Console(file=io.StringIO()))
     return caught.value
 
 
@@ -63,3 +92,14 @@ def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / "bundle").mkdir(parents=True)
     (tmp_path / "out" / "bundle" / "mine").write_text("mine")
     assert "is not a bundle" in refused(tmp_path).problem
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "single-label"])
+def test_data_of_other_tasks_is_refused(task: str, tmp_path: Path) -> None:
+    own_documents(tmp_path / "own.csv")
+    error = refused(tmp_path, task=task, data=tmp_path / "own.csv")
+    assert f"--task {task}" in error.problem
+
+
+def test_command_line_lists_every_task() -> None:
+    assert tuple(TASKS) == cli_demo.TASKS

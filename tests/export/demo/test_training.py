@@ -1,14 +1,29 @@
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from aftexport.demo.training import build, fit, predict
+from aftexport.demo.documents import Document, Example
+from aftexport.demo.training import CROP, build, fit, predict
 from aftexport.nn import ClassifierConfig
 
 CONFIG = ClassifierConfig(
     mechanism="aft_local", vocab_size=30, num_labels=3, dim=16, depth=1, ffn_dim=16, window=4
 )
+
+
+class Whole:
+    """A target that holds for each part of a document."""
+
+    def __init__(self, value: Sequence[float] | int) -> None:
+        self.value = torch.tensor(value)
+
+    def part(self, start: int, stop: int) -> Tensor:
+        return self.value
 
 
 def documents(count: int, seed: int) -> tuple[list[list[int]], list[int]]:
@@ -22,19 +37,59 @@ def documents(count: int, seed: int) -> tuple[list[list[int]], list[int]]:
     return texts, targets
 
 
+def examples(count: int, seed: int) -> list[Example]:
+    return [Example(ids, Whole(t)) for ids, t in zip(*documents(count, seed), strict=True)]
+
+
+def unseen(texts: list[list[int]]) -> list[Document]:
+    return [Document("", "", ids, np.arange(len(ids))) for ids in texts]
+
+
 def test_training_beats_chance_on_unseen_documents() -> None:
     model = build(CONFIG, seed=0)
-    fit(model, *documents(150, seed=1), seed=0, steps=80)
-    unseen, targets = documents(60, seed=2)
-    answers = predict(model, unseen)
-    assert sum(a == t for a, t in zip(answers, targets, strict=True)) > 54
+    fit(model, examples(150, seed=1), seed=0, steps=80)
+    texts, targets = documents(60, seed=2)
+    outputs = predict(model, unseen(texts))
+    assert sum(int(o.argmax()) == t for o, t in zip(outputs, targets, strict=True)) > 54
+
+
+def shares(ids: list[int]) -> list[float]:
+    return [ids.count(t) / len(ids) * 10 for t in range(3)]
+
+
+def test_training_fits_task_of_model() -> None:
+    """The targets of a regression are values, and its outputs come close to them."""
+    model = build(replace(CONFIG, problem_type="regression"), seed=0)
+    texts, _ = documents(150, seed=1)
+    fit(model, [Example(ids, Whole(shares(ids))) for ids in texts], seed=0, steps=80)
+    texts, _ = documents(60, seed=2)
+    errors = np.stack(predict(model, unseen(texts))) - np.array([shares(ids) for ids in texts])
+    deviation = np.array([shares(ids) for ids in texts]).std(0)
+    assert (np.abs(errors).mean(0) < deviation / 2).all()
+
+
+def test_targets_are_those_of_crops() -> None:
+    """Each crop of a long document asks for the target of its own part."""
+    asked: list[tuple[int, int]] = []
+
+    class Recorder(Whole):
+        def part(self, start: int, stop: int) -> Tensor:
+            asked.append((start, stop))
+            return self.value
+
+    length = 3 * CROP[1]
+    fit(build(CONFIG, seed=0), [Example([5] * length, Recorder(1))], seed=0, steps=6)
+    assert len(asked) == 6
+    assert len(set(asked)) == 6
+    assert all(0 <= start <= stop - CROP[0] <= length for start, stop in asked)
+    assert all(stop - start <= CROP[1] for start, stop in asked)
 
 
 def test_seed_determines_weights() -> None:
     weights = []
     for seed in (0, 0, 1):
         model = build(CONFIG, seed=seed)
-        fit(model, *documents(40, seed=1), seed=seed, steps=5)
+        fit(model, examples(40, seed=1), seed=seed, steps=5)
         weights.append(model.head.weight.detach())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -48,7 +103,7 @@ def test_building_leaves_the_random_state_alone() -> None:
 
 def test_training_reports_stop_after_time_limit() -> None:
     model = build(CONFIG, seed=0)
-    result = fit(model, *documents(20, seed=1), seed=0, steps=10_000, max_seconds=0.5)
+    result = fit(model, examples(20, seed=1), seed=0, steps=10_000, max_seconds=0.5)
     assert result.was_cut_short
     assert 0 < result.steps < 10_000
     assert result.seconds == pytest.approx(0.5, abs=0.5)
@@ -58,7 +113,7 @@ def test_progress_rises_to_one() -> None:
     reports: list[tuple[float, float]] = []
     model = build(CONFIG, seed=0)
     result = fit(
-        model, *documents(20, seed=1), seed=0, steps=4, report=lambda *both: reports.append(both)
+        model, examples(20, seed=1), seed=0, steps=4, report=lambda *both: reports.append(both)
     )
     assert [progress for progress, _ in reports] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert (result.steps, result.was_cut_short) == (4, False)

@@ -17,8 +17,7 @@ from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.to_onnx import OPSETS, lower
-from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.nn.config import LAYERS
+from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS

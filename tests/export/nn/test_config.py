@@ -24,6 +24,9 @@ def test_a_configuration_survives_json(mechanism: str) -> None:
         ),
         ({"mechanism": None}, r"mechanism must be .*got None"),
         ({"pooling": "max"}, r"pooling must be one of mean, attention, none, got 'max'"),
+        ({"pooling": "none"}, r"pooling must be mean or attention for single_label.*got 'none'"),
+        ({"problem_type": "feature_extraction"}, r"num_labels must be null for .*got 3.*Set dim"),
+        ({"problem_type": "ranking"}, r"problem_type must be one of .*feature_extraction"),
         ({"gate": "relu"}, r"gate must be one of sigmoid, tanh, none, got 'relu'"),
         ({"normalization": "none"}, r"normalization must be one of softmax, scaling, got 'none'"),
         ({"feature_map": "gelu"}, r"feature_map must be one of elu, relu, got 'gelu'"),
@@ -56,3 +59,9 @@ def test_impossible_configuration_error_has_remedy(changes: dict[str, Any], mess
 def test_missing_field_is_named() -> None:
     with pytest.raises(UsageError, match=r"lacks num_labels, vocab_size"):
         ClassifierConfig.from_dict({"mechanism": "aft_simple"})
+
+
+def test_vectors_need_no_number_of_labels() -> None:
+    given = {"mechanism": "aft_simple", "vocab_size": 100, "problem_type": "feature_extraction"}
+    assert not ClassifierConfig.from_dict(given).head_config.is_per_token
+    assert ClassifierConfig.from_dict(given | {"pooling": "none"}).head_config.is_per_token

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.lowering.to_onnx import lower
-from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
-from aftexport.nn.config import LAYERS
+from aftexport.nn import LAYERS, AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.passes.token_flow import Kind, NotChunkable, classify
 
 

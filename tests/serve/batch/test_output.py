@@ -23,7 +23,7 @@ from aftexport.heads import (
 from aftexport.heads.regression import Value
 from aftserve.batch import output
 from aftserve.batch.answering import Outcome
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
 
 MARKS: Any = {"policy": "exact", "bundle": "digest"}
 TWO_CLASSES = {"logits": SingleLabelClassification(labels=("yes", "no"))}

@@ -81,10 +81,12 @@ class PaddedRows:
 
     Attributes:
         rows: rows ``[T, ...]`` of each document.
+        datatype: datatype of the tensor.
         padding: number in the rows of padding.
     """
 
     rows: Sequence[tensors.Array]
+    datatype: Datatype
     padding: int
 
     @property
@@ -98,7 +100,7 @@ class PaddedRows:
         step = max(1, _PART_ROWS // int(np.prod(width)))
         for rows in self.rows:
             for start in range(0, longest, step):
-                own = rows[start : start + step]
+                own = rows[start : start + step].astype(tensors.dtype_of(self.datatype))
                 missing = min(step, longest - start) - len(own)
                 filled = [(0, missing), *((0, 0) for _ in width)]
                 yield np.pad(own, filled, constant_values=self.padding)
@@ -134,7 +136,7 @@ class Column:
     def content(self) -> tuple[int, Iterator[bytes]]:
         """Return the number of its bytes, and the bytes in parts."""
         if isinstance(self.values, PaddedRows):
-            size = int(np.prod(self.shape)) * tensors.itemsize(self.datatype)
+            size = int(np.prod(self.shape)) * tensors.dtype_of(self.datatype).itemsize
             return size, (tensors.to_bytes(p, self.datatype) for p in self.values.parts())
         content = tensors.to_bytes(self.values, self.datatype)
         return len(content), iter([content])
@@ -171,7 +173,7 @@ def _column(
         values = [_spans_json(answer.tokens, name) for answer in answers]
     elif kind in TOKEN_FIELDS:
         rows = [getattr(answer.tokens.results[name], field) for answer in answers]
-        values = PaddedRows(rows, _NO_NAME if kind == "token_names" else 0)
+        values = PaddedRows(rows, _DATATYPES[kind], _NO_NAME if kind == "token_names" else 0)
     else:
         values = [getattr(_content(answer, name), field) for answer in answers]
         if kind == "names":

@@ -122,9 +122,9 @@ def _integers(tensor: InputTensor) -> str:
 _OUTPUTS: dict[str, str] = {**_INTEGERS, "BOOL": "?", "FP32": "<f4"}
 
 
-def itemsize(datatype: Datatype) -> int:
-    """Return the bytes of a number."""
-    return np.dtype(_OUTPUTS[datatype]).itemsize
+def dtype_of(datatype: Datatype) -> "np.dtype[Any]":
+    """Return the type of a tensor of numbers in NumPy."""
+    return np.dtype(_OUTPUTS[datatype])
 
 
 def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
@@ -132,4 +132,4 @@ def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
     if datatype == "BYTES":
         encoded = [str(value).encode() for value in values]
         return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
-    return np.asarray(values, dtype=_OUTPUTS[datatype]).tobytes()
+    return np.asarray(values, dtype=dtype_of(datatype)).tobytes()

@@ -1,0 +1,78 @@
+"""The options of a demo."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aftexport.bundle.bundle import is_bundle
+from aftexport.demo.training import MAX_SECONDS, STEPS
+from aftexport.errors import UsageError
+from aftexport.operators.mechanisms import MECHANISMS
+
+BUNDLE = "bundle"
+"""Name of the folder of the bundle in that of the demo."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The amount of work.
+
+    Attributes:
+        classes: number of packages whose source files are used.
+        per_class: maximum number of files per package; None for the task's own number.
+        steps: number of optimizer steps.
+        max_seconds: maximum wall time of the training.
+    """
+
+    classes: int = 8
+    per_class: int | None = None
+    steps: int = STEPS
+    max_seconds: float = MAX_SECONDS
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The options of ``aftexport demo``.
+
+    Attributes:
+        task: one of ``tasks.TASKS``.
+        mechanism: one of ``MECHANISMS``.
+        data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
+            of the packages installed here. Only for the task single-label.
+        out: the folder, which is created if it does not exist.
+        seed: seed of the choice of documents, the split, the initial weights and the training.
+        size: the amount of work.
+    """
+
+    task: str
+    mechanism: str
+    data: Path | None
+    out: Path
+    seed: int
+    size: Size = field(default_factory=Size)
+
+    def check(self) -> None:
+        """Raise UsageError if an option cannot be used."""
+        if self.mechanism not in MECHANISMS:
+            raise UsageError(
+                f"--mechanism must be a known mechanism, got {self.mechanism!r}.",
+                f"Choose one of {', '.join(MECHANISMS)}.",
+            )
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(
+                f"--seed must be from 0 to 4294967295, got {self.seed}.",
+                "Give a number in this range.",
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(
+                f"--out must be a folder, got the file {self.out}.", "Choose a folder."
+            )
+        bundle = self.out / BUNDLE
+        is_ours = not bundle.exists() or is_bundle(bundle)
+        if not is_ours and (bundle.is_file() or any(bundle.iterdir())):
+            raise UsageError(f"{bundle} exists and is not a bundle.", "Choose another --out.")
+        if self.data is not None and self.task != "single-label":
+            raise UsageError(
+                f"--data needs --task single-label, got --task {self.task}, whose answers come "
+                "from Python source files.",
+                "Leave --data out, or choose --task single-label.",
+            )

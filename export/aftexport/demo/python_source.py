@@ -1,0 +1,119 @@
+"""Facts about Python source code: the constructs in it, and its lines.
+
+Places are bytes of the UTF-8 text, counted from its start.
+"""
+
+import ast
+import io
+import tokenize
+import warnings
+from collections.abc import Iterator
+from itertools import accumulate
+
+_MODULES = {
+    "regular expressions": {"re", "regex"},
+    "networking": {"http", "socket", "socketserver", "ssl", "urllib", "requests", "urllib3"},
+    "concurrency": {"asyncio", "concurrent", "multiprocessing", "threading"},
+}
+"""The modules whose import shows each use."""
+_READERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
+USES = ("classes", "concurrency", "files", "generators", "networking", "raised errors",
+        "regular expressions", "type hints")  # fmt: skip
+"""The uses of ``find_uses``."""
+_BLANKS = " \t\f\n"
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def is_readable(text: str) -> bool:
+    """Return whether this Python can parse a source file."""
+    try:
+        _tree(text)
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return any(token.type == tokenize.ENDMARKER for token in tokens)
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+        return False
+
+
+def find_uses(text: str) -> list[tuple[str, int]]:
+    """Return each use of ``USES`` in a source file, with its place, in the order of places.
+
+    - classes, generators, raised errors: a ``class``, ``yield`` or ``raise`` statement.
+    - type hints: an annotation.
+    - files: a call of ``open``, of any object, or of the reading and writing of a path.
+    - the others: the import of a module for it; for concurrency also ``async`` and ``await``.
+    """
+    lines = line_starts(text)
+    found = [
+        (name, lines[node.lineno - 1] + node.col_offset)
+        for node in ast.walk(_tree(text))
+        if isinstance(node, ast.stmt | ast.expr | ast.arg)
+        for name in _uses_of(node)
+    ]
+    return sorted(found, key=lambda use: use[1])
+
+
+def _uses_of(node: ast.stmt | ast.expr | ast.arg) -> Iterator[str]:
+    match node:
+        case ast.ClassDef():
+            yield "classes"
+        case ast.Yield() | ast.YieldFrom():
+            yield "generators"
+        case ast.Raise():
+            yield "raised errors"
+        case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+            yield "concurrency"
+        case ast.Import(names=names):
+            yield from _uses_of_modules([alias.name for alias in names])
+        case ast.ImportFrom(module=module, level=0):
+            yield from _uses_of_modules([module or ""])
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _READERS:
+            yield "files"
+        case ast.AnnAssign() | ast.arg(annotation=ast.expr()):
+            yield "type hints"
+    if isinstance(node, ast.AsyncFunctionDef):
+        yield "concurrency"
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+        yield "type hints"
+
+
+def _uses_of_modules(names: list[str]) -> Iterator[str]:
+    roots = {name.partition(".")[0] for name in names}
+    return (use for use, modules in _MODULES.items() if roots & modules)
+
+
+def find_lines(text: str) -> list[tuple[int, bool]]:
+    """Return each line that is not blank: its first character's place, and whether it is prose.
+
+    Prose lines are those that begin with a comment, and those of docstrings.
+    """
+    prose = {
+        number
+        for node in ast.walk(_tree(text))
+        if isinstance(node, _DOCUMENTED)
+        for first in node.body[:1]
+        if isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+        for number in range(first.lineno, (first.end_lineno or first.lineno) + 1)
+    }
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        row, column = token.start
+        if token.type == tokenize.COMMENT and not lines[row - 1][:column].strip(_BLANKS):
+            prose.add(row)
+    found = []
+    for number, (start, line) in enumerate(zip(line_starts(text), lines, strict=True), 1):
+        if stripped := line.lstrip(_BLANKS):
+            found.append((start + len(line) - len(stripped), number in prose))
+    return found
+
+
+def line_starts(text: str) -> list[int]:
+    """Return the place of each line, which ``ast`` and ``tokenize`` number from 1."""
+    return [0, *accumulate(len(line.encode()) + 1 for line in text.split("\n")[:-1])]
+
+
+def _tree(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # escapes of older code
+        return ast.parse(text)

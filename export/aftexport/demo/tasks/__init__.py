@@ -1,0 +1,16 @@
+"""The tasks of the demo, by their names on the command line."""
+
+from collections.abc import Mapping
+
+from aftexport.demo.tasks.multi_label import MultiLabel
+from aftexport.demo.tasks.regression import ProseShare
+from aftexport.demo.tasks.single_label import SingleLabel
+from aftexport.demo.tasks.task import Task
+
+__all__ = ["TASKS", "Task"]
+
+TASKS: Mapping[str, type[Task]] = {
+    "single-label": SingleLabel,
+    "multi-label": MultiLabel,
+    "regression": ProseShare,
+}

@@ -1,0 +1,82 @@
+"""The configuration of an encoder of token ids."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aftexport.errors import UsageError
+from aftexport.nn.settings import check_choice, check_count
+from aftexport.operators.mechanisms import MECHANISMS
+
+LAYERS = (*MECHANISMS, "dot_product_attention")
+_CHOICES = {
+    "mechanism": LAYERS,
+    "gate": ("sigmoid", "tanh", "none"),
+    "normalization": ("softmax", "scaling"),
+    "feature_map": ("elu", "relu"),
+}
+_COUNTS = ("vocab_size", "dim", "depth", "num_heads", "ffn_dim", "window", "bias_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Configuration of an embedding and an encoder.
+
+    Attributes:
+        mechanism: the token-mixing layer; one of ``LAYERS``.
+        vocab_size: number of token ids.
+        dim: channels D.
+        depth: number of encoder layers.
+        num_heads: number of heads, for mechanisms with heads.
+        ffn_dim: hidden channels of the feed-forward network.
+        max_length: maximum number of tokens, for learned positions (aft_full; aft_local
+            with a bias for each pair). None: any number.
+        window: window s of aft_local, number of taps of aft_conv.
+        bias_rank: number of columns of the position-bias factors.
+        causal: whether a token sees only itself and earlier tokens.
+        gate: the gate of the AFT mechanisms: sigmoid, tanh or none.
+        normalization: the normalization of efficient_attention: softmax or scaling.
+        feature_map: the feature map of linear_attention: elu or relu.
+
+    Raises:
+        UsageError: if a value is not one of the choices, a count is not a whole number from 1
+            to 67,108,864, or two values do not fit together.
+    """
+
+    mechanism: str
+    vocab_size: int
+    dim: int = 64
+    depth: int = 2
+    num_heads: int = 4
+    ffn_dim: int = 256
+    max_length: int | None = None
+    window: int = 32
+    bias_rank: int = 64
+    causal: bool = False
+    gate: str = "sigmoid"
+    normalization: str = "softmax"
+    feature_map: str = "elu"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in _COUNTS:
+            check_count(name, getattr(self, name))
+        check_count("max_length", self.max_length, is_optional=True)
+        if not isinstance(self.causal, bool):
+            raise UsageError(
+                f"causal must be true or false, got {self.causal!r}.", "Give true or false."
+            )
+        if self.dim % self.num_heads:
+            raise UsageError(
+                f"num_heads must divide dim {self.dim}, got {self.num_heads}.",
+                "Choose a number of heads that divides dim.",
+            )
+        if self.mechanism == "aft_full" and self.max_length is None:
+            raise UsageError(
+                "aft_full needs max_length for its bias of every pair of positions, got null.",
+                "Set max_length to the longest document, in tokens.",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as JSON-ready values."""
+        return asdict(self)
