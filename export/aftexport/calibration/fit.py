@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit, log_softmax, softmax
-from scipy.stats import chi2
+from scipy.special import chdtrc, expit
 
 from aftexport.calibration.sample import Sample
 from aftexport.heads import BinaryClassification
@@ -24,7 +23,7 @@ TREND_LEVEL = 0.01
 """The significance level of the likelihood-ratio test for a trend by length, for one head."""
 MIN_EVENTS_PER_PARAMETER = 10
 """The least documents of the rarer outcome for each parameter (Peduzzi et al., 1996)."""
-_MAX_LOG_TEMPERATURE = 6.0
+_MAX_LOG_TEMPERATURE = 10.0
 """The bound on the logarithm of the temperature at the average length."""
 _MAX_SLOPE = 2.0
 _Loss = Callable[[Double], tuple[float, Double]]
@@ -58,14 +57,16 @@ def fit(sample: Sample) -> tuple[Fit, ...]:
     lengths = np.log2(sample.tokens)
     if not sample.has_independent_labels:
         events = len(sample)
-        return (_fit(_temperature_loss(sample), lengths, events, 1, has_bias=False),)
+        loss, scale = _temperature_loss(sample), _scale(sample.logits)
+        return (_fit(loss, lengths, events, TREND_LEVEL, scale=scale, has_bias=False),)
     width = sample.head.width
     fits = []
     for label in range(width):
         holds = sample.truths[:, label].astype(np.float64)
         events = int(min(holds.sum(), len(holds) - holds.sum()))
         loss = _platt_loss(sample.logits[:, label], holds)
-        fits.append(_fit(loss, lengths, events, width, has_bias=True))
+        scale, level = _scale(sample.logits[:, [label]]), TREND_LEVEL / width
+        fits.append(_fit(loss, lengths, events, level, scale=scale, has_bias=True))
     return tuple(fits)
 
 
@@ -76,14 +77,25 @@ It returns the loss and its derivatives by each log temperature and by the bias.
 """
 
 
-def _fit(loss: _LossAt, lengths: Double, events: int, tests: int, *, has_bias: bool) -> Fit:
+def _scale(logits: Double) -> float:
+    """Return the logarithm of the size of logits, at which the search for a temperature starts."""
+    size = float((logits - logits.mean(0)).std())
+    return (
+        float(np.clip(np.log(size), -_MAX_LOG_TEMPERATURE, _MAX_LOG_TEMPERATURE)) if size else 0.0
+    )
+
+
+def _fit(
+    loss: _LossAt, lengths: Double, events: int, level: float, *, scale: float, has_bias: bool
+) -> Fit:
     """Fit one scaling, and choose whether it has a trend by length.
 
     Args:
         loss: the loss.
         lengths: the binary logarithm of the length of each document.
         events: the number of documents of the rarer outcome.
-        tests: the number of tests of a head.
+        level: the significance level of the test for a trend.
+        scale: the logarithm of the size of the logits.
         has_bias: whether the scaling has a bias.
     """
     center = float(lengths.mean())
@@ -91,22 +103,23 @@ def _fit(loss: _LossAt, lengths: Double, events: int, tests: int, *, has_bias: b
     count = len(lengths)
 
     def at(parameters: Double) -> tuple[float, Double]:
-        start, slope, bias = parameters
-        value, by_temperature, by_bias = loss(start + slope * spread, bias)
+        middle, slope, bias = parameters
+        value, by_temperature, by_bias = loss(middle + slope * spread, bias)
         gradient = [by_temperature.sum(), by_temperature @ spread, by_bias * has_bias]
         return value / count, np.array(gradient) / count
 
     before = at(np.zeros(3))[0]
-    constant, parameters = _minimized(at, np.zeros(3), has_slope=False, has_bias=has_bias)
+    start = np.array([scale, 0.0, 0.0])
+    constant, parameters = _minimized(at, start, has_slope=False, has_bias=has_bias)
     p_value = None
     after = constant
     if np.ptp(lengths) > 0 and events >= MIN_EVENTS_PER_PARAMETER * (2 + has_bias):
         trend, with_slope = _minimized(at, parameters, has_slope=True, has_bias=has_bias)
-        p_value = float(chi2.sf(max(0.0, 2 * count * (constant - trend)), 1))
-        if p_value < TREND_LEVEL / tests:
+        p_value = float(chdtrc(1, max(0.0, 2 * count * (constant - trend))))
+        if p_value < level:
             after, parameters = trend, with_slope
-    start, slope, bias = parameters.tolist()
-    scaling = Scaling(log_temperature=start - slope * center, slope=slope, bias=bias)
+    middle, slope, bias = parameters.tolist()
+    scaling = Scaling(log_temperature=middle - slope * center, slope=slope, bias=bias)
     return Fit(scaling, p_value, before, after)
 
 
@@ -123,9 +136,9 @@ def _minimized(
         loss,
         start,
         jac=True,
-        method="L-BFGS-B",
+        method="SLSQP",
         bounds=bounds,
-        options={"ftol": 1e-12, "gtol": 1e-8},
+        options={"ftol": 1e-12},
     )
     return float(found.fun), np.asarray(found.x)
 
@@ -143,8 +156,10 @@ def _temperature_loss(sample: Sample) -> _LossAt:
 
     def loss(log_temperatures: Double, bias: float) -> tuple[float, Double, float]:
         scaled = logits * np.exp(-log_temperatures)[:, None]
-        value = -(targets * log_softmax(scaled, -1)).sum()
-        by_logit = softmax(scaled, -1) - targets
+        shifted = scaled - scaled.max(-1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        value = -(targets * logs).sum()
+        by_logit = np.exp(logs) - targets
         return float(value), -(by_logit * scaled).sum(-1), 0.0
 
     return loss

@@ -103,9 +103,9 @@ def _scaling_sentence(label: str | None, fit: Fit, calibration: Calibration) -> 
     if label is not None:
         text += f", bias {scaling.bias:+.3g}"
     if fit.p_value is None:
-        return f"{text}. The documents are too few or too equal in length to test for a trend."
-    found = "is a trend" if scaling.slope else "is no significant trend"
-    return f"{text}. There {found} by length (likelihood-ratio test, p = {fit.p_value:.2g})."
+        return f"{text}. The documents are too few, or too equal in length, to test for a trend."
+    trend = "a trend" if scaling.slope else "no trend"
+    return f"{text}. The likelihood-ratio test finds {trend} by length (p = {fit.p_value:.2g})."
 
 
 def _temperature(scaling: Scaling, tokens: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from aftexport.calibration.requirements import LEVEL, documents_without_error
 from aftexport.heads.calibration import Threshold
@@ -39,7 +39,7 @@ def upper_bound(wrong: int, answered: int) -> float:
     """Return the upper bound of Clopper and Pearson (1934) on an error rate."""
     if wrong >= answered:
         return 1.0
-    return float(beta.ppf(LEVEL, wrong + 1, answered - wrong))
+    return float(betaincinv(wrong + 1, answered - wrong, LEVEL))
 
 
 def ordered_thresholds(confidence: Double, budget: float, tested: int) -> Double:
@@ -58,7 +58,7 @@ def ordered_thresholds(confidence: Double, budget: float, tested: int) -> Double
     candidates = ordered[ends - 1]
     answered = ends / len(ordered) * tested
     expected = answered * np.cumsum(1 - ordered)[ends - 1] / ends
-    bounds = beta.ppf(LEVEL, expected + 1, np.maximum(answered - expected, 1e-9))
+    bounds = betaincinv(expected + 1, np.maximum(answered - expected, 1e-9), LEVEL)
     enough = answered >= documents_without_error(budget)
     start = int(np.where(enough, bounds, np.inf).argmin()) if enough.any() else len(ends) - 1
     return np.unique(candidates[start:])[::-1]

@@ -54,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "onnxscript", "scipy", "sklearn"):
             raise
-        extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
+        extra = "demo" if package in ("scipy", "sklearn") else "torch"
         if words[:1] == ["calibrate"]:
             extra = "calibrate"
         errors.print(
-            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
+            f"[bold red]error:[/] This command needs {package}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{extra}]'"
         )
         return 2

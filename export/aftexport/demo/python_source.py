@@ -1,13 +1,15 @@
-"""Facts about Python source code: the constructs in it, and its lines.
+"""Facts about Python source code: the constructs in it, its lines, and its tokens.
 
 Places are bytes of the UTF-8 text, counted from its start.
 """
 
 import ast
 import io
+import keyword
 import tokenize
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 
 _MODULES = {
@@ -20,6 +22,22 @@ _READERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
 USES = ("classes", "concurrency", "files", "generators", "networking", "raised errors",
         "regular expressions", "type hints")  # fmt: skip
 """The uses of ``find_uses``."""
+OUTSIDE = "O"
+"""The kind of characters outside the tokens of Python, such as indentation."""
+KINDS = (OUTSIDE, "comment", "keyword", "name", "number", "operator", "string")
+"""The kinds of tokens of ``find_tokens``, and ``OUTSIDE``."""
+_KINDS = {
+    "COMMENT": "comment",
+    "FSTRING_END": "string",  # parts of f-strings are tokens since Python 3.12
+    "FSTRING_MIDDLE": "string",
+    "FSTRING_START": "string",
+    "NAME": "name",
+    "NUMBER": "number",
+    "OP": "operator",
+    "STRING": "string",
+}
+_FILES = 4096
+"""Number of files whose facts are kept: training and judging both ask for them."""
 _BLANKS = " \t\f\n"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -34,7 +52,8 @@ def is_readable(text: str) -> bool:
         return False
 
 
-def find_uses(text: str) -> list[tuple[str, int]]:
+@lru_cache(maxsize=_FILES)
+def find_uses(text: str) -> tuple[tuple[str, int], ...]:
     """Return each use of ``USES`` in a source file, with its place, in the order of places.
 
     - classes, generators, raised errors: a ``class``, ``yield`` or ``raise`` statement.
@@ -49,7 +68,7 @@ def find_uses(text: str) -> list[tuple[str, int]]:
         if isinstance(node, ast.stmt | ast.expr | ast.arg)
         for name in _uses_of(node)
     ]
-    return sorted(found, key=lambda use: use[1])
+    return tuple(sorted(found, key=lambda use: use[1]))
 
 
 def _uses_of(node: ast.stmt | ast.expr | ast.arg) -> Iterator[str]:
@@ -81,7 +100,8 @@ def _uses_of_modules(names: list[str]) -> Iterator[str]:
     return (use for use, modules in _MODULES.items() if roots & modules)
 
 
-def find_lines(text: str) -> list[tuple[int, bool]]:
+@lru_cache(maxsize=_FILES)
+def find_lines(text: str) -> tuple[tuple[int, bool], ...]:
     """Return each line that is not blank: its first character's place, and whether it is prose.
 
     Prose lines are those that begin with a comment, and those of docstrings.
@@ -105,6 +125,23 @@ def find_lines(text: str) -> list[tuple[int, bool]]:
     for number, (start, line) in enumerate(zip(line_starts(text), lines, strict=True), 1):
         if stripped := line.lstrip(_BLANKS):
             found.append((start + len(line) - len(stripped), number in prose))
+    return tuple(found)
+
+
+def find_tokens(text: str) -> list[tuple[str, int, int]]:
+    """Return the kind, the place and the end of each token of a source file, in order."""
+    starts, lines = line_starts(text), text.split("\n")
+
+    def place(row: int, column: int) -> int:
+        line = lines[row - 1]
+        return starts[row - 1] + (column if line.isascii() else len(line[:column].encode()))
+
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = _KINDS.get(tokenize.tok_name[token.type])
+        if kind is not None:
+            kind = "keyword" if kind == "name" and keyword.iskeyword(token.string) else kind
+            found.append((kind, place(*token.start), place(*token.end)))
     return found
 
 

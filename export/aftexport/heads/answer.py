@@ -71,14 +71,9 @@ class Answer(BaseModel):
 
     @classmethod
     def kinds(cls) -> dict[str, Field]:
-<<<<<<< HEAD
         """Return the kind of each required field."""
         fields = cls.model_fields.items()
-        return {name: _kind_of(field) for name, field in fields if field.is_required()}
-=======
-        """Return the kind of each field."""
-        return {name: cls._kind_of(name, field) for name, field in cls.model_fields.items()}
->>>>>>> w-heads
+        return {name: cls._kind_of(name, field) for name, field in fields if field.is_required()}
 
     @classmethod
     def _kind_of(cls, name: str, field: FieldInfo) -> Field:

@@ -130,7 +130,7 @@ class Calibration(_Part):
             return f"expected the method {method} for {head.task}, got {self.method}"
         count = head.width if method == "platt" else 1
         if len(self.scalings) != count:
-            return f"expected {count} scalings, got {len(self.scalings)}"
+            return f"scalings: expected {count}, got {len(self.scalings)}"
         return None
 
     def logits(self, logits: Double, tokens: ArrayLike) -> Double:

@@ -111,8 +111,9 @@ def _source(checkpoint: Checkpoint) -> dict[str, str | None]:
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     module = checkpoint.module
-    is_own = isinstance(module, DocumentClassifier | MultiHeadClassifier)
-    return module.config.to_dict() if is_own else None
+    if isinstance(module, DocumentClassifier | MultiHeadClassifier):
+        return module.config.to_dict()
+    return None
 
 
 def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:

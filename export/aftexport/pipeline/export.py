@@ -28,7 +28,7 @@ from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
-from aftexport.pipeline.head import HeadOptions, check_outputs, choose_heads
+from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
@@ -239,6 +239,7 @@ class _Export:
             own_labels=checkpoint.labels,
             own_heads=checkpoint.heads,
         )
+        check_rows([case for case in traced.cases if case.subject == "model"])
         names = (value.name for value in traced.lowered.graph.output)
         heads = choose_heads({name: outputs[name] for name in names}, declared)
         check_outputs(traced.lowered, heads)

@@ -97,3 +97,14 @@ def test_gradients_are_derivatives() -> None:
     step = 1e-6
     by_bias = (platt(np.zeros(50), step)[0] - platt(np.zeros(50), -step)[0]) / (2 * step)
     assert platt(np.zeros(50), 0.0)[2] == pytest.approx(by_bias, rel=1e-6)
+
+
+@pytest.mark.parametrize("head", [ONE_LABEL, TWO_LABELS, ANY_LABELS])
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_size_of_logits_does_not_matter(head: Head, factor: float) -> None:
+    sample, _ = draw(np.random.default_rng(10), head, 1000)
+    large = Sample(head, sample.logits * factor, sample.tokens, sample.truths)
+    for one, other in zip(fit(sample), fit(large), strict=True):
+        assert other.loss_after == pytest.approx(one.loss_after, abs=1e-6)
+        shift = other.scaling.log_temperature - one.scaling.log_temperature
+        assert shift == pytest.approx(np.log(factor), abs=0.01)

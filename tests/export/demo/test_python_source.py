@@ -2,7 +2,16 @@ import textwrap
 
 import pytest
 
-from aftexport.demo.python_source import USES, find_lines, find_uses, is_readable, line_starts
+from aftexport.demo.python_source import (
+    KINDS,
+    OUTSIDE,
+    USES,
+    find_lines,
+    find_tokens,
+    find_uses,
+    is_readable,
+    line_starts,
+)
 
 EXAMPLES = {
     "classes": ("class A: pass", "x = 'class A'"),
@@ -23,7 +32,7 @@ def test_use_is_found_at_its_place(use: str) -> None:
     ((name, place),) = find_uses(prefix + with_use)
     assert name == use
     assert place >= len(prefix.encode())
-    assert find_uses(prefix + without) == []
+    assert find_uses(prefix + without) == ()
 
 
 MORE = [
@@ -44,7 +53,7 @@ def test_other_forms_are_found(use: str, text: str) -> None:
 
 def test_places_count_bytes() -> None:
     text = "x = '\N{SNOWMAN}'; import re"
-    assert find_uses(text) == [("regular expressions", text.encode().index(b"import"))]
+    assert find_uses(text) == (("regular expressions", text.encode().index(b"import")),)
 
 
 SOURCE = textwrap.dedent(
@@ -98,3 +107,30 @@ def test_line_starts_count_bytes() -> None:
 def test_unreadable_source_is_told_apart(text: str) -> None:
     assert not is_readable(text)
     assert is_readable("x = 1\n")
+
+
+def test_tokens_have_kinds_and_places() -> None:
+    text = "def f(x):\n    '''\N{SNOWMAN}\n'''; return 1.5  # \N{SNOWMAN} one\n"
+    content = text.encode()
+    found = [(kind, content[start:end].decode()) for kind, start, end in find_tokens(text)]
+    assert found == [
+        ("keyword", "def"),
+        ("name", "f"),
+        ("operator", "("),
+        ("name", "x"),
+        ("operator", ")"),
+        ("operator", ":"),
+        ("string", "'''\N{SNOWMAN}\n'''"),
+        ("operator", ";"),
+        ("keyword", "return"),
+        ("number", "1.5"),
+        ("comment", "# \N{SNOWMAN} one"),
+    ]
+    assert {kind for kind, _, _ in find_tokens(text)} == set(KINDS) - {OUTSIDE}
+
+
+def test_every_kind_of_formatted_string_is_known() -> None:
+    """Before Python 3.12, an f-string is one token."""
+    kinds = [kind for kind, _, _ in find_tokens("f'a{x}b'")]
+    assert kinds[0] == kinds[-1] == "string"
+    assert set(kinds) <= {"string", "operator", "name"}

@@ -96,9 +96,9 @@ def test_answer_gets_calibrated_scores(above: float | None, abstain: bool | None
         (KIND, "temperature", 1, None),
         (SPAM, "temperature", 1, None),
         (FLAGS, "platt", 2, None),
-        (FLAGS, "platt", 1, "expected 2 scalings, got 1"),
+        (FLAGS, "platt", 1, "scalings: expected 2, got 1"),
         (FLAGS, "temperature", 1, "expected the method platt"),
-        (KIND, "temperature", 3, "expected 1 scalings, got 3"),
+        (KIND, "temperature", 3, "scalings: expected 1, got 3"),
         (Regression(values=(Value(name="age"),)), "temperature", 1, "expected a head of labels"),
     ],
 )

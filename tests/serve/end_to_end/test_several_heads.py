@@ -135,7 +135,9 @@ def test_streamed_answer_is_that_of_json(address: str) -> None:
     answer = post(address, {"text": text}, Accept=LINES)
     assert answer.headers["content-type"] == LINES
     lines = [json.loads(line) for line in answer.content.splitlines()]
-    assert len(lines) == 11  # the document, 3 parts of tags and of their spans, 3 of vectors, the end
+    assert (
+        len(lines) == 11
+    )  # the document, 3 parts of tags and of their spans, 3 of vectors, the end
     assert lines[0]["tokens_used"] == len(text)
     assert joined(lines) == {name: whole[name] for name in joined(lines)}
     assert joined(lines).keys() == whole.keys()

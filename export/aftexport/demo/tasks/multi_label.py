@@ -22,12 +22,11 @@ from aftexport.demo.tasks.task import (
     Outputs,
     Task,
     evidence_rows,
+    f1,
     numbers_table,
     show_counts,
     source_files,
 )
-
-Labels = NDArray[np.bool_]
 
 
 class _Uses:
@@ -76,7 +75,7 @@ class MultiLabel(Task):
         """Return the uses."""
         return _Uses(document)
 
-    def _labels(self, documents: Sequence[Document]) -> Labels:
+    def _labels(self, documents: Sequence[Document]) -> NDArray[np.bool_]:
         rows = [self.target(document).part(0, len(document)).bool() for document in documents]
         return torch.stack(rows).numpy()
 
@@ -119,9 +118,3 @@ class MultiLabel(Task):
             said = "yes" if name in head["labels"] else "no"
             yield escape(name), f"{said}, {head['scores'][name]:.3f} ({verdict})"
         yield from evidence_rows(answer)
-
-
-def f1(answers: Labels, truth: Labels) -> float:
-    """Return the harmonic mean of precision and recall; 0 without a right answer."""
-    both = int((answers & truth).sum())
-    return 2 * both / max(1, int(answers.sum()) + int(truth.sum()))

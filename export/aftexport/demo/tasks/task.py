@@ -23,6 +23,7 @@ Outputs = Sequence[NDArray[np.float32]]
 """The output of a model for each document."""
 
 _PER_CLASS = 120
+_SHOWN = 60
 
 
 class Task(ABC):
@@ -107,16 +108,23 @@ def numbers_table(*columns: str) -> Table:
     return table
 
 
+def f1(answers: NDArray[np.bool_], truth: NDArray[np.bool_]) -> float:
+    """Return the harmonic mean of precision and recall; 0 without a right answer."""
+    both = int((answers & truth).sum())
+    return 2 * both / max(1, int(answers.sum()) + int(truth.sum()))
+
+
 def evidence_rows(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the passages of evidence of an answer."""
     evidence = answer.get("evidence")
     if evidence is None:
         return
     for span in evidence["spans"]:
-        text = " ".join(span["text"].split())
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
         name = f"evidence for {evidence['name']}" if evidence.get("name") else "evidence"
-        yield name, f"{span['contribution']:+.2f} {escape(shown)}"
+        yield name, f"{span['contribution']:+.2f} {excerpt(span['text'])}"
 
 
-_SHOWN = 60
+def excerpt(text: str) -> str:
+    """Return the beginning of a text for a console, in one line."""
+    line = " ".join(text.split())
+    return escape(line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ...")

@@ -31,14 +31,14 @@ export function showHeads(answer) {
 }
 
 /** Return the answer of each head by its name; a label without heads is that of the only one. */
-function answersOf({ heads: given, label, scores }) {
-  return given ?? { [Object.keys(heads)[0] ?? ""]: { label, scores } };
+function answersOf({ heads: given, label, scores, calibrated, abstain }) {
+  return given ?? { [Object.keys(heads)[0] ?? ""]: { label, scores, calibrated, abstain } };
 }
 
 const chip = (name) => [element("span", { className: "chip" }, name), " "];
 
 /** Return the names that a head answers with, and a remark on them. */
-function decisionOf(name, { label, labels, scores, values }) {
+function decisionOf(name, { label, labels, scores, calibrated, abstain, values }) {
   if (values) {
     const outside = Object.entries(values).filter(([value, x]) => isOutside(settingsOf(name, value), x));
     return {
@@ -47,26 +47,33 @@ function decisionOf(name, { label, labels, scores, values }) {
       chips: Object.keys(values).length > 1,
     };
   }
-  if (!labels) return { names: [label], remark: `with a score of ${percent(scores[label])}` };
-  const remark = `Labels that hold: ${labels.length} of ${Object.keys(scores).length}`;
+  const doubt = abstain ? ", too uncertain for the error budget" : "";
+  if (!labels) {
+    const kind = calibrated ? "probability" : "score";
+    return { names: [label], remark: `with a ${kind} of ${percent((calibrated ?? scores)[label])}${doubt}` };
+  }
+  const remark = `Labels that hold: ${labels.length} of ${Object.keys(scores).length}${doubt}`;
   return labels.length ? { names: labels, remark, chips: true } : { names: ["No label"], remark };
 }
 
 /** Return the title of the table, and those of its columns. */
 function headingsOf(contents) {
   if (contents.every(({ values }) => values)) return ["Values", "Value", "Estimate"];
-  if (contents.every(({ label }) => label !== undefined)) return ["Scores", "Class", "Score"];
-  if (contents.every(({ labels }) => labels)) return ["Scores", "Label", "Score"];
+  const [title, column] = contents.every(({ calibrated }) => calibrated)
+    ? ["Calibrated probabilities", "Probability"] : ["Scores", "Score"];
+  if (contents.every(({ label }) => label !== undefined)) return [title, "Class", column];
+  if (contents.every(({ labels }) => labels)) return [title, "Label", column];
   return ["Scores and values", "Name", "Number"];
 }
 
 /** Return a row for each number of a head: scores from the largest, values in their order. */
-function rowsOf(name, { label, labels, scores, values }) {
+function rowsOf(name, { label, labels, scores, calibrated, values }) {
   if (scores) {
-    return Object.entries(scores).sort(([, one], [, other]) => other - one).map(([one, score]) => {
+    return Object.entries(calibrated ?? scores).sort(([, one], [, other]) => other - one).map(([one, score]) => {
       const holds = labels?.includes(one);
       const title = head(one, ...(holds ? [" ", element("span", { className: "chip" }, "holds")] : []));
-      const made = row(title, bar(score, thresholdOf(name, one)), number(percent(score)));
+      // A threshold is of the score before the calibration.
+      const made = row(title, bar(score, calibrated ? undefined : thresholdOf(name, one)), number(percent(score)));
       made.className = holds || one === label ? "chosen" : "";
       return made;
     });

@@ -5,7 +5,8 @@ from aftexport.demo.corpus import Corpus
 from aftexport.demo.documents import Document, tokenized
 from aftexport.demo.judging import hold_out
 from aftexport.demo.python_source import USES
-from aftexport.demo.tasks.multi_label import MultiLabel, f1
+from aftexport.demo.tasks.multi_label import MultiLabel
+from aftexport.demo.tasks.task import f1
 from aftexport.demo.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer(["-"], 256)  # a token for each byte
