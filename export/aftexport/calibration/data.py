@@ -13,7 +13,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError
 from aftexport.heads import Head, MultiLabelClassification
 from aftexport.heads.calibration import CALIBRATED_HEADS
-from aftexport.verify.documents import ids_of, lines_of, object_of
+from aftexport.verify.documents import document_of, lines_of, object_of
 
 _FORMS = (
     'Give {"text": "...", "label": "NAME"} on each line; "labels": ["NAME", ...] for independent '
@@ -28,13 +28,13 @@ class LabelledDocument:
 
     Attributes:
         line: the number of its line.
-        ids: the token ids.
+        tokens: the token ids, or the normalized features of each token.
         truths: the truth by the name of the head: the index of the label, or for each of
             independent labels whether it holds.
     """
 
     line: int
-    ids: NDArray[np.int32]
+    tokens: NDArray[Any]
     truths: Mapping[str, NDArray[np.int64]]
 
 
@@ -75,10 +75,13 @@ def read_labelled_documents(
         try:
             content = object_of(line)
             truths = truths_of(content, heads)
-            ids = np.array(ids_of(content, manifest, tokenizer), np.int32)
+            document = document_of(content, manifest, tokenizer)
+            tokens: NDArray[Any] = np.asarray(document)
+            if manifest.features is None:
+                tokens = tokens.astype(np.int32)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}.", _FORMS) from error
-        documents.append(LabelledDocument(number, ids, truths))
+        documents.append(LabelledDocument(number, tokens, truths))
     if not documents:
         raise UsageError(f"{path} has no documents.", _FORMS)
     return documents
