@@ -4,9 +4,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from aftexport.contract import EVIDENCE
 from aftexport.errors import EngineError, StorageError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult
-from aftexport.heads.column import Column
+from aftexport.heads.column import Column, OpenFile
 from aftexport.heads.token_head import Mask
 
 Added = NDArray[np.float32]
@@ -70,6 +69,19 @@ class Answer:
     tokens: dict[str, TokenResult] = field(default_factory=dict)
 
 
+def file_opener(folder: Path | None) -> OpenFile:
+    """Return a function that opens files without a name; they end with their last user.
+
+    Args:
+        folder: folder of the files; None for that of the system.
+    """
+
+    def open_file() -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=folder)
+
+    return open_file
+
+
 class RowSink:
     """The decoder of a document's rows for one head, which receives them block by block.
 
@@ -84,7 +96,7 @@ class RowSink:
         self, head: TokenHead, tokens: int, decoding: Decoding, folder: Path | None
     ) -> None:
         is_large = 4 * head.width * tokens > _MAX_HELD_BYTES
-        open_file = partial(tempfile.TemporaryFile, dir=folder) if is_large else None
+        open_file = file_opener(folder) if is_large else None
         with _storing():
             self._decoder = head.decoder(
                 decoding.starts_word, is_special=decoding.is_special, open_file=open_file
