@@ -1,6 +1,6 @@
 """The base of every head's answer, and the kinds of its fields."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
@@ -57,18 +57,30 @@ Vectors = Annotated[tuple[tuple[float, ...], ...], "vectors"]
 class Answer(BaseModel):
     """The answer of a head for one document; the base of each head's own answer.
 
-    The type of every field is one of ``Name``, ``Names`` and so on, which names its kind.
+    The type of every required field is one of ``Name``, ``Names`` and so on, which names its kind.
+    Only the fields of a calibration are optional.
     """
 
     model_config = ConfigDict(frozen=True)
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Check that every field of a new answer has a kind."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.kinds()
+
+    @classmethod
     def kinds(cls) -> dict[str, Field]:
-        """Return the kind of each field."""
-        return {name: _kind_of(field) for name, field in cls.model_fields.items()}
+        """Return the kind of each required field."""
+        fields = cls.model_fields.items()
+        return {name: cls._kind_of(name, field) for name, field in fields if field.is_required()}
 
-
-def _kind_of(field: FieldInfo) -> Field:
-    kind: Field
-    (kind,) = (kind for kind in get_args(Field) if kind in field.metadata)
-    return kind
+    @classmethod
+    def _kind_of(cls, name: str, field: FieldInfo) -> Field:
+        kinds: list[Field] = [kind for kind in get_args(Field) if kind in field.metadata]
+        if len(kinds) != 1:
+            raise TypeError(
+                f"{cls.__name__}.{name}: expected a type of aftexport.heads.answer, such as Name, "
+                f"got {field.annotation}"
+            )
+        return kinds[0]

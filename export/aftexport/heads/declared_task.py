@@ -21,6 +21,13 @@ _TASKS = (
     (re.compile(r"single[\W_]*label", re.IGNORECASE), "single_label_classification"),
 )
 """Spellings of problem_type, the field of transformers, with their tasks."""
+_ARCHITECTURES = (("ForTokenClassification", "token_classification"),)
+"""Ends of names of model classes in transformers, with their tasks.
+
+ForSequenceClassification is missing: one logit may be that of two labels, or a value.
+"""
+_OTHER_ARCHITECTURES = ("ForQuestionAnswering", "ForMultipleChoice")
+"""Ends of names of model classes that no head serves."""
 _OTHER_TASKS = re.compile(
     r"multi[\W_]*(target|output|label[\W_]*token)|token[\W_]*multi|span|question", re.IGNORECASE
 )
@@ -61,10 +68,16 @@ def declared_beside(path: Path, module: Any) -> Declaration:
     declared = Declaration()
     if path.is_dir() or path.suffix in _HUB_SUFFIXES:
         name = f"{folder / 'config.json'}"
-        declared = declared_in(name, _read_json(folder / "config.json"))
+        config = _read_json(folder / "config.json")
+        classes = _entry(config, "architectures")
+        declared = declared_in(name, config)
+        # The configuration of a module may be that of an earlier model, from which it was made.
+        for architecture in classes if isinstance(classes, list) else ():
+            declared = declared.or_else(_declared_by_class(name, architecture))
     for part in module.modules() if module is not None else ():
         name = f"The configuration of {type(part).__name__}"
         declared = declared.or_else(declared_in(name, part))
+        declared = declared.or_else(_declared_by_class(name, type(part).__name__))
     return declared
 
 
@@ -96,6 +109,22 @@ def _task_of(name: str, config: object) -> str | None:
             "Export a model of one of these tasks.",
         )
     return next((task for spelling, task in _TASKS if spelling.search(declared)), None)
+
+
+def _declared_by_class(name: str, architecture: object) -> Declaration:
+    """Return the task of a model class of transformers.
+
+    Raises:
+        UsageError: if no head serves the task.
+    """
+    if not isinstance(architecture, str):
+        return Declaration()
+    if architecture.endswith(_OTHER_ARCHITECTURES):
+        raise UsageError(
+            f"{name}: expected a model of {', '.join(HEADS)}, got {architecture[:80]}.",
+            "Export a model of one of these tasks.",
+        )
+    return Declaration(next((t for end, t in _ARCHITECTURES if architecture.endswith(end)), None))
 
 
 def _labels_of(config: object) -> tuple[str, ...] | None:

@@ -51,6 +51,7 @@ class FeatureExtraction(TokenHead):
 
     meaning: ClassVar[str] = "vectors"
     takes_probabilities: ClassVar[bool] = True
+    is_named: ClassVar[bool] = False
     answer_type: ClassVar[type[Answer]] = VectorAnswer
 
     task: Literal["feature_extraction"] = "feature_extraction"

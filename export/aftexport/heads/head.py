@@ -30,6 +30,8 @@ class Head(BaseModel, ABC):
     """The meaning of the numbers in an answer, in a few words."""
     takes_probabilities: ClassVar[bool] = False
     """Whether a model may end in a sigmoid or a softmax: the head computes none itself."""
+    is_named: ClassVar[bool] = True
+    """Whether a user gives names to the numbers."""
     answer_type: ClassVar[type[Answer]]
     """The type of an answer."""
     task: str
@@ -75,7 +77,7 @@ class Head(BaseModel, ABC):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The kind of each field of an answer."""
+        """The kind of each field that every answer has."""
         return self.answer_type.kinds()
 
     @property

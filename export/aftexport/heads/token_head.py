@@ -10,8 +10,8 @@ from aftexport.heads.column import OpenFile
 from aftexport.heads.head import Double, Head
 
 Mask = NDArray[np.bool_]
-_MAX_ROWS = 4096
-"""The number of rows that are decoded at once: their values in float64 are temporary."""
+_MAX_NUMBERS = 1 << 18
+"""The maximum of logits that are decoded at once: their values in float64 are temporary."""
 
 
 class TokenResult(ABC):
@@ -52,8 +52,9 @@ class Decoder(ABC):
         """
         if rows.ndim != 2 or rows.shape[1] != self._width:
             raise ValueError(f"expected rows [n, {self._width}], got shape {list(rows.shape)}")
-        for first in range(0, len(rows), _MAX_ROWS):
-            block = np.ascontiguousarray(rows[first : first + _MAX_ROWS], np.float64)
+        step = max(1, _MAX_NUMBERS // self._width)
+        for first in range(0, len(rows), step):
+            block = np.ascontiguousarray(rows[first : first + step], np.float64)
             self._decode(block, self._tokens)
             self._tokens += len(block)
 

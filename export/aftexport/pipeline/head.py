@@ -102,9 +102,6 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
     if options.head_file is not None:
         return _from_file(options.head_file, outputs)
     options.check([*outputs])
-    names = None
-    if len(outputs) == 1:
-        names = options.own_labels if options.labels is None else options.labels
     heads = {}
     for name, output in outputs.items():
         if (own := options.own_head(name)) is not None:
@@ -112,7 +109,11 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
             continue
         option = "--task " if len(outputs) == 1 else f"--task {name}="
         task = options.task_of(name, [*outputs]) or _usual_task(name, output, option)
-        heads[name] = HEADS[task].of_output(output.shape, names)
+        kind = HEADS[task]
+        names = options.labels
+        if names is None and len(outputs) == 1 and kind.is_named:
+            names = options.own_labels
+        heads[name] = kind.of_output(output.shape, names)
     return heads
 
 

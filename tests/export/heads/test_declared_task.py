@@ -4,6 +4,7 @@ import json
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -104,3 +105,38 @@ def test_names_of_transformers_are_read(names: object, labels: object, tmp_path:
         (tmp_path / "config.json").write_text(json.dumps({"id2label": names}))
         safetensors.torch.save_file(tiny_models.Bag().state_dict(), tmp_path / "model.safetensors")
         assert load(tmp_path / "model.safetensors", factory="tiny_models:Bag").labels == labels
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertForTokenClassification", "token_classification"),
+        ("BertForSequenceClassification", None),
+        ("BertModel", None),
+        ("BertForQuestionAnswering", UsageError),
+        (None, None),
+    ],
+)
+def test_architecture_declares_its_task(architecture: object, task: Any, tmp_path: Path) -> None:
+    """A class declares the task, in config.json or as that of a module."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    weights = tmp_path / "model.safetensors"
+    module = type(str(architecture), (nn.Module,), {})()
+    for path, part in ((weights, None), (Path("model.pt"), nn.Sequential(module))):
+        if task is UsageError:
+            with pytest.raises(UsageError, match=rf"expected a model of .*got {architecture}"):
+                declared_beside(path, part)
+        else:
+            assert declared_beside(path, part).task == task
+
+
+def test_problem_type_is_stronger_than_architecture(tmp_path: Path) -> None:
+    config = {"architectures": ["BertForTokenClassification"], "problem_type": "regression"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert declared_beside(tmp_path / "model.safetensors", None).task == "regression"
+
+
+def test_architecture_of_an_earlier_model_is_ignored() -> None:
+    """A module with an own head keeps the configuration of its pretrained part."""
+    module = Configured(SimpleNamespace(architectures=["BertForQuestionAnswering"]))
+    assert declared_beside(Path("model.pt"), module) == Declaration()

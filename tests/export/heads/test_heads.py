@@ -1,6 +1,7 @@
 """Scores, decisions and names of every kind of head."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from hypothesis.extra.numpy import arrays
 from aftexport.errors import UsageError
 from aftexport.heads import (
     HEADS,
+    Answer,
     BinaryClassification,
+    Head,
     MultiLabelClassification,
     Regression,
     SingleLabelClassification,
 )
+from aftexport.heads.answer import Field
 from aftexport.heads.head_file import read_heads
 from aftexport.heads.regression import Value
 
@@ -160,3 +164,32 @@ def test_bad_head_file_is_refused(content: str, named: str, tmp_path: Path) -> N
         read_heads(file)
     with pytest.raises(UsageError, match=r"absent\.json cannot be read"):
         read_heads(tmp_path / "absent.json")
+
+
+def test_field_of_answer_needs_kind() -> None:
+    with pytest.raises(TypeError, match=r"Ranks\.ranks: expected a type of aftexport\.heads"):
+        type("Ranks", (Answer,), {"__annotations__": {"ranks": tuple[int, ...]}})
+
+
+FITS: dict[Field, Callable[[Head, Any], bool]] = {
+    "name": lambda head, value: value in head.names,
+    "names": lambda head, value: set(value) <= set(head.names),
+    "numbers": lambda head, value: tuple(value) == head.names,
+    "token_names": lambda head, value: len(value) == 1 and value[0] in head.names,
+    "token_numbers": lambda head, value: len(value) == 1 and 0 < value[0] <= 1,
+    "spans": lambda head, value: len(value) == 1 and value[0]["end_token"] == 1,
+    "vector": lambda head, value: len(value) == head.width,
+    "vectors": lambda head, value: len(value) == 1 and len(value[0]) == head.width,
+}
+"""For each kind of field, whether a value is one for a document of one token."""
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_answer_has_fields_of_its_head(task: str) -> None:
+    """Code that shows any head knows only the kinds of fields."""
+    head = HEADS[task].of_width(1 if task == "binary_classification" else 3, None)
+    logits = np.linspace(-1, 1, head.width)
+    dumped = head.answer(logits[None] if head.is_per_token else logits).model_dump()
+    assert dumped.keys() == head.fields.keys()
+    for field, kind in head.fields.items():
+        assert FITS[kind](head, dumped[field]), field

@@ -150,3 +150,12 @@ def test_probabilities_are_refused(end: Callable[[Tensor], Tensor], operator: st
 def test_logarithms_of_a_softmax_are_logits() -> None:
     model = lower(capture(Probabilities(lambda logits: logits.log_softmax(-1))))
     check_outputs(model, {"logits": EXCLUSIVE})
+
+
+def test_vectors_do_not_take_labels_of_file() -> None:
+    """The labels of an earlier model stay in the configuration of its encoder."""
+    options = HeadOptions(task="feature_extraction", own_labels=("a", "b", "c"))
+    assert choose_heads({"logits": np.zeros((1, 3))}, options)["logits"].width == 3
+    options = HeadOptions(task="feature_extraction", labels=("a", "b", "c"))
+    with pytest.raises(UsageError, match="no labels for feature_extraction"):
+        choose_heads({"logits": np.zeros((1, 3))}, options)
