@@ -36,6 +36,7 @@ LAYERS = {
         ("__main__",),
         ("cli",),
         ("bench", "demo", "__init__"),
+        ("calibration",),
         ("verify",),
         ("pipeline",),
         ("report",),

@@ -15,7 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from aftexport.heads import AnyAnswer, AnyHead
+from aftexport.bundle.features import Features
+from aftexport.heads import AnyAnswer, AnyHead, Span
+from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
 from aftserve.types import Document
 
@@ -36,7 +38,7 @@ TokenIds = Annotated[
 
 
 class InferRequest(BaseModel):
-    """Documents to classify, in exactly one of the three forms."""
+    """Documents to classify, in exactly one of the four forms."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,39 +51,51 @@ class InferRequest(BaseModel):
         fail_fast=True,
     )
 
+    input_features: list[list[Any]] | None = Field(
+        None,
+        description="Documents of features, a list of numbers for each token.",
+        min_length=1,
+        fail_fast=True,
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [self.text, self.texts, self.input_ids]
+        given = [self.text, self.texts, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
-            raise ValueError("give exactly one of text, texts and input_ids")
+            raise ValueError("give exactly one of text, texts, input_ids and input_features")
         return self
 
     @property
     def documents(self) -> Sequence[Document]:
-        """Texts, or token ids."""
-        return [self.text] if self.text is not None else self.texts or self.input_ids or []
+        """Texts, token ids or features."""
+        if self.text is not None:
+            return [self.text]
+        return self.texts or self.input_ids or self.input_features or []
 
 
 class DocumentRequest(BaseModel):
-    """One document, in exactly one of the two forms."""
+    """One document, in exactly one of the three forms."""
 
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
+    input_features: list[Any] | None = None
+
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.text is None) == (self.input_ids is None):
-            raise ValueError("give exactly one of text and input_ids")
+        given = [self.text, self.input_ids, self.input_features]
+        if sum(form is not None for form in given) != 1:
+            raise ValueError("give exactly one of text, input_ids and input_features")
         return self
 
     @property
     def document(self) -> Document:
-        """A text, or token ids."""
-        return self.text if self.text is not None else self.input_ids or []
+        """A text, token ids or features."""
+        return self.text if self.text is not None else self.input_ids or self.input_features or []
 
 
 class LineProblem(BaseModel):
@@ -144,6 +158,16 @@ class DocumentResult(BaseModel):
     scores: dict[str, float] | None = Field(
         default=None, description="Probability of every label; present with label."
     )
+    calibrated: dict[str, float] | None = Field(
+        default=None,
+        description="Calibrated probability of every label; present with label, if the bundle has "
+        "a calibration.",
+    )
+    abstain: bool | None = Field(
+        default=None,
+        description="Whether the confidence is below the threshold of the error budget; present "
+        "with label, if the bundle has one.",
+    )
     heads: dict[str, AnyAnswer] | None = Field(
         default=None,
         description="Answer of each head, for every other model; see heads of GET /info.",
@@ -154,6 +178,34 @@ class DocumentResult(BaseModel):
     policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
     evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
+
+
+class TokensPart(BaseModel):
+    """A line of a streamed answer: the answers of a head for some tokens."""
+
+    head: str = Field(description="Name of the head.")
+    start_token: int = Field(description="Index of the first of these tokens in the document.")
+    labels: tuple[str, ...] | None = Field(default=None, description="Label of each token.")
+    scores: tuple[float, ...] | None = Field(
+        default=None, description="Probability of each of these labels."
+    )
+    vectors: tuple[tuple[float, ...], ...] | None = Field(
+        default=None, description="Vector of each token."
+    )
+
+
+class SpansPart(BaseModel):
+    """A line of a streamed answer: the spans of a head that start in the line before."""
+
+    head: str
+    spans: tuple[Span, ...]
+
+
+class StreamEnd(BaseModel):
+    """The last line of a streamed answer; without it, the answer is not complete."""
+
+    complete: Literal[True] = True
+    lines: int = Field(description="Number of the lines before.")
 
 
 class InferResponse(BaseModel):
@@ -186,6 +238,10 @@ class Limits(BaseModel):
     )
     deadline_seconds: float = Field(
         description="Maximum time from a request's first byte to its answer."
+    )
+    max_inline_tokens: int | None = Field(
+        description="Maximum tokens of a document whose answers for tokens are in one JSON object; "
+        "null if no head answers for tokens."
     )
     budget_tokens: int = Field(description="Maximum tokens of a shared run, with padding.")
     batching: bool = Field(description="Whether documents may share a run.")
@@ -233,11 +289,28 @@ class OutputParity(BaseModel):
     difference: float
 
 
+class HeadParity(BaseModel):
+    """One output of the engine and of PyTorch, as a whole."""
+
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    score_error: float | None = Field(
+        description="Error of the scores, values or vectors made of it, by the same bound."
+    )
+    label_flips: int = Field(description="Number of tokens, or of documents, of another label.")
+    span_flips: int | None = Field(
+        description="Number of spans that only one of both has; null if the head has no spans."
+    )
+    within: bool
+
+
 class ParityCheck(BaseModel):
     """Comparison of the engine with PyTorch on one document."""
 
     tokens: int
-    outputs: list[OutputParity]
+    outputs: list[OutputParity] = Field(description="Each logit of the heads for documents.")
+    heads: dict[str, HeadParity] = Field(description="Each output as a whole.")
     error: float = Field(description="max |output - reference| / max(1, max |reference|)")
     bound: float
     score_error: float | None = Field(
@@ -302,7 +375,15 @@ class Info(BaseModel):
     heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
     labels: list[str] = Field(description="Names of the first head's labels or values.")
     scores: str = Field(description="Meaning of the first head's scores.")
-    vocab_size: int
+    head_calibrations: dict[str, HeadCalibration] | None = Field(
+        description="Calibration of the scores of each head, with its error by length and its "
+        "threshold; null if the bundle has none.",
+    )
+    vocab_size: int | None = Field(description="Number of token ids; null with features.")
+    features: Features | None = Field(
+        description="Features of each token, which the server normalizes by (x - mean) / scale; "
+        "null for token ids."
+    )
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(
         description="Number of nodes by precision, if each has its own (`--precision auto`)."

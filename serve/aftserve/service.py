@@ -3,21 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.heads import Head, is_one_label
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Decoding
 from aftserve.model.evidence import explain
+from aftserve.model.feature_tokens import FeatureSpace
+from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
+from aftserve.model.results import DocumentAnswer, head_fields, token_answers
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
@@ -27,35 +27,14 @@ from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.job import Backlog, Result
+from aftserve.scheduling.request_record import RequestRecord
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Evidence, ParityCheck, Timings
 from aftserve.settings import Settings
-from aftserve.types import Document, Tokens
+from aftserve.types import Document
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Times:
-    """The times of a request: points by ``time.monotonic``, and a prediction.
-
-    Attributes:
-        began: start of tokenization.
-        admitted: end of tokenization, and start of the wait for the engine.
-        predicted: predicted seconds from ``admitted`` to the answer.
-        ended: end of the last stage.
-    """
-
-    began: float
-    admitted: float
-    predicted: float
-    ended: float
-
-    @property
-    def actual(self) -> float:
-        """Seconds from the end of tokenization to the answer."""
-        return self.ended - self.admitted
 
 
 class Service:
@@ -90,6 +69,7 @@ class Service:
         self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = TokenizerPool()
+        self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
         self._breaches = BreachHandler(settings, self.health, self.scheduler)
         self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
@@ -138,7 +118,8 @@ class Service:
         *,
         spans: int = 0,
         backlog: Backlog | None = None,
-    ) -> list[DocumentResult]:
+        inline: InlineTokens | None = None,
+    ) -> list[DocumentAnswer]:
         """Classify documents of a request; cancellation removes them from the queue.
 
         Args:
@@ -146,9 +127,12 @@ class Service:
             deadline: the client's deadline by ``time.monotonic``.
             spans: maximum number of evidence spans of each document; 0 for no evidence.
             backlog: queued documents of the same request, if they arrive one after the other.
+            inline: the tokens of the request whose answers are part of JSON objects; None if
+                answers for tokens are sent in another form.
 
         Raises:
             InputError: if a document cannot be classified.
+            DocumentTooLongError: if it is over a limit.
             RefusedError: if it cannot be classified in time.
             EngineError: if the engine fails on a document.
             StorageError: if a document in chunks finds no space.
@@ -159,24 +143,26 @@ class Service:
             inputs = await tokenize_documents(
                 self._tokenizers, active.model.classifier, documents, with_evidence=spans > 0
             )
+            if inline is not None:
+                inline.add(active.bundle.manifest.heads, [len(one.used) for one in inputs])
             admitted = time.monotonic()
-            used = [one.used for one in inputs]
+            decodings = [parity.draw(one) for one in inputs]
             predicted, done = await self._run(
-                active, used, deadline, evidence=spans > 0, backlog=backlog
+                active, inputs, decodings, deadline, evidence=spans > 0, backlog=backlog
             )
-            for ids, result in zip(used, done, strict=True):
-                if not active.model.classifier.in_chunks(len(ids)):  # PyTorch has no chunks
-                    parity.sample(ids, result)
+            for one, decoding, result in zip(inputs, decodings, done, strict=True):
+                if decoding.keeps_rows:
+                    parity.sample(one, result)
         results = [
             self._result(active, one, result, result.started - admitted, predicted)
             for one, result in zip(inputs, done, strict=True)
         ]
         if spans:
             for answered, one, result in zip(results, inputs, done, strict=True):
-                answered.evidence = await self._explain(active, one, result, spans)
-        times = _Times(began, admitted, predicted, time.monotonic())
-        self._count(results, times)
-        self._trace(inputs, done, times)
+                answered.result.evidence = await self._explain(active, one, result, spans)
+        record = RequestRecord(began, admitted, predicted, time.monotonic())
+        record.count(self.metrics, [answered.result for answered in results])
+        record.trace(self.traces, inputs, done)
         return results
 
     async def compare(self, document: Document, deadline: float) -> ParityCheck:
@@ -189,20 +175,21 @@ class Service:
         async with self.parity.held() as parity:
             active = parity.active
             classifier = active.model.classifier
-            ids, _ = await tokenize_document(self._tokenizers, classifier, 0, document)
-            if classifier.in_chunks(len(ids)):
+            one = await tokenize_document(self._tokenizers, classifier, 0, document)
+            if classifier.in_chunks(len(one.ids)):
                 raise DocumentTooLongError(
                     f"A document for PyTorch must have at most {classifier.whole_tokens} tokens, "
-                    f"because PyTorch runs it whole; got {len(ids)}.",
+                    f"because PyTorch runs it whole; got {len(one.ids)}.",
                     "Send a shorter one.",
                 )
-            _, (result,) = await self._run(active, [ids], deadline)
-            return await parity.check(ids, result.answer.outputs)
+            _, (result,) = await self._run(active, [one], [one.decoding.with_rows()], deadline)
+            return await parity.check(one, result.answer)
 
     async def _run(
         self,
         active: ActiveBundle,
-        documents: Sequence[Tokens],
+        documents: Sequence[TokenizedDocument],
+        decodings: Sequence[Decoding],
         deadline: float,
         *,
         evidence: bool = False,
@@ -211,11 +198,18 @@ class Service:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
         now = time.monotonic()
-        lengths = [len(ids) for ids in documents]
+        lengths = [len(one.used) for one in documents]
         predicted = self._admission.admit(active.model, lengths, deadline - now, backlog)
         futures = [
-            self.scheduler.submit(active, ids, now + predicted, evidence=evidence, backlog=backlog)
-            for ids in documents
+            self.scheduler.submit(
+                active,
+                one.used,
+                now + predicted,
+                evidence=evidence,
+                backlog=backlog,
+                decoding=decoding,
+            )
+            for one, decoding in zip(documents, decodings, strict=True)
         ]
         try:
             return predicted, [await future for future in futures]
@@ -223,9 +217,13 @@ class Service:
             for future in futures:
                 future.cancel()
 
-    async def _run_single(self, active: ActiveBundle, ids: Tokens) -> Result:
+    async def _run_single(self, active: ActiveBundle, one: TokenizedDocument) -> Result:
+        """Run a document again without others, and keep the rows of its tokens."""
         promised = time.monotonic() + self.scheduler.backlog_seconds
-        return await self.scheduler.submit(active, ids, promised, single=True)
+        decoding = one.decoding.with_rows()
+        return await self.scheduler.submit(
+            active, one.used, promised, single=True, decoding=decoding
+        )
 
     def _result(
         self,
@@ -234,10 +232,11 @@ class Service:
         result: Result,
         queue_seconds: float,
         predicted: float,
-    ) -> DocumentResult:
-        return DocumentResult(
+    ) -> DocumentAnswer:
+        heads = active.bundle.manifest.heads
+        content = DocumentResult(
             bundle=active.bundle.digest,
-            **_fields(active.bundle.manifest.heads, result.answer),
+            **head_fields(heads, result.answer),
             tokens_total=len(one.ids),
             tokens_used=len(one.used),
             truncated=len(one.used) < len(one.ids),
@@ -249,46 +248,16 @@ class Service:
                 predicted_seconds=predicted,
             ),
         )
+        return DocumentAnswer(content, token_answers(heads, one, result.answer))
 
     async def _explain(
         self, active: ActiveBundle, one: TokenizedDocument, result: Result, spans: int
     ) -> Evidence:
         classifier = active.model.classifier
-        first = len(one.ids) - len(one.used) if classifier.policy == "tail" else 0
         explaining = partial(
-            explain, classifier, one.document, result.answer, first=first, max_spans=spans
+            explain, classifier, one.document, result.answer, first=one.first, max_spans=spans
         )
         return await self._tokenizers.run(one.document, explaining)
-
-    def _count(self, results: Sequence[DocumentResult], times: _Times) -> None:
-        """Count an answered request in the metrics."""
-        self.metrics.observe_prediction(times.predicted, times.actual)
-        for result in results:
-            self.metrics.document_tokens.observe(result.tokens_total)
-            self.metrics.truncated_documents.inc(result.truncated)
-            for stage in ("tokenize", "queue", "inference"):
-                seconds = getattr(result.timings, f"{stage}_seconds")
-                self.metrics.stage_seconds.labels(stage).observe(seconds)
-
-    def _trace(
-        self, inputs: Sequence[TokenizedDocument], done: Sequence[Result], times: _Times
-    ) -> None:
-        """Record the stages of an answered request in its trace."""
-        total = sum(len(one.ids) for one in inputs)
-        self.traces.record(
-            "tokenize", times.began, times.admitted, documents=len(inputs), tokens=total
-        )
-        for one, result in zip(inputs, done, strict=True):
-            self.traces.record("queue", times.admitted, result.started, tokens=len(one.used))
-            self.traces.record(
-                "infer",
-                result.started,
-                result.started + result.inference_seconds,
-                tokens=len(one.used),
-                batch_documents=result.batch_documents,
-                predicted_seconds=times.predicted,
-                actual_seconds=times.actual,
-            )
 
     def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled():
@@ -320,11 +289,3 @@ class Service:
         logger.error("parity is broken: %s", reason)
         if active is self.active:  # otherwise another bundle answers by now
             self._breaches.handle(active, reason)
-
-
-def _fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:
-    """Return the fields of a document's answer that its heads fill."""
-    if is_one_label(heads):
-        (content,) = answer.heads.values()
-        return content.model_dump()
-    return {"heads": answer.heads}

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_models
 from commands import environment
+from labelled_documents import labelled, write_lines
 from servers import serving
 
 import aftplugins
@@ -44,6 +45,7 @@ LEFT = {
     ],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
+    "docs/how-to/calibrate.md": ["calibrated.bundle/calibration.json"],
     "docs/how-to/precision.md": ["auto.bundle/manifest.json"],
     "docs/how-to/fuse.md": ["fused.onnx", "fused.json"],
     "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
@@ -124,6 +126,9 @@ def folder(
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "a.txt").write_text(TEXT)
     (tmp_path / "documents.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    if "labelled.jsonl" in PAGES[page]:
+        documents = labelled(bundle_folder, 400, temperature=0.2)
+        write_lines(tmp_path / "labelled.jsonl", documents)
     table = pa.table({"text": [TEXT], "id": ["a.txt"]})
     pq.write_table(table, tmp_path / "documents.parquet")
     monkeypatch.chdir(tmp_path)  # a server's options name files of this folder
@@ -166,6 +171,8 @@ def check_output(block: Block, out: str) -> None:
         answer = json.loads(out)
         assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
         assert ("evidence" in answer) == ("evidence" in block.text), block.place
+        is_calibrated = block.page == "docs/how-to/calibrate.md"
+        assert ({"calibrated", "abstain"} <= answer.keys()) == is_calibrated, block.place
     if block.language == "python" and "localhost" in block.text:
         labels = (*tiny_models.LABELS, "letter", "invoice")
         assert any(label in out.splitlines()[0] for label in labels), out

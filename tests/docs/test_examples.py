@@ -77,7 +77,8 @@ def test_shown_answers_have_fields_of_tasks() -> None:
     answers = [json.loads(text)["heads"]["logits"] for text in shown("docs/http.md", "json")]
     tasks = ("multi_label_classification", "regression")
     for answer, task in zip(answers, tasks, strict=True):
-        assert HEADS[task].answer_type.model_validate(answer).model_dump(mode="json") == answer
+        read = HEADS[task].answer_type.model_validate(answer)
+        assert read.model_dump(mode="json", exclude_none=True) == answer
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
+from tiny_models import CONFIG, VOCABULARY
 from torch import Tensor, nn
 
-from aftexport.nn import AftSimple
+from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 
-VOCABULARY = 300
 TASKS = {
     "topic": "single_label_classification",
     "flags": "multi_label_classification",
@@ -63,3 +63,53 @@ class Named(Documents):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Pair:  # type: ignore[override]
         pooled = self.pool(self.encode(input_ids, lengths), lengths)
         return Pair(self.heads["topic"](pooled), self.heads["flags"](pooled))
+
+
+TOKEN_TASKS = {
+    "tags": "token_classification",
+    "topic": "single_label_classification",
+    "hidden": "feature_extraction",
+}
+"""The task of each output of ``Tokens``."""
+
+
+class Tokens(nn.Module):
+    """A label and a vector for each token, and a label for the document, of one encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        config = ClassifierConfig(**CONFIG | {"vocab_size": VOCABULARY})
+        # The classifier itself would declare its own task.
+        parts = DocumentClassifier(config)
+        self.embedding, self.encoder, self.pooling = parts.embedding, parts.encoder, parts.pooling
+        self.topic = nn.Linear(16, 3)
+        self.tags = nn.Linear(16, 5)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        hidden = self.encoder(self.embedding(input_ids), lengths)
+        topic = self.topic(self.pooling(hidden, lengths))
+        return {"tags": self.tags(hidden), "topic": topic, "hidden": hidden}
+
+
+class Tagger(Tokens):
+    """A label for each token, as the only output."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_ids, lengths)["tags"]
+
+
+class OneMore(Tokens):
+    """Rows for the tokens, and one for the document before them."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        hidden = self.encoder(self.embedding(input_ids), lengths)
+        return self.tags(torch.cat([hidden.mean(1, keepdim=True), hidden], 1))
+
+
+class Smeared(Tokens):
+    """The rows of a document depend on the padding of its batch."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.embedding(input_ids)
+        return self.tags(x - x.mean(1, keepdim=True))

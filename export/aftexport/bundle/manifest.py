@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.contract import LOGITS, MAX_TOKENS, MAX_VOCABULARY
+from aftexport.bundle.features import Features
+from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.heads import AnyHead
+from aftexport.heads.calibration import Calibration
 
 SCHEMA_VERSION = 2
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
@@ -145,9 +147,11 @@ class Manifest(BaseModel):
     Attributes:
         source: kind and sha256 of the model file.
         config: the configuration of the classifier; None if the checkpoint has none.
-        inputs: the names of the model's inputs, all int64: ``input_ids [batch, tokens]``
-            and, if used, ``lengths [batch]``.
-        vocab_size: the number of token ids; every id is below it.
+        inputs: the names of the model's inputs: ``input_ids`` int64 ``[batch, tokens]`` or
+            ``input_features`` float32 ``[batch, tokens, features]`` and, if used, ``lengths``
+            int64 ``[batch]``.
+        vocab_size: the number of token ids; every id is below it. None for a model of features.
+        features: the features of a token; None for a model of token ids.
         max_tokens: the maximum length of a document in tokens; None for no bound.
         batching: whether documents may share a run.
         heads: each head by the name of its output, in the order of the outputs.
@@ -170,6 +174,7 @@ class Manifest(BaseModel):
         evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
+        calibration: the calibration of heads by their names; None if there is none.
     """
 
     # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
@@ -177,8 +182,9 @@ class Manifest(BaseModel):
 
     source: dict[str, str | None]
     config: dict[str, Any] | None
-    inputs: tuple[Literal["input_ids", "lengths"], ...]
-    vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)]
+    inputs: tuple[Literal["input_ids", "input_features", "lengths"], ...]
+    vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)] | None
+    features: Features | None = None
     max_tokens: Annotated[Tokens, Ge(1)] | None
     batching: bool = True
     heads: Annotated[dict[str, AnyHead], Len(1)]
@@ -197,6 +203,7 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+    calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property
     def precision_title(self) -> str:
@@ -210,6 +217,21 @@ class Manifest(BaseModel):
     def explained(self) -> str | None:
         """The output that evidence explains, the first for documents; None without such a one."""
         return next((name for name, head in self.heads.items() if not head.is_per_token), None)
+
+    @property
+    def main_input(self) -> str:
+        """The input with the tokens, ``input_ids`` or ``input_features``."""
+        return main_input(self.inputs)
+
+    @model_validator(mode="after")
+    def _inputs_fit(self) -> Self:
+        if self.inputs not in INPUTS:
+            raise ValueError(f"inputs: expected one of {INPUTS}, got {self.inputs}")
+        field = {IDS: "vocab_size", FEATURES: "features"}
+        for main, name in field.items():
+            if (getattr(self, name) is None) is (main == self.main_input):
+                raise ValueError(f"expected {field[self.main_input]} only, for {self.main_input}")
+        return self
 
     @model_validator(mode="after")
     def _chunks_fit(self) -> Self:
@@ -240,6 +262,15 @@ class Manifest(BaseModel):
             raise ValueError(
                 f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _calibration_fits(self) -> Self:
+        for name, calibration in (self.calibration or {}).items():
+            if name not in self.heads:
+                raise ValueError(f"calibration: expected names of heads, got {name!r}")
+            if reason := calibration.problem_for(self.heads[name]):
+                raise ValueError(f"calibration.{name}: {reason}")
         return self
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
+from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
 from aftexport.system.gc import no_collection_at_exit
@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": verify.run,
     "inspect": inspect.run,
     "build": build.run,
+    "calibrate": calibrate.run,
     "bench": bench.run,
     "fuse": fuse.run,
     "demo": demo.run,
@@ -53,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "onnxscript", "scipy", "sklearn"):
             raise
-        extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
+        extra = "demo" if package in ("scipy", "sklearn") else "torch"
+        if words[:1] == ["calibrate"]:
+            extra = "calibrate"
         errors.print(
-            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
+            f"[bold red]error:[/] This command needs {package}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{extra}]'"
         )
         return 2

@@ -47,10 +47,14 @@ def byte_labels(
 def byte_values(
     train: Sequence[str], values: NDArray[np.float64], texts: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return the values of ``texts`` by a ridge regression on byte frequencies."""
+    """Return the values of ``texts`` by a ridge regression on byte frequencies.
+
+    They stay within the range of ``values``: a byte that is rare in training may be frequent here.
+    """
     model = make_pipeline(StandardScaler(), Ridge(alpha=10.0))
     model.fit(byte_frequencies(train), values)
-    return np.asarray(model.predict(byte_frequencies(texts)))
+    answers = np.asarray(model.predict(byte_frequencies(texts)), np.float64)
+    return answers.clip(values.min(), values.max())
 
 
 def byte_frequencies(texts: Sequence[str]) -> NDArray[np.float64]:

@@ -36,6 +36,11 @@ class Document:
         """Return the index of the token at each byte of the text's UTF-8."""
         return np.searchsorted(self.starts, np.asarray(places, np.int64), "right") - 1
 
+    def excerpt(self, start: int, stop: int) -> str:
+        """Return the text of the tokens from ``start`` to ``stop``."""
+        first, end = np.append(self.starts, len(self.text.encode()))[[start, stop]]
+        return self.text.encode()[first:end].decode(errors="replace")
+
 
 class Target(Protocol):
     """The truth about a document, which is known for each part of it."""

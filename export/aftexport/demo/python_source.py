@@ -1,25 +1,50 @@
-"""Facts about Python source code: the constructs in it, and its lines.
+"""Facts about Python source code: the constructs in it, its lines, and its tokens.
 
 Places are bytes of the UTF-8 text, counted from its start.
 """
 
 import ast
 import io
+import keyword
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import accumulate
 
-_MODULES = {
-    "regular expressions": {"re", "regex"},
-    "networking": {"http", "socket", "socketserver", "ssl", "urllib", "requests", "urllib3"},
-    "concurrency": {"asyncio", "concurrent", "multiprocessing", "threading"},
+USES = ("assertions", "classes", "comprehensions", "decorators", "f-strings", "handled errors",
+        "lambdas", "raised errors", "type hints", "while loops")  # fmt: skip
+"""The constructs of ``find_uses``."""
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_USES: Mapping[type[ast.AST], str] = {
+    ast.AnnAssign: "type hints",
+    ast.Assert: "assertions",
+    ast.ClassDef: "classes",
+    ast.JoinedStr: "f-strings",
+    ast.Lambda: "lambdas",
+    ast.Raise: "raised errors",
+    ast.Try: "handled errors",
+    ast.TryStar: "handled errors",
+    ast.While: "while loops",
+    **dict.fromkeys(_COMPREHENSIONS, "comprehensions"),
 }
-"""The modules whose import shows each use."""
-_READERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
-USES = ("classes", "concurrency", "files", "generators", "networking", "raised errors",
-        "regular expressions", "type hints")  # fmt: skip
-"""The uses of ``find_uses``."""
+"""The construct of each node; decorators and type hints are parts of other nodes too."""
+OUTSIDE = "O"
+"""The kind of characters outside the tokens of Python, such as indentation."""
+KINDS = (OUTSIDE, "comment", "keyword", "name", "number", "operator", "string")
+"""The kinds of tokens of ``find_tokens``, and ``OUTSIDE``."""
+_KINDS = {
+    "COMMENT": "comment",
+    "FSTRING_END": "string",  # parts of f-strings are tokens since Python 3.12
+    "FSTRING_MIDDLE": "string",
+    "FSTRING_START": "string",
+    "NAME": "name",
+    "NUMBER": "number",
+    "OP": "operator",
+    "STRING": "string",
+}
+_FILES = 4096
+"""Number of files whose facts are kept: training and judging both ask for them."""
 _BLANKS = " \t\f\n"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -34,54 +59,38 @@ def is_readable(text: str) -> bool:
         return False
 
 
-def find_uses(text: str) -> list[tuple[str, int]]:
-    """Return each use of ``USES`` in a source file, with its place, in the order of places.
+@lru_cache(maxsize=_FILES)
+def find_uses(text: str) -> tuple[tuple[str, int], ...]:
+    """Return each construct of ``USES`` in a source file, with its place, in the order of places.
 
-    - classes, generators, raised errors: a ``class``, ``yield`` or ``raise`` statement.
-    - type hints: an annotation.
-    - files: a call of ``open``, of any object, or of the reading and writing of a path.
-    - the others: the import of a module for it; for concurrency also ``async`` and ``await``.
+    The place of a decorator or a type hint is that of its expression.
     """
     lines = line_starts(text)
     found = [
-        (name, lines[node.lineno - 1] + node.col_offset)
-        for node in ast.walk(_tree(text))
-        if isinstance(node, ast.stmt | ast.expr | ast.arg)
-        for name in _uses_of(node)
+        (use, lines[node.lineno - 1] + node.col_offset)
+        for parent in ast.walk(_tree(text))
+        for use, node in _uses_of(parent)
     ]
-    return sorted(found, key=lambda use: use[1])
+    return tuple(sorted(found, key=lambda use: use[1]))
 
 
-def _uses_of(node: ast.stmt | ast.expr | ast.arg) -> Iterator[str]:
+def _uses_of(node: ast.AST) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
+    use = _USES.get(type(node))
+    if use is not None and isinstance(node, ast.stmt | ast.expr):
+        yield use, node
     match node:
         case ast.ClassDef():
-            yield "classes"
-        case ast.Yield() | ast.YieldFrom():
-            yield "generators"
-        case ast.Raise():
-            yield "raised errors"
-        case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
-            yield "concurrency"
-        case ast.Import(names=names):
-            yield from _uses_of_modules([alias.name for alias in names])
-        case ast.ImportFrom(module=module, level=0):
-            yield from _uses_of_modules([module or ""])
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _READERS:
-            yield "files"
-        case ast.AnnAssign() | ast.arg(annotation=ast.expr()):
-            yield "type hints"
-    if isinstance(node, ast.AsyncFunctionDef):
-        yield "concurrency"
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
-        yield "type hints"
+            yield from (("decorators", decorator) for decorator in node.decorator_list)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield from (("decorators", decorator) for decorator in node.decorator_list)
+            if node.returns is not None:
+                yield "type hints", node.returns
+        case ast.arg(annotation=ast.expr() as annotation):
+            yield "type hints", annotation
 
 
-def _uses_of_modules(names: list[str]) -> Iterator[str]:
-    roots = {name.partition(".")[0] for name in names}
-    return (use for use, modules in _MODULES.items() if roots & modules)
-
-
-def find_lines(text: str) -> list[tuple[int, bool]]:
+@lru_cache(maxsize=_FILES)
+def find_lines(text: str) -> tuple[tuple[int, bool], ...]:
     """Return each line that is not blank: its first character's place, and whether it is prose.
 
     Prose lines are those that begin with a comment, and those of docstrings.
@@ -105,6 +114,23 @@ def find_lines(text: str) -> list[tuple[int, bool]]:
     for number, (start, line) in enumerate(zip(line_starts(text), lines, strict=True), 1):
         if stripped := line.lstrip(_BLANKS):
             found.append((start + len(line) - len(stripped), number in prose))
+    return tuple(found)
+
+
+def find_tokens(text: str) -> list[tuple[str, int, int]]:
+    """Return the kind, the place and the end of each token of a source file, in order."""
+    starts, lines = line_starts(text), text.split("\n")
+
+    def place(row: int, column: int) -> int:
+        line = lines[row - 1]
+        return starts[row - 1] + (column if line.isascii() else len(line[:column].encode()))
+
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = _KINDS.get(tokenize.tok_name[token.type])
+        if kind is not None:
+            kind = "keyword" if kind == "name" and keyword.iskeyword(token.string) else kind
+            found.append((kind, place(*token.start), place(*token.end)))
     return found
 
 

@@ -57,7 +57,8 @@ Vectors = Annotated[tuple[tuple[float, ...], ...], "vectors"]
 class Answer(BaseModel):
     """The answer of a head for one document; the base of each head's own answer.
 
-    The type of every field is one of ``Name``, ``Names`` and so on, which names its kind.
+    The type of every required field is one of ``Name``, ``Names`` and so on, which names its kind.
+    Only the fields of a calibration are optional.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,8 +71,9 @@ class Answer(BaseModel):
 
     @classmethod
     def kinds(cls) -> dict[str, Field]:
-        """Return the kind of each field."""
-        return {name: cls._kind_of(name, field) for name, field in cls.model_fields.items()}
+        """Return the kind of each required field."""
+        fields = cls.model_fields.items()
+        return {name: cls._kind_of(name, field) for name, field in fields if field.is_required()}
 
     @classmethod
     def _kind_of(cls, name: str, field: FieldInfo) -> Field:

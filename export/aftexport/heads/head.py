@@ -77,7 +77,7 @@ class Head(BaseModel, ABC):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """The kind of each field of an answer."""
+        """The kind of each field that every answer has."""
         return self.answer_type.kinds()
 
     @property

@@ -23,10 +23,14 @@ class LabelsAnswer(Answer):
     Attributes:
         labels: the labels whose score is at least their threshold, in the order of the logits.
         scores: the probability of every label.
+        calibrated: the calibrated probability of every label, if the head has a calibration.
+        abstain: whether the confidence is below the calibration's threshold, if it has one.
     """
 
     labels: Names
     scores: Numbers
+    calibrated: dict[str, float] | None = None
+    abstain: bool | None = None
 
 
 class MultiLabelClassification(Head):

@@ -19,10 +19,14 @@ class LabelAnswer(Answer):
     Attributes:
         label: the label with the largest score.
         scores: the probability of every label.
+        calibrated: the calibrated probability of every label, if the head has a calibration.
+        abstain: whether the confidence is below the calibration's threshold, if it has one.
     """
 
     label: Name
     scores: Numbers
+    calibrated: dict[str, float] | None = None
+    abstain: bool | None = None
 
 
 class SingleLabelClassification(Head):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.golden import Array
+from aftexport.bundle.golden import Array, Case
 from aftexport.errors import TraceError, UsageError
 from aftexport.heads import HEADS, Head
 from aftexport.heads.head_file import read_heads
@@ -115,6 +115,27 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
             names = options.own_labels
         heads[name] = kind.of_output(output.shape, names)
     return heads
+
+
+def check_rows(cases: Sequence[Case]) -> None:
+    """Check that outputs have a row for each document, or one for each of its tokens.
+
+    Args:
+        cases: the cases of the model, of several lengths and batches.
+
+    Raises:
+        TraceError: if an output has other rows, such as one for each token and one more.
+    """
+    for case in cases:
+        for name, output in case.outputs.items():
+            rows = case.shape[: output.ndim - 1]
+            if output.ndim in (2, 3) and output.shape[:-1] != rows:
+                raise TraceError(
+                    f"Expected rows {list(rows)} of the output {name!r} for input_ids "
+                    f"{list(case.shape)}, got {list(output.shape[:-1])}.",
+                    "Return one row for each document, [batch, width], or one for each token of "
+                    "input_ids, [batch, tokens, width].",
+                )
 
 
 def _usual_task(name: str, output: Array, option: str) -> str:

@@ -15,6 +15,8 @@ from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError, EngineError
 
+_SHOWN_FEATURES = 8
+
 
 def show_bundle(path: Path, console: Console) -> None:
     """Print a bundle's manifest, its files, and the path of each operator on this machine.
@@ -29,6 +31,7 @@ def show_bundle(path: Path, console: Console) -> None:
     rows |= {
         "inputs": ", ".join(manifest.inputs),
         "vocabulary": manifest.vocab_size,
+        "features": _features(manifest),
         "longest document": _tokens(manifest.max_tokens),
         "longer than memory": f"no: {manifest.whole_only}"
         if manifest.whole_only
@@ -42,6 +45,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.evidence
         else None,
         **_heads(manifest),
+        "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -124,6 +128,17 @@ def _parity(bundle: Bundle) -> str:
     return f"checked, see {PARITY}" if checked else "not checked"
 
 
+def _calibration(manifest: Manifest) -> str:
+    lines = []
+    for name, calibration in (manifest.calibration or {}).items():
+        by_length = ", by length" if calibration.depends_on_length else ""
+        line = f"{name}: {calibration.method}{by_length}, {calibration.documents:,} documents"
+        if (threshold := calibration.threshold) is not None:
+            line += f", abstains below {threshold.confidence:.4g} (budget {threshold.budget:g})"
+        lines.append(line)
+    return "\n".join(lines) or "none"
+
+
 def _node_precisions(manifest: Manifest) -> dict[str, object]:
     if not manifest.node_precisions:
         return {}
@@ -140,6 +155,17 @@ def _position_biases(manifest: Manifest) -> dict[str, object]:
         span = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
         lines.append(f"{bias.node}: range of a row {span}, exponentials in {bias.precision}")
     return {"position biases": "\n".join(lines)} if lines else {}
+
+
+def _features(manifest: Manifest) -> str | None:
+    features = manifest.features
+    if features is None:
+        return None
+    shown = ", ".join(features.names[:_SHOWN_FEATURES])
+    more = features.count - _SHOWN_FEATURES
+    shown += f" and {more} more" if more > 0 else ""
+    is_raw = features.mean is None and features.scale is None
+    return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
 
 
 def _heads(manifest: Manifest) -> dict[str, object]:

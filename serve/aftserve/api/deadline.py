@@ -51,7 +51,7 @@ async def run_until_disconnect(
         DeadlineError: if the deadline passed.
     """
     left = deadline - time.monotonic()
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -62,6 +62,7 @@ async def run_until_disconnect(
             task.cancel()
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client of a request whose body has arrived closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,5 +1,6 @@
 """The endpoint that classifies documents."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -8,11 +9,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response, params
 
 from aftserve.api import streaming
+from aftserve.api.answer_lines import answer_lines
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
-from aftserve.api.request_body import media_type, read_json
+from aftserve.api.parts_response import PartsResponse
+from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
+from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.results import DocumentAnswer
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -23,9 +29,16 @@ _LINES_SCHEMA: dict[str, Any] = {
     "pattern": r"\S",
     "description": "JSON objects, one on each line.",
 }
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1}
+_NPY_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "format": "binary",
+    "description": "A file of numpy.save.",
+}
 _LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_INFER = body_schema(
+    InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
+)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -61,31 +74,55 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
-        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document, and so
-        are raw bytes for a model of bytes. In newline-delimited JSON each line has `text` or
-        `input_ids`, and gets a line of the answer.
+        JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
+        document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
+        features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
+        `input_features`, and gets a line of the answer. With `Accept: application/x-ndjson`, the
+        answer for one document is streamed as lines: the document, the answers for its tokens in
+        parts, and `{"complete": true}`.
         """
         service.check_open()
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         kind = media_type(request)
         if kind in streaming.LINES_TYPES:
             classify = partial(
-                service.classify, deadline=deadline, spans=evidence, backlog=Backlog()
+                service.classify,
+                deadline=deadline,
+                spans=evidence,
+                backlog=Backlog(),
+                inline=InlineTokens(),
             )
             lines = await streaming.classify_lines(
                 request, classify, max_lines=service.settings.max_documents, deadline=deadline
             )
             add_log_fields(request, documents=len(lines))
-            content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
-            return Response(content, media_type=kind)
+            return Response(b"".join(lines), media_type=kind)
         documents, is_one = await _read(request, kind, service)
         service.traces.record("receive", request.state.started, time.monotonic())
-        work = service.classify(documents, deadline, spans=evidence)
-        results = await run_until_disconnect(work, request.receive, deadline)
-        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        accepted = streaming.accepted_lines(request) if len(documents) == 1 else None
+        inline = InlineTokens() if accepted is None else None
+        work = service.classify(documents, deadline, spans=evidence, inline=inline)
+        answers = await run_until_disconnect(work, request.receive, deadline)
+        tokens = sum(answer.result.tokens_total for answer in answers)
+        add_log_fields(request, documents=len(answers), tokens=tokens)
+        if accepted is not None:
+            return PartsResponse(answer_lines(answers[0], deadline), accepted)
+        if any(answer.tokens.results for answer in answers):
+            return await _with_tokens(answers, is_one)
+        results = [answer.result for answer in answers]
         return results[0] if is_one else InferResponse(results=results)
 
     return router
+
+
+async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
+    """Return a response with answers for tokens, which are in memory for one document at a time."""
+    contents = []
+    for answer in answers:
+        contents.append(answer.complete().model_dump_json(exclude_none=True).encode())
+        await asyncio.sleep(0)  # the answer of each document may take milliseconds
+    content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
+    return Response(content, media_type=JSON)
 
 
 async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence[Document], bool]:
@@ -93,14 +130,19 @@ async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence
     classifier = service.model.classifier
     if kind == streaming.TEXT:
         return [await streaming.read_text(request, classifier)], True
-    if kind == streaming.BYTES:
+    if kind == streaming.BYTES and classifier.takes_bytes:
         return [await streaming.read_bytes(request, classifier)], True
-    bytes_type = (streaming.BYTES,) if classifier.takes_bytes else ()
+    if kind == NPY or (kind == streaming.BYTES and not classifier.takes_bytes):
+        settings = service.settings
+        max_bytes = settings.max_body_bytes
+        if classifier.manifest.features is not None:
+            max_bytes = settings.max_array_bytes
+        return [await read_npy(request, classifier, service.feature_space, max_bytes)], True
     max_documents = service.settings.max_documents
     body = await read_json(
         request,
         InferRequest,
-        other_types=(streaming.TEXT, *bytes_type, *streaming.LINES_TYPES),
-        max_entries={"texts": max_documents, "input_ids": max_documents},
+        other_types=(streaming.TEXT, NPY, streaming.BYTES, *streaming.LINES_TYPES),
+        max_entries=dict.fromkeys(("texts", "input_ids", "input_features"), max_documents),
     )
     return body.documents, body.text is not None

@@ -4,6 +4,7 @@ from collections import Counter
 
 from aftexport import __version__
 from aftserve.model.active import ActiveBundle
+from aftserve.model.inline_limit import max_inline_tokens
 from aftserve.schemas import Calibration, Info, Limits
 from aftserve.service import Service
 
@@ -24,7 +25,9 @@ def describe(service: Service) -> Info:
         heads=manifest.heads,
         labels=list(first.names),
         scores=first.meaning,
+        head_calibrations=manifest.calibration,
         vocab_size=manifest.vocab_size,
+        features=manifest.features,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,
@@ -37,6 +40,7 @@ def describe(service: Service) -> Info:
             max_body_bytes=settings.max_body_bytes,
             max_queue_seconds=settings.max_queue_seconds,
             deadline_seconds=settings.deadline_seconds,
+            max_inline_tokens=max_inline_tokens(manifest.heads),
             budget_tokens=settings.budget_tokens,
             batching=manifest.batching,
             whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),

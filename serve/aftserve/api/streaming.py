@@ -2,12 +2,14 @@
 
 import asyncio
 import codecs
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import anyio.to_thread
 import numpy as np
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import AftexportError, InputError
@@ -16,11 +18,12 @@ from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
-from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
+from aftserve.model.results import DocumentAnswer
+from aftserve.schemas import DocumentRequest, LineProblem
 from aftserve.types import Document, Tokens
 
 T = TypeVar("T")
-Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
+Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentAnswer]]]
 
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
@@ -34,6 +37,16 @@ LINES_TYPES = (
     "application/x-jsonlines",
 )
 """Names in use for JSON lines; none of these media types is registered."""
+_REFUSED = re.compile(r"q=0(\.0*)?")
+
+
+def accepted_lines(request: Request) -> str | None:
+    """Return the name of JSON lines in the Accept header of a request; None without one."""
+    for entry in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        if kind in LINES_TYPES and not any(map(_REFUSED.fullmatch, parameters)):
+            return kind
+    return None
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
@@ -56,7 +69,7 @@ async def read_text(request: Request, classifier: Classifier) -> str:
     parts, piece, characters, tokens = list[str](), "", 0, 0
     request_body.check_charset(request)
     classifier.check_text("")
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         part = _decoded(decoder, content)
         parts.append(part)
         piece += part
@@ -90,7 +103,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
             f"Send {TEXT} or {request_body.JSON}.",
         )
     document = bytearray()
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         document += content
         classifier.check_length(len(document), more=True)
     return np.frombuffer(document, np.uint8).astype(np.int64)
@@ -105,7 +118,7 @@ def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool 
 
 async def classify_lines(
     request: Request, classify: Classify, *, max_lines: int, deadline: float
-) -> list[DocumentResult | LineProblem]:
+) -> list[bytes]:
     """Classify each line as it arrives; a line that fails does not delay the others.
 
     Args:
@@ -115,7 +128,7 @@ async def classify_lines(
         deadline: the client's deadline by ``time.monotonic``.
 
     Returns:
-        A result or a problem for each line, in order.
+        A line with the result or the problem of each line, in order.
 
     Raises:
         NotJsonError: if its headers name another encoding, or it is compressed.
@@ -124,7 +137,7 @@ async def classify_lines(
         ClientGoneError: if the client left.
         DeadlineError: if the deadline passed.
     """
-    tasks: list[asyncio.Task[DocumentResult | LineProblem]] = []
+    tasks: list[asyncio.Task[bytes]] = []
     request_body.check_charset(request)
     try:
         async for line in _lines(request):
@@ -146,20 +159,22 @@ async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
     return [await task for task in tasks]
 
 
-async def _classify_line(line: bytes, classify: Classify) -> DocumentResult | LineProblem:
+async def _classify_line(line: bytes, classify: Classify) -> bytes:
+    content: BaseModel
     try:
-        (result,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
+        (answer,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
+        content = answer.complete()
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
-        return LineProblem(detail=str(error), status=status_of(error), retry_after=again)
+        content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)
     except RequestValidationError as error:
-        return LineProblem(detail=describe(error), status=422)
-    return result
+        content = LineProblem(detail=describe(error), status=422)
+    return content.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 async def _lines(request: Request) -> AsyncIterator[bytes]:
     line = bytearray()
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         first, *others = content.split(b"\n")
         line += first
         for other in others:
@@ -170,7 +185,13 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
         yield bytes(line)
 
 
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
+async def body_parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they arrive.
+
+    Raises:
+        NotJsonError: if it is compressed.
+        ClientGoneError: if the client left before its end.
+    """
     request_body.check_encoding(request)
     try:
         async for content in request.stream():

@@ -8,10 +8,11 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
 from aftserve.batch.sharing import shared_runs
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
+from aftserve.model.inputs import TokenizedDocument, cut_document
 from aftserve.model.load import load_model
+from aftserve.model.results import TokenAnswers, token_answers
 from aftserve.settings import Settings
-from aftserve.types import Tokens
 
 _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
@@ -26,12 +27,14 @@ class Outcome:
         error: the problem and its remedy.
         tokens_total: tokens of the document; 0 if unknown.
         tokens_used: tokens that the model saw.
+        tokens: the answers for the tokens; None without an answer.
     """
 
     answer: Answer | None = None
     error: str | None = None
     tokens_total: int = 0
     tokens_used: int = 0
+    tokens: TokenAnswers | None = None
 
 
 class OfflineClassifier:
@@ -62,64 +65,72 @@ class OfflineClassifier:
             documents: texts, or errors in place of texts that could not be read; none is kept.
         """
         outcomes: list[Outcome] = []
-        held: dict[int, Tokens] = {}
+        held: dict[int, TokenizedDocument] = {}
         for index, document in enumerate(documents):
             outcomes.append(Outcome())
             try:
-                held[index] = self._tokens(document)
+                held[index] = self._tokenized(document)
             except AftexportError as error:
                 outcomes[index] = Outcome(error=str(error))
-            if sum(map(len, held.values())) > _MAX_HELD_TOKENS:
+            if sum(len(one.ids) for one in held.values()) > _MAX_HELD_TOKENS:
                 self._run(held, outcomes)
                 held = {}
         self._run(held, outcomes)
         return outcomes
 
-    def _tokens(self, document: str | AftexportError) -> Tokens:
+    def _tokenized(self, document: str | AftexportError) -> TokenizedDocument:
         if isinstance(document, AftexportError):
             raise document
-        return self._model.classifier.encode(document)
+        classifier = self._model.classifier
+        ids, marks = classifier.encode_marked(document)
+        # Only spans need the text: do not hold it for other models.
+        return cut_document(classifier, ids if marks is None else document, ids, marks)
 
-    def _run(self, documents: dict[int, Tokens], outcomes: list[Outcome]) -> None:
+    def _run(self, documents: dict[int, TokenizedDocument], outcomes: list[Outcome]) -> None:
         """Run tokenized documents, and write their outcomes to their places."""
         classifier = self._model.classifier
-        places = list(documents)
-        used = [classifier.cut(ids) for ids in documents.values()]
+        places, inputs = list(documents), list(documents.values())
         runs = shared_runs(
-            [len(ids) for ids in used],
+            [len(one.used) for one in inputs],
             self._model.costs,
             budget_tokens=self._budget_tokens,
             masks_padding=classifier.masks_padding,
         )
         for run in runs:
-            for index, result in zip(run, self._answers([used[i] for i in run]), strict=True):
-                place, tokens = places[index], len(used[index])
-                total = len(documents[place])
-                outcomes[place] = (
-                    Outcome(result, None, total, tokens)
+            for index, result in zip(run, self._answers([inputs[i] for i in run]), strict=True):
+                one = inputs[index]
+                outcomes[places[index]] = (
+                    self._outcome(one, result)
                     if isinstance(result, Answer)
-                    else Outcome(None, str(result), total, 0)
+                    else Outcome(None, str(result), len(one.ids), 0)
                 )
 
-    def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | AftexportError]:
+    def _outcome(self, one: TokenizedDocument, answer: Answer) -> Outcome:
+        tokens = token_answers(self._model.classifier.manifest.heads, one, answer)
+        return Outcome(answer, None, len(one.ids), len(one.used), tokens)
+
+    def _answers(self, documents: Sequence[TokenizedDocument]) -> Iterator[Answer | AftexportError]:
         """Yield the answers of one run; if it fails, yield the answers of single runs."""
         classifier = self._model.classifier
         try:
-            if len(documents) == 1 and classifier.in_chunks(len(documents[0])):
+            if len(documents) == 1 and classifier.in_chunks(len(documents[0].used)):
                 yield self._in_chunks(documents[0])
             else:
-                yield from classifier.classify(documents)
+                yield from classifier.classify(
+                    [one.used for one in documents],
+                    decodings=[one.decoding for one in documents],
+                )
         except StorageError as error:
             yield error
         except EngineError as error:
             if len(documents) == 1:
                 yield EngineError(f"The engine failed: {error}", "Leave the document out.")
                 return
-            for ids in documents:
-                yield from self._answers([ids])
+            for one in documents:
+                yield from self._answers([one])
 
-    def _in_chunks(self, ids: Tokens) -> Answer:
-        parts = self._model.classifier.parts(ids, evidence=False)
+    def _in_chunks(self, one: TokenizedDocument) -> Answer:
+        parts = self._model.classifier.parts(one.used, evidence=False, decoding=one.decoding)
         while True:
             try:
                 next(parts)

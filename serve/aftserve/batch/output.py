@@ -15,12 +15,16 @@ import pyarrow.parquet
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import Head, is_one_label
+from aftexport.heads.answer import Field
+from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
-from aftserve.model.classifier import Answer
+from aftserve.batch.token_columns import token_column, token_types
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
 ERROR = "error"
+_ONE_LABEL = ("label", "scores", "calibrated", "abstain")
+"""The columns of one head with one label; the last two only with a calibration."""
 _OF_BYTES = (
     pa.types.is_string,
     pa.types.is_large_string,
@@ -56,19 +60,23 @@ class OutputError(AftexportError):
         )
 
 
-def schema(heads: Mapping[str, Head], ids: pa.DataType | None) -> pa.Schema:
+def schema(
+    heads: Mapping[str, Head],
+    ids: pa.DataType | None,
+    calibrations: Mapping[str, Calibration] | None = None,
+) -> pa.Schema:
     """Return the columns: an id, the fields of the server's answer without times, and an error.
 
     Args:
         heads: heads of the model.
         ids: type of the ids; None if the documents are numbered.
+        calibrations: calibrations of heads by their names.
     """
-    if is_one_label(heads):
-        (head,) = heads.values()
-        answers = list(_answer_type(head))
-    else:
-        kinds = [pa.field(name, _answer_type(head)) for name, head in heads.items()]
-        answers = [pa.field("heads", pa.struct(kinds))]
+    kinds = [
+        pa.field(name, _answer_type(head, (calibrations or {}).get(name)))
+        for name, head in heads.items()
+    ]
+    answers = list(kinds[0].type) if is_one_label(heads) else [pa.field("heads", pa.struct(kinds))]
     return pa.schema(
         [
             pa.field("id", ids if ids is not None else pa.int64()),
@@ -92,9 +100,7 @@ def table(
     bundle: str,
 ) -> pa.Table:
     """Return a row for each outcome; rows without ids are numbered by the writer."""
-    answers = [outcome.answer for outcome in outcomes]
     values = {
-        **_answer_columns(answers, columns),
         "tokens_total": [outcome.tokens_total for outcome in outcomes],
         "tokens_used": [outcome.tokens_used for outcome in outcomes],
         "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
@@ -103,27 +109,55 @@ def table(
         ERROR: [outcome.error for outcome in outcomes],
     }
     arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
+    arrays |= _answer_columns(outcomes, columns)
     numbers = pa.nulls(len(outcomes), pa.int64())
     return pa.table({"id": numbers if ids is None else ids} | arrays, schema=columns)
 
 
-def _answer_type(head: Head) -> pa.StructType:
+def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
     """Return the type of a head's answers."""
-    types = {
+    numbers = pa.struct([pa.field(name, pa.float64()) for name in head.names])
+    types: Mapping[Field, pa.DataType] = {
         "name": pa.string(),
         "names": pa.list_(pa.string()),
-        "numbers": pa.struct([pa.field(name, pa.float64()) for name in head.names]),
+        "numbers": numbers,
+        "vector": pa.list_(pa.float32()),
+        **token_types(head),
     }
-    return pa.struct([pa.field(name, types[kind]) for name, kind in head.fields.items()])
+    fields = [pa.field(name, types[kind]) for name, kind in head.fields.items()]
+    if calibration is not None:
+        fields.append(pa.field("calibrated", numbers))
+    if calibration is not None and calibration.threshold is not None:
+        fields.append(pa.field("abstain", pa.bool_()))
+    return pa.struct(fields)
 
 
-def _answer_columns(answers: Sequence[Answer | None], columns: pa.Schema) -> dict[str, list[Any]]:
-    """Return the values of the columns that the heads fill."""
-    dumped = [answer and {n: a.model_dump() for n, a in answer.heads.items()} for answer in answers]
-    if "heads" in columns.names:
-        return {"heads": dumped}
-    only = [answer and next(iter(answer.values())) for answer in dumped]
-    return {name: [one and one[name] for one in only] for name in ("label", "scores")}
+def _answer_columns(outcomes: Sequence[Outcome], columns: pa.Schema) -> dict[str, pa.Array]:
+    """Return the columns that the heads fill."""
+    answers = [outcome.answer for outcome in outcomes]
+    if "heads" not in columns.names:
+        only = [answer and next(iter(answer.heads.values())).model_dump() for answer in answers]
+        return {
+            name: pa.array([one and one[name] for one in only], columns.field(name).type)
+            for name in _ONE_LABEL
+            if name in columns.names
+        }
+    kind = columns.field("heads").type
+    tokens = [outcome.tokens for outcome in outcomes]
+    arrays = []
+    for field in kind:
+        given = next((one for one in tokens if one and field.name in one.results), None)
+        if given is not None:
+            head = given.heads[field.name]
+            arrays.append(token_column(field.name, head, tokens, field.type))
+            continue
+        values = [
+            answer.heads[field.name].model_dump() if answer and field.name in answer.heads else None
+            for answer in answers
+        ]
+        arrays.append(pa.array(values, field.type))
+    missing = pa.array([answer is None for answer in answers], pa.bool_())
+    return {"heads": pa.StructArray.from_arrays(arrays, fields=list(kind), mask=missing)}
 
 
 class Writer:

@@ -98,7 +98,7 @@ def run(
         AftexportError: if it cannot run, or does not finish.
     """
     bundle = Bundle.open(settings.bundle)
-    columns = output.schema(bundle.manifest.heads, found.ids)
+    columns = output.schema(bundle.manifest.heads, found.ids, bundle.manifest.calibration)
     threads = settings.threads or 1
     settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
     start = time.monotonic()

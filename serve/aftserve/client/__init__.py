@@ -18,7 +18,8 @@ from aftserve.client.errors import (
     TooLongError,
     UnavailableError,
 )
-from aftserve.client.results import Evidence, HeadAnswer, Result, Span, Timings
+from aftserve.client.results import Evidence, HeadAnswer, LabelSpan, Result, Span, Timings
+from aftserve.client.stream import Part, StreamedAnswer
 
 __all__ = [
     "BusyError",
@@ -27,10 +28,13 @@ __all__ = [
     "Evidence",
     "HeadAnswer",
     "InvalidRequestError",
+    "LabelSpan",
     "NotAllowedError",
+    "Part",
     "Result",
     "ServerError",
     "Span",
+    "StreamedAnswer",
     "Timings",
     "TooLongError",
     "UnavailableError",

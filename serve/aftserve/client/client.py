@@ -5,12 +5,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
 
 import httpx
+from numpy.typing import ArrayLike
 
+from aftserve.client.array_body import ArrayBody
 from aftserve.client.errors import (
     BusyError,
     DeadlineError,
@@ -21,6 +23,7 @@ from aftserve.client.errors import (
     error_of,
 )
 from aftserve.client.results import Result
+from aftserve.client.stream import StreamedAnswer
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")
@@ -89,10 +92,16 @@ class Client:
         deadline: float | None = None,
     ) -> list[Result]: ...
 
+    @overload
+    def infer(
+        self, *, features: ArrayLike, evidence: int = 0, deadline: float | None = None
+    ) -> Result: ...
+
     def infer(
         self,
-        documents: str | Sequence[str] | Sequence[Sequence[int]],
+        documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         *,
+        features: ArrayLike | None = None,
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:
@@ -100,17 +109,29 @@ class Client:
 
         Args:
             documents: one text, several texts, or several documents of token ids.
+            features: one document of features instead, an array ``[tokens, features]``.
             evidence: maximum passages of each document that support its label, up to 100.
             deadline: maximum seconds until the answer; by default the client's deadline.
 
         Raises:
             ServerError: if a document has no answer; its subclass names the reason.
+            TypeError: unless exactly one of ``documents`` and ``features`` is given.
+            ValueError: if ``features`` has another shape or type.
         """
+        if (documents is None) == (features is None):
+            raise TypeError("give exactly one of documents and features")
+        if features is not None:
+            body = ArrayBody(features)
+            response = self._repeat(
+                lambda left: self._post(body.content_type, body, evidence, left), deadline
+            )
+            with _valid_response():
+                return Result.read(response.json())
         if isinstance(documents, str):
             response = self._ask({"text": documents}, evidence, deadline)
             with _valid_response():
                 return Result.read(response.json())
-        listed = list(documents)
+        listed = list(documents or ())
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
         response = self._ask({form: listed}, evidence, deadline)
         with _valid_response():
@@ -152,6 +173,41 @@ class Client:
         while batch := list(islice(left, batch_size)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
             yield from self._ask_each(lines, evidence, deadline)
+
+    @contextmanager
+    def stream(
+        self, document: str | Sequence[int], *, evidence: int = 0, deadline: float | None = None
+    ) -> Iterator[StreamedAnswer]:
+        """Classify one document, and read the answers for its tokens as they arrive.
+
+        The memory does not grow with the document. Leaving the block ends the request.
+
+        Args:
+            document: a text or token ids.
+            evidence: see ``infer``.
+            deadline: maximum seconds until the end of the answer; by default the client's
+                deadline.
+
+        Yields:
+            The answer, which can be iterated once.
+
+        Raises:
+            ServerError: if the document has no answer; its subclass names the reason.
+        """
+        content = {"text": document} if isinstance(document, str) else {"input_ids": [document]}
+        body = _json(content)
+        with ExitStack() as closing:
+
+            def opened(left: float) -> httpx.Response:
+                path, headers = _request(_JSON, evidence, left)
+                headers["Accept"] = _LINES
+                response = self._transport.stream(path, body, headers, left + _GRACE)
+                return closing.enter_context(response)
+
+            response = self._repeat(opened, deadline)
+            with _valid_response():
+                answer = StreamedAnswer(self._transport.content(response))
+            yield answer
 
     def _ask(
         self, content: Mapping[str, Any], evidence: int, deadline: float | None
@@ -219,13 +275,21 @@ class Client:
                 time.sleep(wait)
         raise AssertionError  # the last try returns or raises
 
-    def _post(self, content_type: str, body: bytes, evidence: int, left: float) -> httpx.Response:
+    def _post(
+        self, content_type: str, body: bytes | ArrayBody, evidence: int, left: float
+    ) -> httpx.Response:
         """Send a request whose answer must arrive within ``left`` seconds."""
-        if left <= 0:
-            raise DeadlineError("The deadline passed before the request was sent.")
-        path = f"/infer?evidence={evidence}" if evidence else "/infer"
-        headers = {"Content-Type": content_type, "Deadline-Seconds": f"{left:.6f}"}
+        path, headers = _request(content_type, evidence, left)
+        headers["Content-Length"] = str(len(body))
         return self._transport.post(path, body, headers, left + _GRACE)
+
+
+def _request(content_type: str, evidence: int, left: float) -> tuple[str, dict[str, str]]:
+    """Return the path and the headers of a request with ``left`` seconds for its answer."""
+    if left <= 0:
+        raise DeadlineError("The deadline passed before the request was sent.")
+    path = f"/infer?evidence={evidence}" if evidence else "/infer"
+    return path, {"Content-Type": content_type, "Deadline-Seconds": f"{left:.6f}"}
 
 
 @contextmanager
@@ -238,7 +302,7 @@ def _valid_response() -> Iterator[None]:
 
 
 def _answer(content: Mapping[str, Any]) -> Result | ServerError:
-    if "label" in content:
+    if "bundle" in content:
         return Result.read(content)
     again = content.get("retry_after")
     return error_of(content["status"], content["detail"], None if again is None else str(again))

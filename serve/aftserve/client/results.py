@@ -60,20 +60,65 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class LabelSpan:
+    """A run of tokens with one label.
+
+    Attributes:
+        label: the label, without the prefix of a scheme such as ``B-``.
+        start_token, end_token: its first token, and the one after its last.
+        score: probability of the label.
+        start, end: its first character and the one after its last, if the document was a text.
+        text: its characters, if the document was a text.
+    """
+
+    label: str
+    start_token: int
+    end_token: int
+    score: float
+    start: int | None = None
+    end: int | None = None
+    text: str | None = None
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """Read a span from a response's JSON; unknown fields are ignored."""
+        return cls(**_known(cls, content))
+
+
+@dataclass(frozen=True)
 class HeadAnswer:
     """The answer of one head; the head's task decides which fields it has.
 
     Attributes:
         label: the label, of a task whose labels exclude each other.
-        labels: the labels that hold, of a multi-label classification.
-        scores: probability of every label, of a classification.
+        labels: the labels that hold, of a multi-label classification; or the label of each token,
+            of a token classification.
+        scores: probability of every label, of a classification; or that of each token's label.
+        calibrated: calibrated probability of every label, if the bundle has a calibration.
+        abstain: whether the confidence is below the threshold of the calibration, if it has one.
         values: each value by its name, of a regression.
+        spans: the spans of a token classification.
+        vector: the vector of a feature extraction.
+        vectors: the vector of each token, of a feature extraction for tokens.
     """
 
     label: str | None = None
     labels: Sequence[str] | None = None
-    scores: Mapping[str, float] | None = None
+    scores: Mapping[str, float] | Sequence[float] | None = None
     values: Mapping[str, float] | None = None
+    calibrated: Mapping[str, float] | None = None
+    abstain: bool | None = None
+    spans: Sequence[LabelSpan] | None = None
+    vector: Sequence[float] | None = None
+    vectors: Sequence[Sequence[float]] | None = None
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """Read the answer from a response's JSON; unknown fields are ignored."""
+        given = _known(cls, content)
+        if "spans" in given:
+            given["spans"] = [LabelSpan.read(span) for span in given["spans"]]
+        return cls(**given)
 
 
 @dataclass(frozen=True)
@@ -83,6 +128,8 @@ class Result:
     Attributes:
         label: the label, if the model's labels exclude each other; else None.
         scores: probability of every label; None without a label.
+        calibrated: calibrated probability of every label, if the bundle has a calibration.
+        abstain: whether the confidence is below the threshold of the calibration, if it has one.
         heads: the answer of each head by its name, of every other model.
         tokens_total: tokens of the document.
         tokens_used: tokens that the model saw.
@@ -103,6 +150,8 @@ class Result:
     scores: Mapping[str, float] | None = None
     heads: Mapping[str, HeadAnswer] | None = None
     evidence: Evidence | None = None
+    calibrated: Mapping[str, float] | None = None
+    abstain: bool | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
@@ -111,7 +160,7 @@ class Result:
         given["timings"] = Timings(**_known(Timings, content["timings"]))
         if "heads" in given:
             heads = given["heads"].items()
-            given["heads"] = {n: HeadAnswer(**_known(HeadAnswer, head)) for n, head in heads}
+            given["heads"] = {name: HeadAnswer.read(head) for name, head in heads}
         if "evidence" in given:
             given["evidence"] = Evidence.read(given["evidence"])
         return cls(**given)

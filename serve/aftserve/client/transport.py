@@ -1,7 +1,8 @@
 """A single request to the server: its response, or an error with the reason."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -49,7 +50,7 @@ class Transport:
         self._http.close()
 
     def post(
-        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+        self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
     ) -> httpx.Response:
         """Send a request once, and return its successful response.
 
@@ -64,8 +65,44 @@ class Transport:
             UnavailableError: if the server cannot be reached, or a proxy lost it.
             ServerError: if the response has another error status; its subclass names the reason.
         """
+        with self.stream(path, body, headers, seconds) as response, self._known_errors():
+            response.read()
+        return response
+
+    @contextmanager
+    def stream(
+        self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
+    ) -> Iterator[httpx.Response]:
+        """Send a request once, and yield its successful response before its content has arrived.
+
+        Arguments and exceptions are those of ``post``.
+        """
+        end = time.monotonic() + seconds
+        request = self._http.build_request(
+            "POST", path, content=body, headers=headers, timeout=seconds
+        )
+        with self._known_errors():
+            response = self._http.send(request, stream=True)
         try:
-            response = self._send(path, body, headers, seconds)
+            response.stream = _DeadlineStream(end, response.stream)
+            if not response.is_success:
+                with self._known_errors():
+                    response.read()
+            _check_status(response)
+            yield response
+        finally:
+            response.close()
+
+    def content(self, response: httpx.Response) -> Iterator[bytes]:
+        """Yield the content of a response of ``stream``; exceptions are those of ``post``."""
+        with self._known_errors():
+            yield from response.iter_bytes()
+
+    @contextmanager
+    def _known_errors(self) -> Iterator[None]:
+        """Raise errors of the connection as those of the client."""
+        try:
+            yield
         except httpx.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
         except httpx.UnsupportedProtocol as error:
@@ -76,18 +113,6 @@ class Transport:
             raise InvalidRequestError(_MALFORMED_KEY) from None
         except httpx.RequestError as error:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
-        _check_status(response)
-        return response
-
-    def _send(
-        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
-    ) -> httpx.Response:
-        end = time.monotonic() + seconds
-        stream = self._http.stream("POST", path, content=body, headers=headers, timeout=seconds)
-        with stream as response:
-            response.stream = _DeadlineStream(end, response.stream)
-            response.read()
-        return response
 
 
 class _DeadlineStream(httpx.SyncByteStream):

@@ -1,7 +1,8 @@
 """From documents to labels: a bundle's tokenizer, checks and scores."""
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,15 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, MAX_TOKENS
+from aftexport.contract import FEATURES, IDS, MAX_TOKENS
 from aftexport.engines import Engine, Stop
-from aftexport.errors import EngineError, InputError
-from aftexport.heads import Answer as HeadAnswer
+from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
+from aftserve.model.feature_tokens import FeatureTokens
+from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.settings import Policy
 from aftserve.types import Tokens
-
-Added = NDArray[np.float32]
-"""Contribution of each token of a document to the logit of its class, ``[T]``."""
 
 PIECE_CHARACTERS = 1 << 16
 """Length of the pieces in which texts are counted, which is fast and needs little memory."""
@@ -29,24 +29,6 @@ _MAX_EXTRA_TOKENS = 256
 _LONG_CHARACTERS_PER_TOKEN = 8
 """A text with more characters for each allowed token is probably too long, and counted first."""
 _OR_MORE = {False: "", True: " or more"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer for one document.
-
-    Attributes:
-        heads: the answer of each head.
-        outputs: the logits ``[width]`` of each head, in float64.
-        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
-            model has evidence; see ``aftexport.passes.evidence``.
-        offset: part of that logit that does not depend on the tokens.
-    """
-
-    heads: dict[str, HeadAnswer]
-    outputs: dict[str, NDArray[np.float64]]
-    added: Added | None = None
-    offset: float = 0.0
 
 
 class Classifier:
@@ -61,6 +43,7 @@ class Classifier:
         chunked: the model for documents over the memory budget; None if the bundle has none.
         whole_tokens: maximum length of a document within that budget; None if unknown.
         policy: treatment of documents over the memory budget.
+        spill: folder for large answers; None for the system's folder for temporary files.
     """
 
     def __init__(
@@ -74,11 +57,18 @@ class Classifier:
         chunked: ChunkedModel | None = None,
         whole_tokens: int | None = None,
         policy: Policy = "exact",
+        spill: Path | None = None,
     ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
         self._tokenizer = bundle.tokenizer()
         self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
+        self._builder = AnswerBuilder(self.manifest, spill)
+        self._marker = (
+            TokenMarker(self._tokenizer, with_words=self.needs_words)
+            if self._tokenizer is not None and self._builder.token_heads
+            else None
+        )
         self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
@@ -96,6 +86,11 @@ class Classifier:
         return "lengths" in self.manifest.inputs
 
     @property
+    def needs_words(self) -> bool:
+        """Whether a head needs the words of a text, so that the model takes no token ids."""
+        return any(head.needs_words for head in self._builder.token_heads.values())
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether the bundle has a tokenizer and so takes texts."""
         return self._tokenizer is not None
@@ -108,7 +103,8 @@ class Classifier:
             DocumentTooLongError: if it has more than ``max_characters``.
         """
         if self._tokenizer is None:
-            raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
+            main = self.manifest.main_input
+            raise InputError("This model has no tokenizer.", f"Send {main} instead of text.")
         self.check_characters(len(text))
 
     def check_characters(self, count: int, *, more: bool = False) -> None:
@@ -153,34 +149,46 @@ class Classifier:
             InputError: if it cannot be tokenized; see ``check``.
             DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
         """
+        self._check_size(text)
+        return self.check_ids(self.tokenize(text))
+
+    def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the checked tokens of a text, and their marks if a head answers for tokens.
+
+        Raises:
+            InputError, DocumentTooLongError: see ``encode``.
+        """
+        if self._marker is None:
+            return self.encode(text), None
+        self._check_size(text)
+        encoding = self.encoding(text)
+        ids = self.check_ids(np.array(encoding.ids, dtype=np.int64))
+        return ids, self._marker.marks(text, encoding)
+
+    def _check_size(self, text: str) -> None:
         self.check_text(text)
         if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
             tokens = 0
             for start in range(0, len(text), PIECE_CHARACTERS):
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
-        return self.check(self.tokenize(text))
 
-    def tokenize(self, text: str) -> Tokens:
+    def tokenize(self, text: str) -> NDArray[np.int64]:
         """Return the token ids of a text; other threads can run meanwhile.
 
         Raises:
             InputError: if the tokenizer cannot encode it.
         """
         assert self._tokenizer is not None  # checked by check_text
-        try:
-            # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        with _tokenizing():
             encoded = self._tokenizer.encode_batch_fast([text])[0]
-        except Exception as error:  # the library raises bare Exception and TypeError
-            raise InputError(
-                "The tokenizer cannot encode the text.",
-                "Send Unicode text without lone surrogates, in words that the model knows.",
-            ) from error
         return np.array(encoded.ids, dtype=np.int64)
 
     def encoding(self, text: str) -> Encoding:
-        """Tokenize a text again, with the characters of each token."""
-        assert self._tokenizer is not None  # the text was tokenized before
-        return self._tokenizer.encode_batch([text])[0]
+        """Return the tokens of a text with the characters of each; see ``tokenize``."""
+        assert self._tokenizer is not None  # checked by check_text
+        with _tokenizing():
+            return self._tokenizer.encode_batch([text])[0]
 
     def check_evidence(self, tokens: int) -> None:
         """Raise InputError if the model has no evidence for a document of this length."""
@@ -195,22 +203,55 @@ class Classifier:
                 f"Send a document of at most {self.whole_tokens} tokens.",
             )
 
-    def check(self, ids: Sequence[int] | Tokens) -> Tokens:
-        """Check the tokens of one document, and return them as an array.
+    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
+        """Check the tokens of one document, and return them for the model.
+
+        Args:
+            document: token ids, or features that are not normalized unless they are
+                ``FeatureTokens``.
 
         Raises:
-            InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
+            InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
+                values than finite features.
             DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
         """
-        if len(ids) == 0:
+        if isinstance(document, FeatureTokens):
+            self.check_count(len(document))
+            return document
+        assert isinstance(document, Sequence | np.ndarray)  # no other type of document exists
+        features = self.manifest.features
+        first = document[0] if len(document) else None
+        if first is not None:
+            _check_form(
+                is_features=isinstance(first, list | np.ndarray), expected=features is not None
+            )
+        if features is None:
+            return self.check_ids(document)
+        self.check_count(len(document))
+        return FeatureTokens.of(document, features)
+
+    def check_count(self, tokens: int) -> None:
+        """Check the number of tokens of a document; see ``check``."""
+        if tokens == 0:
             raise InputError("The document has no tokens.", "Send some text.")
-        if len(ids) < self.min_tokens:
+        if tokens < self.min_tokens:
             raise InputError(
-                f"The document must have at least {self.min_tokens} tokens, got {len(ids)}.",
+                f"The document must have at least {self.min_tokens} tokens, got {tokens}.",
                 "Send a longer one; the engine cannot pad.",
             )
-        self.check_length(len(ids))
-        vocabulary = self.manifest.vocab_size
+        self.check_length(tokens)
+
+    def blank(self, tokens: int) -> NDArray[Any]:
+        """Return a document of ``tokens`` equal tokens, as the model runs on it."""
+        features = self.manifest.features
+        if features is None:
+            return np.zeros(tokens, np.int64)
+        return np.zeros((tokens, features.count), np.float32)
+
+    def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """Check the token ids of one document, and return them as an array; see ``check``."""
+        self.check_count(len(ids))
+        vocabulary = self.manifest.vocab_size or 0
         if isinstance(ids, np.ndarray):
             low, high = int(ids.min()), int(ids.max())
         else:  # an id may be too large for an array
@@ -227,7 +268,8 @@ class Classifier:
         """Cut a checked document by the policy for long documents."""
         if len(ids) <= self.max_tokens:
             return ids
-        return ids[: self.max_tokens] if self.policy == "head" else ids[-self.max_tokens :]
+        start = len(ids) - self.max_tokens if self.policy == "tail" else 0
+        return ids[start : start + self.max_tokens]
 
     def in_chunks(self, tokens: int) -> bool:
         """Return whether a document of this length runs in chunks."""
@@ -238,7 +280,15 @@ class Classifier:
         assert self.chunked is not None  # checked by in_chunks
         return self.chunked.count(tokens, evidence=evidence)
 
-    def parts(self, ids: Tokens, *, evidence: bool) -> Generator[None, None, Answer]:
+    def check_words(self, marks: TokenMarks | None) -> None:
+        """Raise InputError if a head needs words, and a document has none."""
+        for head in self._builder.token_heads.values():
+            if head.needs_words and marks is None:
+                head.decoder()
+
+    def parts(
+        self, ids: Tokens, *, evidence: bool, decoding: Decoding = NO_MARKS
+    ) -> Generator[None, None, Answer]:
         """Classify a checked document in chunks; the generator yields after every part.
 
         Raises:
@@ -246,48 +296,55 @@ class Classifier:
             StorageError: if there is no space for the values between layers.
         """
         assert self.chunked is not None  # checked by in_chunks
-        outputs = yield from self.chunked.parts(ids, evidence=evidence)
-        (answer,) = self._answers(outputs, [len(ids)])
-        return answer
+        sinks = self._builder.sinks(len(ids), decoding)
+        outputs = yield from self.chunked.parts(ids, evidence=evidence, sinks=sinks)
+        return self._builder.answer(outputs, 0, len(ids), sinks)
 
-    def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
+    def classify(
+        self,
+        documents: Sequence[Tokens],
+        stop: Stop | None = None,
+        decodings: Sequence[Decoding] | None = None,
+    ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
+
+        Args:
+            documents: the tokens of each document.
+            stop: ends the run early; None without a way to end it.
+            decodings: the decoding of each document; None for documents without marks.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.
             EngineError: if the engine fails, or its output is not finite.
         """
-        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-        padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
-        for row, ids in zip(padded, documents, strict=True):
-            row[: len(ids)] = ids
-        inputs = {"input_ids": padded, "lengths": lengths}
+        lengths = np.array([len(one) for one in documents], dtype=np.int64)
+        blank = self.blank(int(lengths.max()))
+        padded = np.zeros((len(documents), *blank.shape), blank.dtype)
+        for row, one in zip(padded, documents, strict=True):
+            row[: len(one)] = one[:]
+        inputs = {self.manifest.main_input: padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        return self._answers(outputs, lengths.tolist())
+        if decodings is None:
+            decodings = [NO_MARKS] * len(documents)
+        return self._builder.answers(outputs, lengths.tolist(), decodings)
 
-    def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
-        logits = {name: outputs[name].astype(np.float64) for name in self.manifest.heads}
-        if not all(np.isfinite(output).all() for output in logits.values()):
-            raise EngineError(
-                "The model's output must be finite, got NaN or infinity.", "Send another document."
-            )
-        answers = [
-            self._answer({name: output[row] for name, output in logits.items()})
-            for row in range(len(lengths))
-        ]
-        offsets, explained = self.manifest.evidence, self.manifest.explained
-        if offsets is None or explained is None or EVIDENCE not in outputs:
-            return answers
-        # Copy the rows: a view would keep a block of the engine's memory with every answer.
-        return [
-            replace(
-                answer,
-                added=row[:length].copy(),
-                offset=offsets[int(answer.outputs[explained].argmax())],
-            )
-            for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
-        ]
 
-    def _answer(self, outputs: dict[str, NDArray[np.float64]]) -> Answer:
-        heads = self.manifest.heads
-        return Answer({name: head.answer(outputs[name]) for name, head in heads.items()}, outputs)
+def _check_form(*, is_features: bool, expected: bool) -> None:
+    """Raise InputError if a document has features instead of token ids, or the reverse."""
+    if is_features != expected:
+        names = {True: FEATURES, False: IDS}
+        raise InputError(
+            f"This model takes {names[expected]}, got {names[is_features]}.",
+            f"Send {names[expected]}.",
+        )
+
+
+@contextmanager
+def _tokenizing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception and TypeError
+        raise InputError(
+            "The tokenizer cannot encode the text.",
+            "Send Unicode text without lone surrogates, in words that the model knows.",
+        ) from error

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Encoding
 
-from aftserve.model.classifier import Added, Answer, Classifier
+from aftserve.model.answers import Added, Answer
+from aftserve.model.classifier import Classifier
 from aftserve.schemas import Evidence, EvidenceSpan
 from aftserve.types import Document
 

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aftexport.errors import InputError
+from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
+from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.types import Document, Tokens
 
@@ -18,13 +20,22 @@ class TokenizedDocument:
         document: the document as it was sent.
         ids: all tokens of the document.
         used: the tokens that remain after the policy for long documents.
+        first: index of the first token in ``used``.
         tokenize_seconds: time of the tokenizer.
+        marks: marks of the tokens in ``used``; None for token ids, or if no head needs them.
     """
 
     document: Document
     ids: Tokens
     used: Tokens
+    first: int
     tokenize_seconds: float
+    marks: TokenMarks | None
+
+    @property
+    def decoding(self) -> Decoding:
+        """The decoding of the tokens in ``used``."""
+        return NO_MARKS if self.marks is None else self.marks.decoding
 
 
 async def tokenize_documents(
@@ -45,13 +56,9 @@ async def tokenize_documents(
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
-    tokenized = [
+    inputs = [
         await tokenize_document(pool, classifier, index, document)
         for index, document in enumerate(documents)
-    ]
-    inputs = [
-        TokenizedDocument(document, ids, classifier.cut(ids), seconds)
-        for document, (ids, seconds) in zip(documents, tokenized, strict=True)
     ]
     for one in inputs if with_evidence else ():
         classifier.check_evidence(len(one.used))
@@ -60,8 +67,8 @@ async def tokenize_documents(
 
 async def tokenize_document(
     pool: TokenizerPool, classifier: Classifier, index: int, document: Document
-) -> tuple[Tokens, float]:
-    """Return a document's checked tokens, and the seconds that the tokenizer took.
+) -> TokenizedDocument:
+    """Tokenize a document, and cut it by the policy for long documents.
 
     Args:
         pool: threads of the tokenizer.
@@ -72,12 +79,39 @@ async def tokenize_document(
     Raises:
         InputError: if the document cannot be classified.
     """
+    marks, seconds = None, 0.0
     try:
-        if not isinstance(document, str):
-            return classifier.check(document), 0.0
-        classifier.check_text(document)  # before it waits for a thread
-        start = time.perf_counter()
-        ids = await pool.encode(classifier, document)
-        return ids, time.perf_counter() - start
+        if isinstance(document, str):
+            classifier.check_text(document)  # before it waits for a thread
+            start = time.perf_counter()
+            ids, marks = await pool.encode(classifier, document)
+            seconds = time.perf_counter() - start
+        else:
+            ids = classifier.check(document)
+        classifier.check_words(marks)
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
+    return cut_document(classifier, document, ids, marks, seconds)
+
+
+def cut_document(
+    classifier: Classifier,
+    document: Document,
+    ids: Tokens,
+    marks: TokenMarks | None,
+    seconds: float = 0.0,
+) -> TokenizedDocument:
+    """Cut a tokenized document by the policy for long documents.
+
+    Args:
+        classifier: the classifier with the policy.
+        document: the document as it was sent.
+        ids: its checked tokens.
+        marks: marks of all tokens, if they are known.
+        seconds: time of the tokenizer.
+    """
+    used = classifier.cut(ids)
+    first = len(ids) - len(used) if classifier.policy == "tail" else 0
+    if marks is not None:
+        marks = marks.part(first, first + len(used))
+    return TokenizedDocument(document, ids, used, first, seconds, marks)

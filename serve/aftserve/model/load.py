@@ -15,6 +15,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
 from aftexport.parity import Comparison
 from aftexport.parity.run_cases import verify, verify_engine
+from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.costs import CostModel, calibrate, measure_chunks, measured_chunk
 from aftserve.settings import Settings
@@ -134,11 +135,15 @@ def _prepare(
         chunked=chunked,
         whole_tokens=chunked.whole_tokens if chunked else None,
         policy=settings.long_documents,
+        spill=settings.spill,
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
     costs = calibrate(
-        lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
+        lambda documents, tokens: classifier.classify(
+            [classifier.blank(tokens)] * documents,
+            decodings=[Decoding(starts_word=np.ones(tokens, np.bool_))] * documents,
+        ),
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
@@ -147,7 +152,7 @@ def _prepare(
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
         timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
         in_chunks = measure_chunks(
-            lambda tokens: timed.run(np.zeros(tokens, np.int64)),
+            lambda tokens: timed.run(classifier.blank(tokens)),
             timed.chunk_tokens,
             classifier.max_tokens,
         )

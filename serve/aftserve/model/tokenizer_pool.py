@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from aftserve.model.classifier import Classifier
+from aftserve.model.token_marks import TokenMarks
 from aftserve.types import Document, Tokens
 
 T = TypeVar("T")
@@ -29,11 +30,11 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
         self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
 
-    async def encode(self, classifier: Classifier, text: str) -> Tokens:
-        """Return the checked tokens of a text; see ``Classifier.encode``."""
+    async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
         if len(text) <= _INLINE_CHARACTERS:
-            return classifier.encode(text)
-        return await self.run(text, partial(classifier.encode, text))
+            return classifier.encode_marked(text)
+        return await self.run(text, partial(classifier.encode_marked, text))
 
     async def run(self, document: Document, work: Callable[[], T]) -> T:
         """Return the result of ``work`` on a document; work that has begun cannot be cancelled."""

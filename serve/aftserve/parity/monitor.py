@@ -5,26 +5,29 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
-import numpy as np
+import anyio.to_thread
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Case
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, StorageError
 from aftexport.parity import Comparison, compare, worst
 from aftserve.errors import NotFoundError, RefusedError
 from aftserve.model.active import ActiveBundle
+from aftserve.model.answers import Answer, Decoding
+from aftserve.model.inputs import TokenizedDocument
 from aftserve.observability.metrics import Metrics
+from aftserve.parity.head_parity import count_span_flips, head_parity
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.job import Result
 from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
-from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.parity")
 
-Outputs = Mapping[str, NDArray[np.float64]]
-"""The logits ``[width]`` of each output of a document."""
+Outputs = Mapping[str, NDArray[Any]]
+"""The logits ``[width]`` of each output of a document, or the rows ``[T, width]`` of its tokens."""
 _MAX_PENDING = 4
 _MAX_SAMPLED_TOKENS = 1 << 16
 """Maximum length of a sampled document: PyTorch in float64 takes minutes and gigabytes for more."""
@@ -49,7 +52,7 @@ class ParityMonitor:
         reference: ReferenceProcess | None,
         *,
         share: float,
-        run_single: Callable[[ActiveBundle, Tokens], Awaitable[Result]],
+        run_single: Callable[[ActiveBundle, TokenizedDocument], Awaitable[Result]],
         seconds: float,
         on_breach: Callable[[ActiveBundle, str], None],
         metrics: Metrics,
@@ -75,8 +78,12 @@ class ParityMonitor:
             shadow=self._share,
         )
 
-    async def check(self, ids: Tokens, outputs: Outputs) -> ParityCheck:
+    async def check(self, one: TokenizedDocument, answer: Answer) -> ParityCheck:
         """Compare a document's outputs with PyTorch's.
+
+        Args:
+            one: the document.
+            answer: the answer for it, with the rows of its tokens.
 
         Raises:
             NotFoundError: if there is no PyTorch model.
@@ -87,21 +94,27 @@ class ParityMonitor:
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file that the bundle was exported from.",
             )
-        expected = await self._reference.outputs(ids)
-        results = self._judge("reference", ids, outputs, expected)
+        outputs, expected = answer.outputs, await self._reference.outputs(one.used)
+        results = await self._judge("reference", one, outputs, expected)
+        heads = self.active.bundle.manifest.heads
+        flips = await anyio.to_thread.run_sync(
+            count_span_flips, heads, outputs, expected, one.decoding
+        )
         numbers = [
             OutputParity(
-                head=head, label=name, served=ours, reference=theirs, difference=abs(ours - theirs)
+                head=name, label=label, served=ours, reference=theirs, difference=abs(ours - theirs)
             )
-            for head, names in self._names().items()
-            for name, ours, theirs in zip(
-                names, outputs[head].tolist(), expected[head].tolist(), strict=True
+            for name, head in heads.items()
+            if not head.is_per_token
+            for label, ours, theirs in zip(
+                head.logit_names, outputs[name].tolist(), expected[name].tolist(), strict=True
             )
         ]
         furthest = worst(results)
         return ParityCheck(
-            tokens=len(ids),
+            tokens=len(one.used),
             outputs=numbers,
+            heads={result.output: head_parity(result, flips) for result in results},
             error=furthest.error,
             bound=furthest.bound,
             score_error=furthest.score_error,
@@ -109,19 +122,23 @@ class ParityMonitor:
             label_flips=sum(result.label_flips for result in results),
         )
 
-    def _names(self) -> dict[str, tuple[str, ...]]:
-        """Return the name of each logit, by its head."""
-        heads = self.active.bundle.manifest.heads
-        return {name: head.logit_names for name, head in heads.items()}
-
-    def sample(self, ids: Tokens, result: Result) -> None:
-        """Check an answered document in the background, with the configured probability."""
+    def draw(self, one: TokenizedDocument) -> Decoding:
+        """Return the decoding of a document; it keeps the rows if its answer is to be sampled."""
+        if self.active.model.classifier.in_chunks(len(one.used)):  # PyTorch has no chunks
+            return one.decoding
         if random.random() >= self._share:
-            return
-        if len(self._pending) >= _MAX_PENDING or len(ids) > _MAX_SAMPLED_TOKENS:
+            return one.decoding
+        if len(one.used) > _MAX_SAMPLED_TOKENS:
+            self._metrics.skipped_checks.inc()
+            return one.decoding
+        return one.decoding.with_rows()
+
+    def sample(self, one: TokenizedDocument, result: Result) -> None:
+        """Check an answered document in the background; its answer has the rows."""
+        if len(self._pending) >= _MAX_PENDING:
             self._metrics.skipped_checks.inc()
             return
-        task = asyncio.create_task(self._shadow(ids, result))
+        task = asyncio.create_task(self._shadow(one, result))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -151,31 +168,34 @@ class ParityMonitor:
         if self._reference is not None:
             await self._reference.close()
 
-    async def _shadow(self, ids: Tokens, result: Result) -> None:
-        outputs = result.answer.outputs
+    async def _shadow(self, one: TokenizedDocument, result: Result) -> None:
         try:
             async with asyncio.timeout(self._seconds):
                 if result.batch_documents > 1:
-                    single = await self._run_single(self.active, ids)
-                    self._judge("batch", ids, outputs, single.answer.outputs)
+                    single = await self._run_single(self.active, one)
+                    outputs, expected = result.answer.outputs, single.answer.outputs
+                    await self._judge("batch", one, outputs, expected)
                 if self._reference is not None:
-                    await self.check(ids, outputs)
-        except (RefusedError, EngineError, TimeoutError) as error:
+                    await self.check(one, result.answer)
+        except (RefusedError, EngineError, StorageError, TimeoutError) as error:
             self._metrics.skipped_checks.inc()
             logger.warning("a check of parity was not possible: %s", str(error) or "too slow")
 
-    def _judge(
-        self, kind: str, ids: Tokens, outputs: Outputs, expected: Outputs
+    async def _judge(
+        self, kind: str, one: TokenizedDocument, outputs: Outputs, expected: Outputs
     ) -> list[Comparison]:
         wanted = {name: output[None] for name, output in expected.items()}
         manifest = self.active.bundle.manifest
-        results = compare(
-            Case(kind, "model", {"input_ids": ids[None]}, wanted),
+        comparing = partial(
+            compare,
+            Case(kind, "model", {manifest.main_input: one.used[:][None]}, wanted),
             {name: output[None] for name, output in outputs.items()},
             manifest.precision,
             bound=manifest.tolerance,
             heads=manifest.heads,
         )
+        # In a thread: the comparison of the rows of many tokens takes long.
+        results = await anyio.to_thread.run_sync(comparing)
         furthest = worst(results)
         self._metrics.parity_error.labels(kind).observe(furthest.largest_error)
         self._metrics.parity_checks.labels(kind, "within" if furthest.passed else "outside").inc()
@@ -184,7 +204,7 @@ class ParityMonitor:
             place = f" in {furthest.output}" if len(results) > 1 else ""
             self._on_breach(
                 self.active,
-                f"a document of {len(ids)} tokens differs by {furthest.largest_error:.1e} from "
-                f"{other}{place}, bound {furthest.bound:.0e}",
+                f"a document of {len(one.used)} tokens differs by {furthest.largest_error:.1e} "
+                f"from {other}{place}, bound {furthest.bound:.0e}",
             )
         return results

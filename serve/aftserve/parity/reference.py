@@ -3,8 +3,11 @@
 import asyncio
 import json
 import logging
+import math
 import sys
+import tempfile
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
+from aftexport.heads.column import Column
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
 from aftserve.types import Tokens
@@ -21,9 +25,11 @@ from aftserve.types import Tokens
 logger = logging.getLogger("aftserve.reference_process")
 
 _MAX_LOG_LINE_BYTES = 4096
-_LOGIT_BYTES = 32
-_OTHER_BYTES = 1 << 16
-"""Maximum bytes of the worker's line: for each logit, and for the rest, such as an error."""
+_LINE_BYTES = 1 << 20
+"""Maximum bytes of the worker's line, which has the shapes of outputs, or an error."""
+_PART_BYTES = 1 << 20
+_MAX_HELD_BYTES = 1 << 24
+"""Maximum bytes of an output in memory; larger ones are kept in files."""
 
 
 class ReferenceError(RefusedError):
@@ -49,9 +55,7 @@ class ReferenceProcess:
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
         self._words = words
-        self._line_bytes = (
-            _LOGIT_BYTES * sum(head.width for head in bundle.manifest.heads.values()) + _OTHER_BYTES
-        )
+        self._folder = settings.spill
         self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
         self._logging: asyncio.Task[None] | None = None
@@ -65,20 +69,15 @@ class ReferenceProcess:
         """
         async with self._turn:
             before = self._process
-            line = await self._ask(ids)
-            if not line and self._process is before:
+            outputs = await self._ask(ids)
+            if outputs is None and self._process is before:
                 # The process may have died before this document; ask a new one.
-                line = await self._ask(ids)
-        if not line:
+                outputs = await self._ask(ids)
+        if outputs is None:
             raise ReferenceError(
                 "The PyTorch reference has ended.", "See the server's log, and try again."
             )
-        answer = json.loads(line)
-        if "error" in answer:
-            raise ReferenceError(
-                f"The PyTorch reference failed: {answer['error']}", "Send another document."
-            )
-        return {name: np.array(output, np.float64) for name, output in answer["outputs"].items()}
+        return outputs
 
     async def close(self) -> None:
         """End the process."""
@@ -87,24 +86,44 @@ class ReferenceProcess:
                 self._process.kill()
             await self._process.wait()
 
-    async def _ask(self, ids: Tokens) -> bytes:
-        """Return the worker's line for a document; empty if the process dies."""
+    async def _ask(self, ids: Tokens) -> dict[str, NDArray[np.float64]] | None:
+        """Return the worker's outputs for a document; None if the process dies."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        line = b""
+        answer, outputs, is_whole = {}, {}, False
         try:
             process.stdin.write(json.dumps(ids.tolist()).encode() + b"\n")
             await process.stdin.drain()
-            answer = await process.stdout.readline()
-            line = answer if answer.endswith(b"\n") else b""
-        except OSError:
-            pass
+            answer = json.loads(await process.stdout.readuntil(b"\n"))
+            for name, shape in answer.get("outputs", {}).items():
+                outputs[name] = await self._read(process.stdout, shape)
+            is_whole = True
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return None
         finally:
             # Kill the worker on cancellation: a late answer would be read as the next document's.
-            if not line:
+            if not is_whole:
                 await self.close()
-        return line
+        if "error" in answer:
+            raise ReferenceError(
+                f"The PyTorch reference failed: {answer['error']}", "Send another document."
+            )
+        return outputs
+
+    async def _read(
+        self, stream: asyncio.StreamReader, shape: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """Read an array in parts."""
+        left = 8 * math.prod(shape)
+        is_large = left > _MAX_HELD_BYTES
+        open_file = partial(tempfile.TemporaryFile, dir=self._folder) if is_large else None
+        column = Column(np.float64, open_file=open_file)
+        while left:
+            part = await stream.readexactly(min(left, _PART_BYTES))
+            column.add(np.frombuffer(part, np.float64))
+            left -= len(part)
+        return column.array().reshape(shape)
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
@@ -119,7 +138,7 @@ class ReferenceProcess:
                     "See the server's log.",
                 ) from error
             self._process = await asyncio.create_subprocess_exec(
-                *self._words, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=self._line_bytes
+                *self._words, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_BYTES
             )
             assert self._process.stderr is not None
             # A pipe rather than the server's own stream: a write to that may block or fail.

@@ -1,7 +1,8 @@
 """The process that runs the PyTorch model for comparison.
 
 Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids, and writes a JSON line with ``outputs`` or an ``error``.
+JSON line with token ids or features, and writes a JSON line with an ``error``, or with the shapes
+of ``outputs``; their numbers follow in this order, as float64.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--allow-pickle", action="store_true")
     options = parser.parse_args()
     os.nice(_NICENESS)
-    answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
     bundle = Bundle.open(options.bundle)
     if options.digest not in (None, bundle.digest):
         raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
@@ -38,16 +39,21 @@ def main() -> int:
     )
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
-        ids = json.loads(line)
-        inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}
+        tokens = json.loads(line)
+        given = np.array([tokens], np.int64 if bundle.manifest.features is None else np.float32)
+        inputs = {bundle.manifest.main_input: given, "lengths": np.array([len(tokens)])}
         try:
-            outputs = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
+            found = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
+            outputs = {name: output[0].astype(np.float64) for name, output in found.items()}
             answer: dict[str, object] = {
-                "outputs": {name: output[0].tolist() for name, output in outputs.items()}
+                "outputs": {name: output.shape for name, output in outputs.items()}
             }
         except AftexportError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), file=answers, flush=True)
+            outputs, answer = {}, {"error": str(error)}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        for output in outputs.values():
+            answers.write(np.ascontiguousarray(output).data)
+        answers.flush()
     return 0
 
 

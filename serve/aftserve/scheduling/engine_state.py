@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aftexport.engines import Stop
-from aftserve.model.classifier import Answer, Classifier
+from aftserve.model.answers import Answer
+from aftserve.model.classifier import Classifier
 from aftserve.scheduling.job import Job
 
 
@@ -50,7 +51,11 @@ class Run:
             return []
         progress = self.batch[0].progress
         if progress is None:
-            return self.classifier.classify([job.ids for job in self.batch], self.stop)
+            return self.classifier.classify(
+                [job.ids for job in self.batch],
+                self.stop,
+                [job.decoding for job in self.batch],
+            )
         try:
             next(progress.parts)
         except StopIteration as finished:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
 from aftserve.scheduling.engine_state import Run
 
 

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from aftserve.model.active import ActiveBundle
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.types import Tokens
 
 
@@ -62,6 +62,7 @@ class Job:
         single: whether the job must not share a run, for example after a shared run failed.
         progress: state of a document that runs in chunks; None for others.
         backlog: queued documents of the same request, this one included.
+        decoding: decoding of the rows of its tokens.
     """
 
     active: ActiveBundle
@@ -72,6 +73,7 @@ class Job:
     single: bool = False
     progress: Progress | None = None
     backlog: Backlog = field(default_factory=Backlog)
+    decoding: Decoding = NO_MARKS
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
 from aftserve.errors import UnavailableError
 from aftserve.model.active import ActiveBundle
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.costs import SlowdownFactor
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import next_batch
@@ -125,6 +125,7 @@ class Scheduler:
         single: bool = False,
         evidence: bool = False,
         backlog: Backlog | None = None,
+        decoding: Decoding = NO_MARKS,
     ) -> "asyncio.Future[Result]":
         """Put a checked document in the queue.
 
@@ -135,6 +136,7 @@ class Scheduler:
             single: whether the document must not share a run.
             evidence: whether the answer needs the contribution of each token.
             backlog: queued documents of the same request; this one is added.
+            decoding: decoding of the rows of its tokens.
 
         Returns:
             A future of the result. Cancel it once the answer is no longer wanted. It raises
@@ -147,10 +149,19 @@ class Scheduler:
             return future
         classifier, costs = active.model.classifier, active.model.costs
         seconds = costs.single(len(ids))
-        job = Job(active, ids, seconds, promised, future, single, backlog=backlog or Backlog())
+        job = Job(
+            active,
+            ids,
+            seconds,
+            promised,
+            future,
+            single,
+            backlog=backlog or Backlog(),
+            decoding=decoding,
+        )
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
-                classifier.parts(ids, evidence=evidence),
+                classifier.parts(ids, evidence=evidence, decoding=decoding),
                 classifier.part_count(len(ids), evidence=evidence),
             )
         future.add_done_callback(lambda _: self._settle(job))

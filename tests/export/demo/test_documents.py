@@ -29,3 +29,10 @@ def test_token_at_place_contains_it() -> None:
     tokens = document.tokens_at(places).tolist()
     ends = [*document.starts[1:].tolist(), len(" return x")]
     assert all(document.starts[t] <= p < ends[t] for p, t in zip(places, tokens, strict=True))
+
+
+def test_excerpt_is_text_of_tokens() -> None:
+    (document,) = tokenized(train_tokenizer(["-"], 256), Corpus(("a\N{SNOWMAN}b",), ("a",)))
+    assert document.excerpt(1, 4) == "\N{SNOWMAN}"
+    assert document.excerpt(0, 5) == document.text
+    assert document.excerpt(1, 3) == "\ufffd"  # half of a character

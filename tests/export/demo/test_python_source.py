@@ -2,38 +2,48 @@ import textwrap
 
 import pytest
 
-from aftexport.demo.python_source import USES, find_lines, find_uses, is_readable, line_starts
+from aftexport.demo.python_source import (
+    KINDS,
+    OUTSIDE,
+    USES,
+    find_lines,
+    find_tokens,
+    find_uses,
+    is_readable,
+    line_starts,
+)
 
 EXAMPLES = {
-    "classes": ("class A: pass", "x = 'class A'"),
-    "concurrency": ("async def f(): pass", "import asynchronous"),
-    "files": ("text = path.read_text()", "opened = reopen('a')"),
-    "generators": ("def f():\n    yield from x", "yields = 1"),
-    "networking": ("from urllib.request import urlopen", "from .socket import a"),
+    "assertions": ("assert x", "assertion = x"),
+    "classes": ("class A: pass", "x = 'class A: pass'"),
+    "comprehensions": ("x = [y for y in z]", "for y in z: pass"),
+    "decorators": ("@f\ndef g(): pass", "x = a @ b"),
+    "f-strings": ("x = f'{y}'", "x = '{y}'"),
+    "handled errors": ("try: x\nfinally: y", "tried = x"),
+    "lambdas": ("f = lambda x: x", "lambdas = 1"),
     "raised errors": ("raise ValueError", "raised = 1"),
-    "regular expressions": ("import os, re", "import res"),
     "type hints": ("def f(x: int): pass", "f = {x: int}"),
+    "while loops": ("while x: pass", "# while x"),
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_use_is_found_at_its_place(use: str) -> None:
+def test_use_is_found_after_its_prefix(use: str) -> None:
     with_use, without = EXAMPLES[use]
-    prefix = "\N{SNOWMAN} = 1\n".replace("\N{SNOWMAN}", "\N{GREEK SMALL LETTER PI}")
+    prefix = "\N{GREEK SMALL LETTER PI} = 1\n"
     ((name, place),) = find_uses(prefix + with_use)
     assert name == use
     assert place >= len(prefix.encode())
-    assert find_uses(prefix + without) == []
+    assert find_uses(prefix + without) == ()
 
 
 MORE = [
-    ("concurrency", "import concurrent.futures"),
-    ("concurrency", "async def f():\n    async with x: await y"),
     ("type hints", "def f() -> int: pass"),
     ("type hints", "x: int = 1"),
-    ("type hints", "f = lambda x: x\ndef g(*args: int): pass"),
-    ("generators", "def f():\n    x = yield"),
-    ("files", "with open('a') as f: pass"),
+    ("type hints", "def g(*args: int, **kwargs: int): pass"),
+    ("comprehensions", "x = sum(y for y in z), {y for y in z}, {y: y for y in z}"),
+    ("handled errors", "try: x\nexcept* ValueError: y"),
+    ("decorators", "@f\nasync def g(): pass"),
 ]
 
 
@@ -43,8 +53,10 @@ def test_other_forms_are_found(use: str, text: str) -> None:
 
 
 def test_places_count_bytes() -> None:
-    text = "x = '\N{SNOWMAN}'; import re"
-    assert find_uses(text) == [("regular expressions", text.encode().index(b"import"))]
+    text = "x = '\N{SNOWMAN}'; assert x\n@f\nclass A: pass\n"
+    content = text.encode()
+    places = {"assertions": b"assert", "decorators": b"f\n", "classes": b"class"}
+    assert find_uses(text) == tuple((use, content.index(part)) for use, part in places.items())
 
 
 SOURCE = textwrap.dedent(
@@ -98,3 +110,30 @@ def test_line_starts_count_bytes() -> None:
 def test_unreadable_source_is_told_apart(text: str) -> None:
     assert not is_readable(text)
     assert is_readable("x = 1\n")
+
+
+def test_tokens_have_kinds_and_places() -> None:
+    text = "def f(x):\n    '''\N{SNOWMAN}\n'''; return 1.5  # \N{SNOWMAN} one\n"
+    content = text.encode()
+    found = [(kind, content[start:end].decode()) for kind, start, end in find_tokens(text)]
+    assert found == [
+        ("keyword", "def"),
+        ("name", "f"),
+        ("operator", "("),
+        ("name", "x"),
+        ("operator", ")"),
+        ("operator", ":"),
+        ("string", "'''\N{SNOWMAN}\n'''"),
+        ("operator", ";"),
+        ("keyword", "return"),
+        ("number", "1.5"),
+        ("comment", "# \N{SNOWMAN} one"),
+    ]
+    assert {kind for kind, _, _ in find_tokens(text)} == set(KINDS) - {OUTSIDE}
+
+
+def test_every_kind_of_formatted_string_is_known() -> None:
+    """Before Python 3.12, an f-string is one token."""
+    kinds = [kind for kind, _, _ in find_tokens("f'a{x}b'")]
+    assert kinds[0] == kinds[-1] == "string"
+    assert set(kinds) <= {"string", "operator", "name"}

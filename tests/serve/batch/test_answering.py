@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from biased_model import always
@@ -14,7 +15,8 @@ from aftexport.errors import EngineError, InputError, ParityError
 from aftexport.parity import TOLERANCES
 from aftserve.batch import answering
 from aftserve.batch.answering import OfflineClassifier, Outcome
-from aftserve.model.classifier import Answer, Classifier
+from aftserve.model.answers import Answer
+from aftserve.model.classifier import Classifier
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
@@ -44,9 +46,9 @@ def test_batch_answers_equal_single_answers(
     sizes: list[int] = []
     classify = Classifier.classify
 
-    def counting(self: Classifier, batch: Sequence[Tokens]) -> list[Answer]:
+    def counting(self: Classifier, batch: Sequence[Tokens], **options: Any) -> list[Answer]:
         sizes.append(len(batch))
-        return classify(self, batch)
+        return classify(self, batch, **options)
 
     monkeypatch.setattr(Classifier, "classify", counting)
     for limit in (answering._MAX_HELD_TOKENS, 1000):
@@ -76,10 +78,10 @@ def test_engine_failure_affects_one_document(
     classify = Classifier.classify
     bad = documents[5].ids.tolist()
 
-    def failing(self: Classifier, batch: Sequence[Tokens]) -> list[Answer]:
+    def failing(self: Classifier, batch: Sequence[Tokens], **options: Any) -> list[Answer]:
         if any(ids.tolist() == bad for ids in batch):
             raise EngineError("The engine fails.", "Send another document.")
-        return classify(self, batch)
+        return classify(self, batch, **options)
 
     monkeypatch.setattr(Classifier, "classify", failing)
     outcomes = offline.answer([document.text for document in documents])

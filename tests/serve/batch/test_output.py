@@ -20,10 +20,11 @@ from aftexport.heads import (
     Regression,
     SingleLabelClassification,
 )
+from aftexport.heads.calibration import Calibration, Estimate, Scaling, Threshold
 from aftexport.heads.regression import Value
 from aftserve.batch import output
 from aftserve.batch.answering import Outcome
-from aftserve.model.classifier import Answer
+from aftserve.model.answers import Answer
 
 MARKS: Any = {"policy": "exact", "bundle": "digest"}
 TWO_CLASSES = {"logits": SingleLabelClassification(labels=("yes", "no"))}
@@ -133,6 +134,55 @@ def test_each_head_has_its_own_field() -> None:
         task: answered.get("heads", {}).get("logits", answered)
         for task, (*_, answered) in EACH_HEAD.items()
     }
+
+
+@pytest.mark.parametrize("above", [None, 0.9])
+@pytest.mark.parametrize("task", [task for task in EACH_HEAD if task != "regression"])
+def test_calibration_adds_columns(task: str, above: float | None) -> None:
+    """The other columns stay, and a document without an answer has nulls."""
+    head, logits, types, answered = EACH_HEAD[task]
+    found = calibration(head, above)
+    columns = output.schema({"logits": head}, None, {"logits": found})
+    plain = output.schema({"logits": head}, None)
+    added = ["calibrated"] if above is None else ["calibrated", "abstain"]
+    row = np.array(logits)
+    answer = found.applied(head, head.answer(row), row, 64)
+    outcomes = [Outcome(Answer({"logits": answer}, row), None, 9, 7), Outcome(None, "No.", 3, 0)]
+    first, second = output.table(None, outcomes, columns, **MARKS).to_pylist()
+    if "heads" in types:
+        assert columns.names == plain.names
+        content, old = first["heads"]["logits"], answered["heads"]["logits"]
+        assert second["heads"] is None
+    else:
+        assert columns.names == [*plain.names[:3], *added, *plain.names[3:]]
+        content, old = first, answered
+        assert [second[name] for name in added] == [None] * len(added)
+    assert {name: content[name] for name in old} == old
+    assert content["calibrated"] == dict(zip(head.names, [0.5] * len(head.names), strict=True))
+    assert content.get("abstain") == (None if above is None else True)
+
+
+def calibration(head: Head, above: float | None) -> Calibration:
+    """A calibration with a temperature of 2, and a threshold if there is a confidence for it."""
+    nothing = Estimate(value=0.0, low=0.0, high=0.0)
+    is_platt = isinstance(head, MultiLabelClassification)
+    threshold = None
+    if above is not None:
+        threshold = Threshold(
+            budget=0.1, level=0.95, confidence=above, documents=100, answered=50, wrong=0,
+            error_bound=0.06, abstained=0.5,
+        )  # fmt: skip
+    return Calibration(
+        method="platt" if is_platt else "temperature",
+        scalings=(Scaling(log_temperature=0.69),) * (head.width if is_platt else 1),
+        min_tokens=1,
+        max_tokens=100,
+        documents=100,
+        error_before=nothing,
+        error_after=nothing,
+        bands=(),
+        threshold=threshold,
+    )
 
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:

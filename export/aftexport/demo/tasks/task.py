@@ -17,12 +17,14 @@ from aftexport.demo.judging import HeldOut
 from aftexport.demo.options import DemoOptions
 from aftexport.demo.python_source import is_readable
 from aftexport.demo.split import Split
+from aftexport.demo.training import Crops
 from aftexport.heads import Head
 
 Outputs = Sequence[NDArray[np.float32]]
 """The output of a model for each document."""
 
 _PER_CLASS = 120
+_SHOWN = 60
 
 
 class Task(ABC):
@@ -31,11 +33,15 @@ class Task(ABC):
     Attributes:
         problem_type: the task by its name in ``aftexport.heads``.
         evidence: number of passages of evidence to ask the server for.
+        crops: the parts of documents in a step of the training.
+        tuned_on: maximum number of training documents for ``tuned``.
         names: the names of the labels or values.
     """
 
     problem_type: ClassVar[str]
     evidence: ClassVar[int] = 0
+    crops: ClassVar[Crops] = Crops()
+    tuned_on: ClassVar[int] = 0
     names: tuple[str, ...]
 
     @classmethod
@@ -55,6 +61,10 @@ class Task(ABC):
     @abstractmethod
     def target(self, document: Document) -> Target:
         """Return the truth about a document."""
+
+    def tuned(self, documents: Sequence[Document], outputs: Outputs) -> Self:
+        """Return the task with settings for the outputs of the model for training documents."""
+        return self
 
     @abstractmethod
     def results(
@@ -107,16 +117,23 @@ def numbers_table(*columns: str) -> Table:
     return table
 
 
+def f1(answers: NDArray[np.bool_], truth: NDArray[np.bool_]) -> float:
+    """Return the harmonic mean of precision and recall; 0 without a right answer."""
+    both = int((answers & truth).sum())
+    return 2 * both / max(1, int(answers.sum()) + int(truth.sum()))
+
+
 def evidence_rows(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the passages of evidence of an answer."""
     evidence = answer.get("evidence")
     if evidence is None:
         return
     for span in evidence["spans"]:
-        text = " ".join(span["text"].split())
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
         name = f"evidence for {evidence['name']}" if evidence.get("name") else "evidence"
-        yield name, f"{span['contribution']:+.2f} {escape(shown)}"
+        yield name, f"{span['contribution']:+.2f} {excerpt(span['text'])}"
 
 
-_SHOWN = 60
+def excerpt(text: str) -> str:
+    """Return the beginning of a text for a console, in one line."""
+    line = " ".join(text.split())
+    return escape(line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ...")

@@ -1,8 +1,9 @@
 """A request's documents, and the response with their results."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,55 +11,43 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from aftexport.bundle.manifest import Manifest
+from aftexport.contract import FEATURES, IDS, main_input
 from aftexport.errors import InputError
-from aftexport.heads import Answer, Head, is_one_label
-from aftexport.heads.answer import Field
 from aftserve.api.open_inference import tensors
+from aftserve.api.open_inference.columns import (
+    TOKEN_FIELDS,
+    Column,
+    columns_of,
+    outputs_of,
+    prefix,
+)
 from aftserve.api.open_inference.schemas import (
-    Datatype,
     InferenceRequest,
     InferenceResponse,
     InputTensor,
     OutputTensor,
     TensorMetadata,
 )
+from aftserve.api.parts_response import PartsResponse
 from aftserve.errors import DocumentTooLongError
-from aftserve.schemas import DocumentResult
+from aftserve.model.results import DocumentAnswer
 from aftserve.types import Document
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
 
-INPUTS = (
-    TensorMetadata(name="text", datatype="BYTES", shape=[-1]),
-    TensorMetadata(name="input_ids", datatype="INT64", shape=[-1, -1]),
-    TensorMetadata(name="lengths", datatype="INT64", shape=[-1]),
-)
+_TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
+_IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
+_LENGTHS = TensorMetadata(name="lengths", datatype="INT64", shape=[-1])
 
 
-_DATATYPES: dict[Field, Datatype] = {"name": "BYTES", "names": "BOOL", "numbers": "FP32"}
-"""The datatype of each field of an answer; names are given as whether each of all names holds."""
-
-
-def outputs_of(heads: Mapping[str, Head]) -> tuple[TensorMetadata, ...]:
-    """Return the outputs of a model with these heads.
-
-    They are ``label`` and ``scores`` of one head with one label, else ``HEAD.FIELD``.
-    """
-    fields = [
-        TensorMetadata(
-            name=field if is_one_label(heads) else f"{name}.{field}",
-            datatype=_DATATYPES[kind],
-            shape=[-1] if kind == "name" else [-1, len(head.names)],
-        )
-        for name, head in heads.items()
-        for field, kind in head.fields.items()
-    ]
-    return (
-        *fields,
-        TensorMetadata(name="tokens_total", datatype="INT64", shape=[-1]),
-        TensorMetadata(name="tokens_used", datatype="INT64", shape=[-1]),
-    )
+def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadata, ...]:
+    """Return the inputs of a model."""
+    if manifest.features is not None:
+        shape = [-1, -1, manifest.features.count]
+        return TensorMetadata(name=FEATURES, datatype="FP32", shape=shape), _LENGTHS
+    return (*([_TEXT] if has_tokenizer else []), _IDS, _LENGTHS)
 
 
 @dataclass(frozen=True)
@@ -67,23 +56,21 @@ class Message:
 
     Attributes:
         request: the JSON of the request.
-        documents: texts, or token ids.
+        documents: texts, token ids or features.
     """
 
     request: InferenceRequest
     documents: Sequence[Document]
 
 
-def parse(
-    content: Any, binary: memoryview, *, max_documents: int, heads: Mapping[str, Head]
-) -> Message:
+def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Manifest) -> Message:
     """Check a request.
 
     Args:
         content: its parsed JSON.
         binary: the bytes after the JSON.
         max_documents: maximum number of documents.
-        heads: heads of the model.
+        manifest: manifest of the model.
 
     Raises:
         RequestValidationError: if a field does not follow the protocol.
@@ -94,8 +81,8 @@ def parse(
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    _check_outputs(request, [output.name for output in outputs_of(heads)])
-    _check_inputs(request.inputs, max_documents)
+    _check_outputs(request, [output.name for output in outputs_of(manifest)])
+    _check_inputs(request.inputs, max_documents, manifest)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -115,31 +102,15 @@ def parse(
     return Message(request, _documents(arrays))
 
 
-def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
+def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
     """Check the names, types and shapes of the inputs before their values are read."""
     names = [tensor.name[:100] for tensor in inputs]
-    if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
-        raise InputError(
-            "The inputs must be text, or input_ids, or input_ids and lengths, "
-            f"got {', '.join(names)}.",
-            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
-        )
+    _check_names(names, manifest)
     described = dict(zip(names, inputs, strict=True))
-    first, lengths = described.get("text") or described["input_ids"], described.get("lengths")
-    if first.name == "text":
-        if first.datatype != "BYTES":
-            raise InputError(
-                f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
-            )
-        count = math.prod(first.shape)
-    else:
-        if len(first.shape) != 2 or first.datatype == "BYTES":
-            raise InputError(
-                "The input 'input_ids' must be integers [documents, tokens], "
-                f"got {first.datatype} of {len(first.shape)} axes.",
-                "Send INT64 of two axes.",
-            )
-        count = first.shape[0]
+    first = described.get("text") or described[manifest.main_input]
+    lengths = described.get("lengths")
+    _check_first(first, manifest)
+    count = math.prod(first.shape) if first.name == "text" else first.shape[0]
     if count == 0:
         raise InputError("The request has no documents.", "Send at least one.")
     if count > max_documents:
@@ -155,11 +126,52 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
         )
 
 
+def _check_names(names: Sequence[str], manifest: Manifest) -> None:
+    """Raise InputError if the inputs are not those of a document."""
+    main = manifest.main_input
+    forms = [[main], sorted([main, "lengths"])]
+    if manifest.features is None and sorted(names) not in [["text"], *forms]:
+        raise InputError(
+            "The inputs must be text, or input_ids, or input_ids and lengths, "
+            f"got {', '.join(names)}.",
+            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
+        )
+    if sorted(names) not in [["text"], *forms]:
+        raise InputError(
+            "The inputs must be input_features, or input_features and lengths, "
+            f"got {', '.join(names)}.",
+            "Send input_features (FP32), with lengths (INT64) if rows are padded.",
+        )
+
+
+def _check_first(first: InputTensor, manifest: Manifest) -> None:
+    """Check the type and the axes of the input with the documents."""
+    if first.name == "text":
+        if first.datatype != "BYTES":
+            raise InputError(
+                f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
+            )
+    elif manifest.features is not None:
+        count = manifest.features.count
+        if first.datatype != "FP32" or len(first.shape) != 3 or first.shape[2] != count:
+            raise InputError(
+                f"The input 'input_features' must be FP32 [documents, tokens, {count}], got "
+                f"{first.datatype} {first.shape}.",
+                f"Send {count} numbers for each token.",
+            )
+    elif len(first.shape) != 2 or first.datatype == "BYTES":
+        raise InputError(
+            f"The input 'input_ids' must be integers [documents, tokens], "
+            f"got {first.datatype} of {len(first.shape)} axes.",
+            "Send INT64 of two axes.",
+        )
+
+
 def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
     if "text" in arrays:
         return [str(text) for text in arrays["text"].ravel()]
-    ids = arrays["input_ids"]
-    rows, width = ids.shape
+    tokens = arrays[main_input(arrays)]
+    rows, width = tokens.shape[:2]
     lengths = arrays.get("lengths", np.full(rows, width)).ravel()
     if not ((lengths >= 0) & (lengths <= width)).all():
         bad = next(int(one) for one in lengths if not 0 <= one <= width)
@@ -167,82 +179,66 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
             f"The input 'lengths' must be from 0 to {width}, got {bad}.",
             "Send the number of tokens of each row without its padding.",
         )
-    return [row[:length].astype(np.int64) for row, length in zip(ids, lengths, strict=True)]
+    documents = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    return [one if one.ndim == 2 else one.astype(np.int64) for one in documents]
+
+
+def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:
+    """Return whether a response has an output for tokens as JSON."""
+    heads = manifest.heads
+    return any(
+        _is_wanted(message.request, f"{prefix(heads, name)}{field}")
+        and not _is_binary(message.request, f"{prefix(heads, name)}{field}")
+        for name, head in heads.items()
+        for field, kind in head.fields.items()
+        if kind in TOKEN_FIELDS
+    )
+
+
+def _is_wanted(request: InferenceRequest, name: str) -> bool:
+    return not request.outputs or name in [output.name for output in request.outputs]
+
+
+def _is_binary(request: InferenceRequest, name: str) -> bool:
+    """Return whether an output follows the JSON as bytes."""
+    for output in request.outputs or ():
+        if output.name == name and output.parameters and output.parameters.binary_data is not None:
+            return output.parameters.binary_data
+    return bool(request.parameters and request.parameters.binary_data_output)
 
 
 def respond(
-    message: Message, results: Sequence[DocumentResult], *, name: str, version: str
+    message: Message, answers: Sequence[DocumentAnswer], *, name: str, version: str
 ) -> Response:
     """Build the response; tensors that are requested as bytes follow the JSON."""
     request = message.request
-    columns = _columns(results)
-    binary = {
-        output.name: output.parameters.binary_data if output.parameters else None
-        for output in request.outputs or ()
-    }
-    all_binary = bool(request.parameters and request.parameters.binary_data_output)
-    outputs, after = [], b""
-    for output, (datatype, values) in columns.items():
-        if binary and output not in binary:
-            continue
-        shape = [len(results), *np.shape(values)[1:]]
-        wanted = binary.get(output)
-        if all_binary if wanted is None else wanted:
-            part = tensors.to_bytes(values, datatype)
-            after += part
-            outputs.append(_output(output, shape, datatype, size=len(part)))
+    wanted = [output.name for output in request.outputs] if request.outputs else None
+    outputs, after, size = [], list[Iterator[bytes]](), 0
+    for output, column in columns_of(answers, wanted).items():
+        if _is_binary(request, output):
+            count, parts = column.content()
+            after.append(parts)
+            size += count
+            outputs.append(_output(output, column, size=count))
         else:
-            flat = values if isinstance(values, list) else values.ravel().tolist()
-            outputs.append(_output(output, shape, datatype, data=flat))
+            outputs.append(_output(output, column))
+    result = answers[0].result
     response = InferenceResponse(
         model_name=name,
         model_version=version,
         id=request.id,
-        parameters={"policy": results[0].policy, "bundle": results[0].bundle},
+        parameters={"policy": result.policy, "bundle": result.bundle},
         outputs=outputs,
     )
     head = response.model_dump_json(exclude_none=True).encode()
-    if not after:
+    if not size:
         return Response(head, media_type="application/json")
-    return Response(
-        head + after,
-        media_type="application/octet-stream",
-        headers={HEADER_LENGTH: str(len(head))},
+    return PartsResponse(
+        chain([head], *after),
+        "application/octet-stream",
+        {HEADER_LENGTH: str(len(head))},
+        len(head) + size,
     )
-
-
-def _columns(results: Sequence[DocumentResult]) -> dict[str, tuple[Datatype, Any]]:
-    """Return the datatype and the values of each output."""
-    columns: dict[str, tuple[Datatype, Any]] = {}
-    if results[0].heads is None:
-        columns["label"] = "BYTES", [r.label for r in results]
-        columns["scores"] = "FP32", _numbers([r.scores or {} for r in results])
-    else:
-        for head in results[0].heads:
-            columns |= _head_columns(head, [r.heads[head] for r in results if r.heads])
-    columns["tokens_total"] = "INT64", np.array([r.tokens_total for r in results])
-    columns["tokens_used"] = "INT64", np.array([r.tokens_used for r in results])
-    return columns
-
-
-def _head_columns(head: str, answers: Sequence[Answer]) -> dict[str, tuple[Datatype, Any]]:
-    rows = [answer.model_dump() for answer in answers]
-    all_names = next(list(value) for value in rows[0].values() if isinstance(value, dict))
-    columns: dict[str, tuple[Datatype, Any]] = {}
-    for field, first in rows[0].items():
-        values = [row[field] for row in rows]
-        if isinstance(first, dict):
-            columns[f"{head}.{field}"] = "FP32", _numbers(values)
-        elif isinstance(first, str):
-            columns[f"{head}.{field}"] = "BYTES", values
-        else:
-            holds = [[name in names for name in all_names] for names in values]
-            columns[f"{head}.{field}"] = "BOOL", np.array(holds)
-    return columns
-
-
-def _numbers(rows: Sequence[Mapping[str, float]]) -> tensors.Array:
-    return np.array([list(row.values()) for row in rows], dtype=np.float32)
 
 
 def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:
@@ -257,8 +253,11 @@ def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:
             )
 
 
-def _output(
-    name: str, shape: list[int], datatype: Datatype, *, size: int | None = None, data: Any = None
-) -> OutputTensor:
-    parameters = None if size is None else {"binary_data_size": size}
-    return OutputTensor(name=name, shape=shape, datatype=datatype, parameters=parameters, data=data)
+def _output(name: str, column: Column, *, size: int | None = None) -> OutputTensor:
+    return OutputTensor(
+        name=name,
+        shape=column.shape,
+        datatype=column.datatype,
+        parameters=None if size is None else {"binary_data_size": size},
+        data=column.flat() if size is None else None,
+    )

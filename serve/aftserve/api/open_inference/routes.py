@@ -1,17 +1,20 @@
 """The endpoints of the protocol, below ``/v2``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response, params
 
 from aftexport import __version__
+from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.heads import Head
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
+from aftserve.api.open_inference.columns import outputs_of
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -26,6 +29,7 @@ from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
 from aftserve.errors import NotFoundError
 from aftserve.http.access_log import add_log_fields
+from aftserve.model.inline_limit import InlineTokens
 from aftserve.service import Service
 
 VERSION = "1"
@@ -110,17 +114,19 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         response.status_code = 200 if service.health.ready else 503
         return ModelReady(name=name, ready=service.health.ready)
 
-    @router.get("")
+    @router.get("", response_model_exclude_none=True)
     async def metadata(name: str) -> ModelMetadata:
-        """The model's inputs and outputs; send ``text``, or ``input_ids``."""
+        """The model's inputs and outputs; send ``text``, ``input_ids`` or ``input_features``."""
         classifier = service.model.classifier
         engine = classifier.engine.name
         return ModelMetadata(
             name=name,
             versions=[VERSION],
             platform=_PLATFORMS.get(engine, engine),
-            inputs=list(messages.INPUTS[0 if classifier.has_tokenizer else 1 :]),
-            outputs=list(messages.outputs_of(classifier.manifest.heads)),
+            inputs=list(
+                messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
+            ),
+            outputs=list(outputs_of(classifier.manifest)),
         )
 
     return router
@@ -146,13 +152,23 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         service.check_open()
         body = await receive(request)
         service.traces.record("receive", request.state.started, time.monotonic())
-        heads = service.active.bundle.manifest.heads
-        message = _parse(body, json_bytes, settings.max_documents, heads)
+        manifest = service.active.bundle.manifest
+        message = _parse(body, json_bytes, settings.max_documents, manifest)
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
-        work = service.classify(message.documents, deadline)
-        results = await run_until_disconnect(work, request.receive, deadline)
-        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
-        return messages.respond(message, results, name=settings.served_name, version=VERSION)
+        inline = None
+        if messages.needs_inline_tokens(message, manifest):
+            inline = InlineTokens(is_padded=True)
+        work = service.classify(message.documents, deadline, inline=inline)
+        answers = await run_until_disconnect(work, request.receive, deadline)
+        tokens = sum(answer.result.tokens_total for answer in answers)
+        add_log_fields(request, documents=len(answers), tokens=tokens)
+        responding = partial(
+            messages.respond, message, answers, name=settings.served_name, version=VERSION
+        )
+        if not answers[0].tokens.results:
+            return responding()
+        # In a thread: the outputs of many tokens take long.
+        return await anyio.to_thread.run_sync(responding)
 
     return router
 
@@ -166,7 +182,7 @@ def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
 
 
 def _parse(
-    body: bytes, json_bytes: int | None, max_documents: int, heads: Mapping[str, Head]
+    body: bytes, json_bytes: int | None, max_documents: int, manifest: Manifest
 ) -> messages.Message:
     """Split a body into its JSON and the tensors after it, and check both."""
     head = len(body) if json_bytes is None else json_bytes
@@ -177,4 +193,4 @@ def _parse(
             "Send the length of the JSON only.",
         )
     content, binary = parse_json(body[:head]), memoryview(body)[head:]
-    return messages.parse(content, binary, max_documents=max_documents, heads=heads)
+    return messages.parse(content, binary, max_documents=max_documents, manifest=manifest)

@@ -93,6 +93,23 @@ def test_no_label_is_said(of_labels: str, page: Page) -> None:
     expect(page.locator("#label .chip, #scores .chip")).to_have_count(0)
 
 
+def test_calibrated_probabilities_are_shown(of_labels: str, page: Page) -> None:
+    calibrated = {"urgent": 0.25, "legal": 0.125, "spam": 0.75}
+    scores = dict.fromkeys(LABELS, 0.5)
+    content = {"labels": ["spam"], "scores": scores, "calibrated": calibrated, "abstain": True}
+    page.route("**/infer*", lambda route: fulfill_changed(route, heads={"logits": content}))
+    page.goto(of_labels)
+    classify(page, ORDINARY)
+    expect(page.locator("#remark")).to_have_text(
+        "Labels that hold: 1 of 3, too uncertain for the error budget"
+    )
+    expect(page.locator("#scores-title")).to_have_text("Calibrated probabilities")
+    expect(page.locator("#scores thead th")).to_have_text(["Label", "Probability"])
+    expect(page.locator("#scores tbody th")).to_have_text(["spam holds", "urgent", "legal"])
+    expect(page.locator("#scores td.number")).to_have_text(["75.0 %", "25.0 %", "12.5 %"])
+    expect(page.locator("#scores .threshold")).to_have_count(0)
+
+
 def test_evidence_names_label(of_labels: str, page: Page) -> None:
     page.goto(of_labels)
     name = classify(page, ORDINARY)["evidence"]["name"]

@@ -1,0 +1,1 @@
+"""The fit of a calibration on labelled documents: what ``aftexport calibrate`` does."""

@@ -1,0 +1,139 @@
+"""Labelled documents from a file, one JSON object per line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from aftexport.bundle.manifest import Manifest
+from aftexport.errors import UsageError
+from aftexport.heads import Head, MultiLabelClassification
+from aftexport.heads.calibration import CALIBRATED_HEADS
+from aftexport.verify.documents import document_of, lines_of, object_of
+
+_FORMS = (
+    'Give {"text": "...", "label": "NAME"} on each line; "labels": ["NAME", ...] for independent '
+    'labels; or "labels": {"HEAD": ...} for several heads.'
+)
+_MAX_SHOWN_LABELS = 10
+
+
+@dataclass(frozen=True)
+class LabelledDocument:
+    """A document with its true labels.
+
+    Attributes:
+        line: the number of its line.
+        tokens: the token ids, or the normalized features of each token.
+        truths: the truth by the name of the head: the index of the label, or for each of
+            independent labels whether it holds.
+    """
+
+    line: int
+    tokens: NDArray[Any]
+    truths: Mapping[str, NDArray[np.int64]]
+
+
+def heads_to_calibrate(manifest: Manifest) -> dict[str, Head]:
+    """Return the heads with probabilities of labels for a document.
+
+    Raises:
+        UsageError: if there are none.
+    """
+    found: dict[str, Head] = {
+        name: head for name, head in manifest.heads.items() if isinstance(head, CALIBRATED_HEADS)
+    }
+    if not found:
+        tasks = ", ".join(f"{name} ({head.task})" for name, head in manifest.heads.items())
+        raise UsageError(
+            f"Expected a head that classifies documents, got {tasks}.",
+            "Calibrate a bundle of a classifier.",
+        )
+    return found
+
+
+def read_labelled_documents(
+    path: Path, manifest: Manifest, tokenizer: Tokenizer | None
+) -> list[LabelledDocument]:
+    """Read labelled documents.
+
+    Args:
+        path: the file.
+        manifest: the manifest of the model.
+        tokenizer: the tokenizer of the bundle; None if the bundle has no tokenizer.
+
+    Raises:
+        UsageError: if a line is invalid; the message has the number of the line.
+    """
+    heads = heads_to_calibrate(manifest)
+    documents = []
+    for number, line in lines_of(path):
+        try:
+            content = object_of(line)
+            truths = truths_of(content, heads)
+            document = document_of(content, manifest, tokenizer)
+            tokens: NDArray[Any] = np.asarray(document)
+            if manifest.features is None:
+                tokens = tokens.astype(np.int32)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}, line {number}: {error}.", _FORMS) from error
+        documents.append(LabelledDocument(number, tokens, truths))
+    if not documents:
+        raise UsageError(f"{path} has no documents.", _FORMS)
+    return documents
+
+
+def repeated(documents: Sequence[LabelledDocument]) -> int:
+    """Return the number of documents that are equal to an earlier one."""
+    return len(documents) - len({document.ids.tobytes() for document in documents})
+
+
+def truths_of(
+    content: Mapping[str, Any], heads: Mapping[str, Head]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the truth of each head that a line labels.
+
+    Raises:
+        ValueError: if there are no labels, or a label does not fit its head.
+    """
+    label, labels = content.get("label"), content.get("labels")
+    if (label is None) == (labels is None):
+        raise ValueError("expected exactly one of label and labels")
+    if isinstance(labels, dict):
+        if unknown := [name for name in labels if name not in heads]:
+            raise ValueError(f"expected labels of {_listed(heads)}, got {unknown[0]!r}")
+        if not labels:
+            raise ValueError("expected the labels of at least one head, got none")
+        return {name: _truth(heads[name], given) for name, given in labels.items()}
+    if len(heads) > 1:
+        raise ValueError(f"expected labels by head, for {_listed(heads)}")
+    ((name, head),) = heads.items()
+    field = "labels" if isinstance(head, MultiLabelClassification) else "label"
+    if content.get(field) is None:
+        raise ValueError(f"expected {field} for {head.task}")
+    return {name: _truth(head, content[field])}
+
+
+def _truth(head: Head, given: Any) -> NDArray[np.int64]:
+    if not isinstance(head, MultiLabelClassification):
+        return np.array(_index(head, given))
+    if not isinstance(given, list):
+        raise ValueError(f"expected a list of labels, got {type(given).__name__}")
+    truth = np.zeros(head.width, np.int64)
+    truth[[_index(head, one) for one in given]] = 1
+    return truth
+
+
+def _index(head: Head, label: Any) -> int:
+    if label not in head.names:
+        raise ValueError(f"expected one of {_listed(head.names)}, got {str(label)[:80]!r}")
+    return head.names.index(label)
+
+
+def _listed(names: Mapping[str, Any] | tuple[str, ...]) -> str:
+    shown = ", ".join(map(repr, list(names)[:_MAX_SHOWN_LABELS]))
+    return shown if len(names) <= _MAX_SHOWN_LABELS else f"{shown} and others"

@@ -1,0 +1,116 @@
+"""The report of a calibration, for programs (``calibration.json``) and for the terminal."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from aftexport.calibration.bands import band_masks, bins_of
+from aftexport.calibration.calibrate import FOLDS, CalibratedHead
+from aftexport.calibration.fit import TREND_LEVEL, Fit
+from aftexport.console import plain_table
+from aftexport.heads import MultiLabelClassification
+from aftexport.heads.calibration import Calibration, Estimate, Scaling
+from aftexport.system.files import sha256
+
+
+def report_of(data: Path, heads: Mapping[str, CalibratedHead]) -> dict[str, Any]:
+    """Return the content of ``calibration.json``.
+
+    Args:
+        data: the file of labelled documents, whose digest is kept.
+        heads: the calibrated heads by their names.
+    """
+    return {
+        "data_sha256": sha256(data),
+        "folds": FOLDS,
+        "trend_level": TREND_LEVEL,
+        "heads": {name: _head_report(head) for name, head in heads.items()},
+    }
+
+
+def _head_report(head: CalibratedHead) -> dict[str, Any]:
+    content = head.calibration.model_dump()
+    content["labelled_documents"] = len(head.sample)
+    content["fits"] = [
+        {
+            "label": label,
+            "trend_p_value": fit.p_value,
+            "loss_before": fit.loss_before,
+            "loss_after": fit.loss_after,
+        }
+        for label, fit in zip(_labels(head), head.fits, strict=True)
+    ]
+    masks = band_masks(head.sample.tokens)
+    for band, mask in zip(content["bands"], masks, strict=True):
+        part = head.sample.part(mask)
+        for moment, scores in (("before", head.before), ("after", head.after)):
+            bins = bins_of(*part.observations(scores[mask]))
+            band[f"reliability_{moment}"] = [one.to_dict() for one in bins]
+    return content
+
+
+def _labels(head: CalibratedHead) -> tuple[str | None, ...]:
+    """Return the label of each scaling; None for that of all labels."""
+    own = head.sample.head
+    return own.names if isinstance(own, MultiLabelClassification) else (None,)
+
+
+def error_table(calibration: Calibration) -> Table:
+    """Return a table of the calibration error by length."""
+    table = plain_table("tokens", "documents", "calibration error before", "after (95 %)")
+    for band in calibration.bands:
+        table.add_row(
+            f"{band.min_tokens:,} to {band.max_tokens:,}",
+            f"{band.documents:,}",
+            _estimate(band.error_before),
+            _estimate(band.error_after),
+        )
+    if len(calibration.bands) > 1:
+        total = sum(band.documents for band in calibration.bands)
+        before, after = calibration.error_before, calibration.error_after
+        table.add_row("all", f"{total:,}", _estimate(before), _estimate(after))
+    return table
+
+
+def sentences(head: CalibratedHead) -> list[str]:
+    """Return a sentence on each scaling, and on the threshold."""
+    found = [
+        _scaling_sentence(label, fit, head.calibration)
+        for label, fit in zip(_labels(head), head.fits, strict=True)
+    ]
+    if (threshold := head.calibration.threshold) is not None:
+        found.append(
+            f"Threshold {threshold.confidence:.4g}: of {threshold.documents:,} other documents "
+            f"{threshold.answered:,} reach it, with {threshold.wrong:,} wrong answers, a rate of "
+            f"at most {threshold.error_bound:.3g} with {threshold.level:.0%}. The server abstains "
+            f"on {threshold.abstained:.1%}."
+        )
+    return found
+
+
+def _scaling_sentence(label: str | None, fit: Fit, calibration: Calibration) -> str:
+    scaling = fit.scaling
+    ends = (calibration.min_tokens, calibration.max_tokens)
+    low, high = (_temperature(scaling, tokens) for tokens in ends)
+    text = "" if label is None else f"{label}: "
+    if scaling.slope:
+        text += f"temperature {low:.3g} at {ends[0]:,} tokens to {high:.3g} at {ends[1]:,}"
+    else:
+        text += f"temperature {low:.3g} at every length"
+    if label is not None:
+        text += f", bias {scaling.bias:+.3g}"
+    if fit.p_value is None:
+        return f"{text}. The documents are too few, or too equal in length, to test for a trend."
+    trend = "a trend" if scaling.slope else "no trend"
+    return f"{text}. The likelihood-ratio test finds {trend} by length (p = {fit.p_value:.2g})."
+
+
+def _temperature(scaling: Scaling, tokens: int) -> float:
+    return math.exp(scaling.log_temperature + scaling.slope * math.log2(tokens))
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"

@@ -1,0 +1,92 @@
+"""Runs of labelled documents in a bundle's own engine."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.calibration.data import LabelledDocument, heads_to_calibrate
+from aftexport.calibration.sample import Sample
+from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
+from aftexport.contract import MAX_TOKENS
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
+from aftexport.heads.head import Double
+from aftexport.verify.documents import as_inputs
+
+
+def run_documents(
+    bundle: Bundle,
+    documents: Sequence[LabelledDocument],
+    *,
+    progress: Callable[[int, int, str], None],
+    memory_budget: int = MEMORY_BUDGET,
+) -> dict[str, Sample]:
+    """Return the sample of each head that has labelled documents.
+
+    Documents over the memory budget run in chunks, if the bundle has a plan for it.
+
+    Args:
+        bundle: the bundle.
+        documents: the documents.
+        progress: a function that shows the number of documents that are done.
+        memory_budget: the maximum bytes of a document in memory.
+
+    Raises:
+        EngineError: if the engine fails, or an output is not finite.
+        StorageError: if there is not enough space for a long document.
+    """
+    model = _Model(bundle, memory_budget)
+    heads = heads_to_calibrate(bundle.manifest)
+    logits: dict[str, list[Double]] = {name: [] for name in heads}
+    for done, document in enumerate(documents):
+        progress(done, len(documents), "documents")
+        outputs = model.run(document)
+        for name in document.truths:
+            logits[name].append(outputs[name])
+    samples = {}
+    for name, head in heads.items():
+        labelled = [document for document in documents if name in document.truths]
+        if labelled:
+            samples[name] = Sample(
+                head,
+                np.stack(logits[name]),
+                np.array([len(document.tokens) for document in labelled], np.int64),
+                np.stack([document.truths[name] for document in labelled]),
+            )
+    return samples
+
+
+class _Model:
+    """The model of a bundle, for one document at a time."""
+
+    def __init__(self, bundle: Bundle, memory_budget: int) -> None:
+        self._manifest = bundle.manifest
+        self._engine = OnnxRuntimeEngine(bundle.model_path)
+        self._chunked: ChunkedModel | None = None
+        self._whole_tokens = MAX_TOKENS
+        if bundle.manifest.chunked is not None:
+            self._chunked = ChunkedModel(
+                bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=memory_budget
+            )
+            self._whole_tokens = self._chunked.whole_tokens
+
+    def run(self, document: LabelledDocument) -> dict[str, Double]:
+        """Return the logits ``[width]`` of each labelled head."""
+        tokens: NDArray[Any] = document.tokens
+        if self._manifest.features is None:
+            tokens = tokens.astype(np.int64)
+        if self._chunked is not None and len(tokens) > self._whole_tokens:
+            outputs = self._chunked.run(tokens)
+        else:
+            outputs = self._engine.run(as_inputs([tokens], self._manifest))
+        logits = {name: outputs[name][0].astype(np.float64) for name in document.truths}
+        if not all(np.isfinite(one).all() for one in logits.values()):
+            raise EngineError(
+                f"The logits of the document on line {document.line} must be finite, got NaN or "
+                "infinity.",
+                "Remove the document.",
+            )
+        return logits

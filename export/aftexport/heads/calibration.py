@@ -1,0 +1,199 @@
+"""Calibration: probabilities that agree with the shares that were observed, and when to abstain.
+
+``aftexport calibrate`` fits a calibration on labelled documents. The server only applies it.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Len, Lt
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict
+
+from aftexport.heads.binary_classification import BinaryClassification
+from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.multi_label_classification import MultiLabelClassification
+from aftexport.heads.single_label_classification import SingleLabelClassification
+
+CALIBRATED_HEADS = (SingleLabelClassification, BinaryClassification, MultiLabelClassification)
+"""The kinds of heads whose scores are probabilities of labels for a document."""
+Count = Annotated[int, Ge(0), Le((1 << 63) - 1)]
+Share = Annotated[float, Ge(0), Le(1)]
+_AnswerT = TypeVar("_AnswerT", bound=Answer)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Scaling(_Part):
+    """The map of a logit: ``logit / temperature + bias``.
+
+    The temperature is ``exp(log_temperature + slope * log2(tokens))``.
+
+    Attributes:
+        log_temperature: the natural logarithm of the temperature at one token.
+        slope: the change of that logarithm when a document becomes twice as long; 0 for a
+            temperature that does not depend on the length.
+        bias: the number that is added to the scaled logit.
+    """
+
+    log_temperature: Annotated[float, Ge(-50), Le(50)]
+    slope: Annotated[float, Ge(-2), Le(2)] = 0.0
+    bias: float = 0.0
+
+
+class Estimate(_Part):
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Band(_Part):
+    """The documents of a range of lengths.
+
+    Attributes:
+        min_tokens, max_tokens: the shortest and the longest document.
+        documents: the number of documents.
+        error_before, error_after: the expected calibration error of the scores.
+    """
+
+    min_tokens: Count
+    max_tokens: Count
+    documents: Count
+    error_before: Estimate
+    error_after: Estimate
+
+
+class Threshold(_Part):
+    """The smallest confidence with which a document is answered within an error budget.
+
+    Attributes:
+        budget: the allowed share of wrong answers among the answered documents.
+        level: the probability with which the share stays within the budget.
+        confidence: the smallest confidence; documents below it are abstained from.
+        documents: the number of documents on which the threshold was tested.
+        answered: the number of those that reached the threshold.
+        wrong: the number of wrong answers among those.
+        error_bound: the upper bound on the share of wrong answers, at the given level.
+        abstained: the share of documents below the threshold.
+    """
+
+    budget: Annotated[float, Gt(0), Lt(1)]
+    level: Annotated[float, Gt(0), Lt(1)]
+    confidence: Share
+    documents: Count
+    answered: Count
+    wrong: Count
+    error_bound: Share
+    abstained: Share
+
+
+class Calibration(_Part):
+    """The calibration of a head.
+
+    Attributes:
+        method: ``temperature`` for one scaling of all logits without a bias; ``platt`` for a
+            scaling of each label.
+        scalings: the one scaling, or that of each label.
+        min_tokens, max_tokens: the range of lengths on which the scalings were fitted; other
+            lengths count as the nearest length in it.
+        documents: the number of documents on which the scalings were fitted.
+        error_before, error_after: the expected calibration error, after by cross-fitting.
+        bands: the same by length.
+        threshold: when to abstain; None without an error budget.
+    """
+
+    method: Literal["temperature", "platt"]
+    scalings: Annotated[tuple[Scaling, ...], Len(1)]
+    min_tokens: Annotated[Count, Ge(1)]
+    max_tokens: Annotated[Count, Ge(1)]
+    documents: Count
+    error_before: Estimate
+    error_after: Estimate
+    bands: tuple[Band, ...]
+    threshold: Threshold | None = None
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a temperature depends on the length of the document."""
+        return any(scaling.slope != 0 for scaling in self.scalings)
+
+    def problem_for(self, head: Head) -> str | None:
+        """Return the reason why the calibration does not fit a head; None if it does."""
+        if not isinstance(head, CALIBRATED_HEADS):
+            return f"expected a head of labels, got {head.task}"
+        method = "platt" if isinstance(head, MultiLabelClassification) else "temperature"
+        if self.method != method:
+            return f"expected the method {method} for {head.task}, got {self.method}"
+        count = head.width if method == "platt" else 1
+        if len(self.scalings) != count:
+            return f"scalings: expected {count}, got {len(self.scalings)}"
+        return None
+
+    def logits(self, logits: Double, tokens: ArrayLike) -> Double:
+        """Return the calibrated logits.
+
+        Args:
+            logits: the logits ``[..., width]``.
+            tokens: the lengths ``[...]`` of the documents as the model saw them.
+        """
+        return scaled(self.scalings, logits, np.clip(tokens, self.min_tokens, self.max_tokens))
+
+    def scores(self, head: Head, logits: Double, tokens: ArrayLike) -> Double:
+        """Return the calibrated scores ``[..., len(names)]``; see ``logits``."""
+        return head.scores(self.logits(logits, tokens))
+
+    def applied(self, head: Head, answer: _AnswerT, logits: Double, tokens: int) -> _AnswerT:
+        """Return the answer for the logits ``[width]`` with its calibrated scores."""
+        scores = self.scores(head, logits, tokens)
+        fields: dict[str, object] = {
+            "calibrated": dict(zip(head.names, scores.tolist(), strict=True))
+        }
+        if self.threshold is not None:
+            confidence = float(confidences(head, logits, scores))
+            fields["abstain"] = confidence < self.threshold.confidence
+        return answer.model_copy(update=fields)
+
+
+def scaled(scalings: tuple[Scaling, ...], logits: Double, tokens: ArrayLike) -> Double:
+    """Return logits ``[..., width]`` after their scalings, for documents of these lengths."""
+    doublings = np.log2(np.asarray(tokens, np.float64))[..., None]
+    start, slope, bias = (
+        np.array([getattr(scaling, name) for scaling in scalings])
+        for name in ("log_temperature", "slope", "bias")
+    )
+    return np.asarray(logits * np.exp(-(start + slope * doublings)) + bias)
+
+
+def decisions(head: Head, logits: Double) -> NDArray[np.int64]:
+    """Return the decisions of a head for logits ``[..., width]``.
+
+    They are the index of the label ``[...]``, or for each of independent labels ``[..., width]``
+    whether it holds. The scores before the calibration decide, as in an answer.
+    """
+    if isinstance(head, SingleLabelClassification):
+        return np.asarray(logits.argmax(-1), np.int64)
+    if isinstance(head, BinaryClassification):
+        return (head.scores(logits)[..., 1] >= head.threshold).astype(np.int64)
+    assert isinstance(head, MultiLabelClassification)
+    return (head.scores(logits) >= np.array(head.thresholds)).astype(np.int64)
+
+
+def confidences(head: Head, logits: Double, scores: Double) -> Double:
+    """Return the confidence ``[...]`` in the decision of a head.
+
+    It is the calibrated score of the label. For independent labels it is the least certain of
+    their decisions: the score of a label that holds, or 1 minus that of a label that does not.
+
+    Args:
+        head: the head.
+        logits: the logits ``[..., width]``, which decide.
+        scores: the calibrated scores ``[..., len(names)]``.
+    """
+    decided = decisions(head, logits)
+    if isinstance(head, MultiLabelClassification):
+        return np.asarray(np.where(decided == 1, scores, 1 - scores).min(-1))
+    return np.asarray(np.take_along_axis(scores, decided[..., None], -1)[..., 0])

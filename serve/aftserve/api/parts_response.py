@@ -1,0 +1,50 @@
+"""A response in parts that are made as the client reads them."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from aftserve.api.deadline import disconnected
+
+
+class PartsResponse(Response):
+    """A response whose parts are made one at a time, so that its memory stays bounded.
+
+    The server makes a part once the client has read most of those before, and makes none after the
+    client has left.
+
+    Args:
+        parts: the parts of the body.
+        media_type: media type of the body.
+        headers: other headers.
+        size: bytes of the body; None if they are not known.
+    """
+
+    def __init__(
+        self,
+        parts: Iterator[bytes],
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(media_type=media_type, headers=headers)
+        del self.headers["content-length"]
+        if size is not None:
+            self.headers["content-length"] = str(size)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts."""
+        leaving = asyncio.create_task(disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await asyncio.sleep(0)  # a client that reads fast must not delay the others
+                if leaving.done():
+                    return
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            leaving.cancel()

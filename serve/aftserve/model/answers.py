@@ -1,0 +1,230 @@
+"""From a model's outputs to the answers of its heads."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.bundle.manifest import Manifest
+from aftexport.contract import EVIDENCE
+from aftexport.errors import EngineError, StorageError
+from aftexport.heads import Answer as HeadAnswer
+from aftexport.heads import Head, TokenHead, TokenResult
+from aftexport.heads.column import Column
+from aftexport.heads.token_head import Mask
+
+Added = NDArray[np.float32]
+"""Contribution of each token of a document to the logit of its class, ``[T]``."""
+
+_MAX_HELD_BYTES = 1 << 20
+"""Maximum bytes of a head's rows of one document in memory; larger ones are kept in files."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The part of a document that the heads for tokens need beside the rows of their outputs.
+
+    Attributes:
+        starts_word: whether each token starts a word; None without a text.
+        is_special: whether the tokenizer added each token; None for no such token.
+        keeps_rows: whether the answer keeps the rows, to compare them.
+    """
+
+    starts_word: Mask | None = None
+    is_special: Mask | None = None
+    keeps_rows: bool = False
+
+    def with_rows(self) -> Self:
+        """Return the same decoding for an answer that keeps the rows."""
+        return replace(self, keeps_rows=True)
+
+
+NO_MARKS = Decoding()
+"""The decoding of token ids, of which no words are known."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer for one document.
+
+    Attributes:
+        heads: the answer of each head for documents.
+        outputs: the logits ``[width]`` of each head for documents, in float64; also the rows
+            ``[T, width]`` of each head for tokens, if the decoding keeps them.
+        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
+            model has evidence; see ``aftexport.passes.evidence``.
+        offset: part of that logit that does not depend on the tokens.
+        tokens: the result of each head for tokens.
+    """
+
+    heads: dict[str, HeadAnswer]
+    outputs: dict[str, NDArray[Any]]
+    added: Added | None = None
+    offset: float = 0.0
+    tokens: dict[str, TokenResult] = field(default_factory=dict)
+
+
+class RowSink:
+    """The decoder of a document's rows for one head, which receives them block by block.
+
+    Args:
+        head: a head for tokens.
+        tokens: the number of rows.
+        decoding: the words and the added tokens of the document.
+        folder: folder for the files of large results; None for that of the system.
+    """
+
+    def __init__(
+        self, head: TokenHead, tokens: int, decoding: Decoding, folder: Path | None
+    ) -> None:
+        is_large = 4 * head.width * tokens > _MAX_HELD_BYTES
+        open_file = partial(tempfile.TemporaryFile, dir=folder) if is_large else None
+        with _storing():
+            self._decoder = head.decoder(
+                decoding.starts_word, is_special=decoding.is_special, open_file=open_file
+            )
+            self._rows = (
+                Column(np.float32, (head.width,), open_file) if decoding.keeps_rows else None
+            )
+
+    def __call__(self, block: NDArray[Any]) -> None:
+        """Decode the next rows, ``[1, n, width]``.
+
+        Raises:
+            EngineError: if they are not finite.
+            StorageError: if there is no space for the result.
+        """
+        (rows,) = block
+        _check_finite(rows)
+        with _storing():
+            self._decoder.add(rows)
+            if self._rows is not None:
+                self._rows.add(rows)
+
+    def finish(self) -> tuple[TokenResult, NDArray[Any] | None]:
+        """Return the result, and the rows if they are kept."""
+        with _storing():
+            return self._decoder.finish(), None if self._rows is None else self._rows.array()
+
+
+class AnswerBuilder:
+    """A builder of answers from the outputs of a model.
+
+    Args:
+        manifest: the manifest of the bundle.
+        folder: folder for the files of large results; None for that of the system.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path | None = None) -> None:
+        self._manifest = manifest
+        self._folder = folder
+        self._documents: dict[str, Head] = {}
+        self.token_heads: dict[str, TokenHead] = {}
+        for name, head in manifest.heads.items():
+            if isinstance(head, TokenHead) and head.is_per_token:
+                self.token_heads[name] = head
+            else:
+                self._documents[name] = head
+
+    def sinks(self, tokens: int, decoding: Decoding) -> dict[str, RowSink]:
+        """Return a sink for the rows of each head for tokens, of a document of this length.
+
+        Raises:
+            InputError: if a head needs words, and the decoding has none.
+            StorageError: if no file can be opened.
+        """
+        return {
+            name: RowSink(head, tokens, decoding, self._folder)
+            for name, head in self.token_heads.items()
+        }
+
+    def answers(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        lengths: Sequence[int],
+        decodings: Sequence[Decoding],
+    ) -> list[Answer]:
+        """Return the answers of a run, for all documents; rows of padding are left out.
+
+        Args:
+            outputs: each output of the model.
+            lengths: tokens of each document.
+            decodings: decoding of each document.
+
+        Raises:
+            EngineError: if an output is not finite.
+            StorageError: if there is no space for a result.
+        """
+        answers = []
+        for row, (length, decoding) in enumerate(zip(lengths, decodings, strict=True)):
+            sinks = self.sinks(length, decoding)
+            for name, sink in sinks.items():
+                sink(outputs[name][row : row + 1, :length])
+            answers.append(self.answer(outputs, row, length, sinks))
+        return answers
+
+    def answer(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        row: int,
+        length: int,
+        sinks: Mapping[str, RowSink],
+    ) -> Answer:
+        """Return the answer of a document whose rows the sinks have received.
+
+        Args:
+            outputs: each output for documents, and the evidence.
+            row: index of the document in the outputs.
+            length: tokens of the document.
+            sinks: sinks of ``sinks``.
+        """
+        logits = {name: outputs[name][row].astype(np.float64) for name in self._documents}
+        for one in logits.values():
+            _check_finite(one)
+        answers: dict[str, HeadAnswer] = {
+            name: head.answer(logits[name]) for name, head in self._documents.items()
+        }
+        for name, calibration in (self._manifest.calibration or {}).items():
+            head = self._documents[name]
+            answers[name] = calibration.applied(head, answers[name], logits[name], length)
+        finished = {name: sink.finish() for name, sink in sinks.items()}
+        rows = {name: rows for name, (_, rows) in finished.items() if rows is not None}
+        answer = Answer(
+            answers, logits | rows, tokens={name: result for name, (result, _) in finished.items()}
+        )
+        return self._with_evidence(answer, outputs, row, length)
+
+    def _with_evidence(
+        self, answer: Answer, outputs: Mapping[str, NDArray[Any]], row: int, length: int
+    ) -> Answer:
+        offsets, explained = self._manifest.evidence, self._manifest.explained
+        if offsets is None or explained is None or EVIDENCE not in outputs:
+            return answer
+        # Copy the row: a view would keep a block of the engine's memory with every answer.
+        added = outputs[EVIDENCE][row][:length].copy()
+        offset = offsets[int(answer.outputs[explained].argmax())]
+        return replace(answer, added=added, offset=offset)
+
+
+def _check_finite(logits: NDArray[Any]) -> None:
+    if not np.isfinite(logits).all():
+        raise EngineError(
+            "The model's output must be finite, got NaN or infinity.", "Send another document."
+        )
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"The answers for the tokens of a document cannot be stored ({error.strerror}).",
+            "Free some space, name another folder by --spill, or send shorter documents.",
+        ) from error

@@ -1,0 +1,128 @@
+"""From an answer to the result of a document, complete or in parts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.heads import Answer as HeadAnswer
+from aftexport.heads import Head, Span, TokenResult, is_one_label
+from aftserve.model.answers import Answer
+from aftserve.model.inline_limit import numbers_per_token
+from aftserve.model.inputs import TokenizedDocument
+from aftserve.schemas import DocumentResult, SpansPart, TokensPart
+
+_MAX_PART_TOKENS = 4096
+_MAX_PART_NUMBERS = 1 << 14
+
+
+@dataclass(frozen=True)
+class TokenAnswers:
+    """The answers for the tokens of a document.
+
+    Attributes:
+        heads: heads of the model.
+        results: result of each head for tokens.
+        first: index of the first token that the model saw.
+        text: the document, if it is a text.
+        characters: characters of each token that the model saw; see ``TokenMarks``.
+    """
+
+    heads: Mapping[str, Head]
+    results: Mapping[str, TokenResult]
+    first: int
+    text: str | None
+    characters: NDArray[np.uint32] | None
+
+    def answer(self, name: str, start: int = 0, end: int | None = None) -> HeadAnswer:
+        """Return the answer of a head for a part of the tokens that the model saw.
+
+        Spans have indices of all tokens, and of the characters of a text.
+        """
+        answer = self.results[name].answer(start, end)
+        spans: tuple[Span, ...] | None = getattr(answer, "spans", None)
+        if not spans:
+            return answer
+        return answer.model_copy(update={"spans": tuple(map(self._placed, spans))})
+
+    def all_spans(self, name: str) -> Iterator[Span]:
+        """Yield the spans of a head; see ``answer``."""
+        count = len(self.results[name])
+        for start in range(0, count, _MAX_PART_TOKENS):
+            answer = self.answer(name, start, min(start + _MAX_PART_TOKENS, count))
+            yield from getattr(answer, "spans", ())
+
+    def parts(self) -> Iterator[TokensPart | SpansPart]:
+        """Yield the answers of all heads in parts of bounded size."""
+        for name, result in self.results.items():
+            width = numbers_per_token(self.heads[name])
+            step = max(1, min(_MAX_PART_TOKENS, _MAX_PART_NUMBERS // width))
+            for start in range(0, len(result), step):
+                answer = self.answer(name, start, min(start + step, len(result)))
+                fields = {field: getattr(answer, field) for field in type(answer).kinds()}
+                spans = fields.pop("spans", ())
+                yield TokensPart(head=name, start_token=self.first + start, **fields)
+                if spans:
+                    yield SpansPart(head=name, spans=spans)
+
+    def _placed(self, span: Span) -> Span:
+        fields: dict[str, Any] = {
+            "start_token": span.start_token + self.first,
+            "end_token": span.end_token + self.first,
+        }
+        if self.text is not None and self.characters is not None:
+            places = self.characters[span.start_token : span.end_token]
+            places = places[places[:, 0] < places[:, 1]]
+            if len(places):
+                start, end = int(places[0, 0]), int(places[-1, 1])
+                fields |= {"start": start, "end": end, "text": self.text[start:end]}
+        return span.model_copy(update=fields)
+
+
+@dataclass(frozen=True)
+class DocumentAnswer:
+    """The result of a document, with the answers for its tokens apart.
+
+    Attributes:
+        result: the result, without the heads for tokens.
+        tokens: the answers for its tokens.
+    """
+
+    result: DocumentResult
+    tokens: TokenAnswers
+
+    def complete(self) -> DocumentResult:
+        """Return the result with every head; the answers for all tokens are in memory then."""
+        if not self.tokens.results:
+            return self.result
+        answers = self.result.heads or {}
+        heads = {
+            name: answers[name] if name in answers else self.tokens.answer(name)
+            for name in self.tokens.heads
+        }
+        return self.result.model_copy(update={"heads": heads})
+
+
+def token_answers(
+    heads: Mapping[str, Head], one: TokenizedDocument, answer: Answer
+) -> TokenAnswers:
+    """Return the answers for the tokens of a document.
+
+    Args:
+        heads: heads of the model.
+        one: the document.
+        answer: its answer.
+    """
+    text = one.document if isinstance(one.document, str) else None
+    characters = None if one.marks is None else one.marks.characters
+    return TokenAnswers(heads, answer.tokens, one.first, text, characters)
+
+
+def head_fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:
+    """Return the fields of a document's result that its heads for documents fill."""
+    if is_one_label(heads):
+        (content,) = answer.heads.values()
+        return content.model_dump()
+    return {"heads": answer.heads}

@@ -1,0 +1,170 @@
+"""Models with a row of numbers for every token: rows of padding count nowhere."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import several_heads
+import torch
+from commands import assert_refused, run_here
+from rich.console import Console
+
+from aftexport.bundle.bundle import PARITY, Bundle
+from aftexport.bundle.golden import Case
+from aftexport.contract import EVIDENCE
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import TraceError, UsageError
+from aftexport.heads import HEADS
+from aftexport.parity import compare
+from aftexport.pipeline.export import export
+from aftexport.pipeline.head import HeadOptions, choose_heads
+from aftexport.verify.check import Request, check
+from aftexport.verify.layers.compare import compare_layers
+from aftexport.verify.layers.torch_program import Program
+
+FACTORY = "several_heads:Tokens"
+LENGTHS = np.array([3, 1])
+PADDED = {"input_ids": np.zeros((2, 3), np.int64), "lengths": LENGTHS}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    out = tmp_path_factory.mktemp("tokens") / "model.bundle"
+    return export(factory=FACTORY, out=out, task=several_heads.TOKEN_TASKS)
+
+
+def test_rows_of_tokens_have_a_head(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    assert {name: head.task for name, head in manifest.heads.items()} == several_heads.TOKEN_TASKS
+    assert [head.is_per_token for head in manifest.heads.values()] == [True, False, True]
+    assert manifest.explained == "topic"
+    graph = onnx.load(bundle.model_path).graph
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in graph.output
+    }
+    assert shapes == {
+        "tags": ["batch", "tokens", 5],
+        "topic": ["batch", 3],
+        "hidden": ["batch", "tokens", 16],
+        EVIDENCE: ["batch", "tokens"],
+    }
+    assert "LayerNormFeedForward" in manifest.operators  # the encoder is fused all the same
+
+
+def test_rows_are_those_of_pytorch(bundle: Bundle) -> None:
+    model = several_heads.Tokens().eval().double()
+    engine = OnnxRuntimeEngine(bundle.model_path)
+    case = next(case for case in bundle.golden() if case.name == "padded batch")
+    with torch.no_grad():
+        inputs = [torch.from_numpy(case.inputs[name]) for name in ("input_ids", "lengths")]
+        expected = model(*inputs)
+    outputs = engine.run(case.inputs)
+    valid = np.arange(case.shape[1]) < case.inputs["lengths"][:, None]
+    for name in ("tags", "hidden"):
+        np.testing.assert_allclose(outputs[name][valid], expected[name][valid], atol=1e-4)
+
+
+def test_parity_is_of_rows_without_padding(bundle: Bundle) -> None:
+    cases = json.loads((bundle.path / PARITY).read_text("utf-8"))["cases"]
+    ours = [case for case in cases if case["subject"] == "model"]
+    assert {case["output"] for case in ours} == set(several_heads.TOKEN_TASKS)
+    assert all(case["passed"] and case["score_error"] < 1e-4 for case in ours)
+    assert {case["output"] for case in cases if case["subject"] == "evidence"} == {"topic"}
+    stock = [case for case in cases if case["subject"] == "model in a stock session"]
+    assert {case["output"] for case in stock} == set(several_heads.TOKEN_TASKS)
+
+
+def test_padding_is_not_compared() -> None:
+    head = HEADS["token_classification"].of_width(2, None)
+    expected = np.zeros((2, 3, 2))
+    expected[..., 0] = 1.0
+    case = Case("padded", "model", PADDED, {"tags": expected})
+    output = expected.copy()
+    output[1, 1:] = np.inf
+    (result,) = compare(case, {"tags": output}, "fp32", heads={"tags": head})
+    assert (result.error, result.score_error, result.label_flips) == (0.0, 0.0, 0)
+    output[1, 0] = [0.0, 2.0]
+    (result,) = compare(case, {"tags": output}, "fp32", heads={"tags": head})
+    assert (result.error, result.label_flips, result.closest_margin) == (2.0, 1, -2.0)
+    assert result.shape == (2, 3)
+    assert not result.passed
+
+
+def test_verify_compares_rows(bundle: Bundle) -> None:
+    request = Request(factory=FACTORY, lengths=[40], search=4, layers=True)
+    report = check(bundle, request, Console(quiet=True))
+    assert report.passed, report.reason
+    assert report.layers is not None
+    assert {layer.tensor for layer in report.layers.layers} >= set(several_heads.TOKEN_TASKS)
+
+
+def test_fault_of_token_head_is_blamed(bundle: Bundle, tmp_path: Path) -> None:
+    model = onnx.load(bundle.model_path)
+    (weight,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) == [16, 5])
+    changed = onnx.numpy_helper.to_array(weight).copy()
+    changed[0] += 0.1
+    weight.CopyFrom(onnx.numpy_helper.from_array(changed, weight.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    case = next(case for case in bundle.golden() if case.name == "padded batch")
+    program = Program.captured(several_heads.Tokens().eval(), torch.float32)
+    layers = compare_layers(tmp_path / "model.onnx", program, case, bound=1e-4)
+    assert [layer.tensor for layer in layers.layers if layer.outside] == ["tags"]
+    assert layers.blame is not None
+    assert layers.blame.modules == ("tags",)
+
+
+def test_only_output_may_be_for_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--factory", "several_heads:Tagger", "--to", "onnx", "--out", tmp_path / "b"]
+    undeclared = run_here(words, capsys)
+    assert_refused(
+        undeclared, "a row for every token", "--task token_classification",
+        "--task feature_extraction",
+    )  # fmt: skip
+    other = run_here([*words, "--task", "regression"], capsys)
+    assert_refused(other, "[batch, width] for regression")
+    assert not list(tmp_path.iterdir())
+    labels = ["--task", "token_classification", "--labels", "O,B-LAW,I-LAW,B-DAY,I-DAY"]
+    outcome = run_here([*words, *labels], capsys)
+    assert outcome.code == 0, outcome.err
+    bundle = Bundle.open(tmp_path / "b")
+    head = bundle.manifest.heads["logits"]
+    assert (head.task, head.names[1]) == ("token_classification", "B-LAW")
+    assert bundle.manifest.evidence is None
+    assert bundle.manifest.no_evidence == "every output is for tokens"
+    verified = run_here(["verify", tmp_path / "b"], capsys)
+    assert verified.code == 0, verified.err
+
+
+def test_other_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        TraceError, match=r"Expected rows \[1, 1\] of the output 'logits'.*\[1, 2\]"
+    ):
+        export(
+            factory="several_heads:OneMore", out=tmp_path / "b", task="token_classification",
+            check_parity=False, batching=False,
+        )  # fmt: skip
+
+
+def test_padding_must_not_change_rows(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="that do not depend on padding"):
+        export(
+            factory="several_heads:Smeared", out=tmp_path / "b", task="token_classification",
+            check_parity=False,
+        )  # fmt: skip
+
+
+def test_tasks_must_suit_rows() -> None:
+    outputs = {"tags": np.zeros((1, 4, 3))}
+    with pytest.raises(
+        UsageError, match=r"--task token_classification .*--task feature_extraction"
+    ):
+        choose_heads(outputs, HeadOptions())
+    heads = choose_heads(outputs, HeadOptions(task="feature_extraction"))
+    assert heads["tags"].is_per_token
+    documents = choose_heads({"tags": np.zeros((1, 3))}, HeadOptions(task="feature_extraction"))
+    assert not documents["tags"].is_per_token
+    with pytest.raises(UsageError, match="token_classification"):
+        choose_heads({"tags": np.zeros((1, 3))}, HeadOptions(task="token_classification"))
