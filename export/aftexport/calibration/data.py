@@ -89,7 +89,7 @@ def read_labelled_documents(
 
 def repeated(documents: Sequence[LabelledDocument]) -> int:
     """Return the number of documents that are equal to an earlier one."""
-    return len(documents) - len({document.ids.tobytes() for document in documents})
+    return len(documents) - len({document.tokens.tobytes() for document in documents})
 
 
 def truths_of(
