@@ -4,6 +4,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from io import BytesIO
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def _parsed(start: bytes) -> _Header | None:
         shape, is_fortran, dtype = _READERS[version](
             BytesIO(start[_MAGIC_BYTES:end]), max_header_size=_MAX_HEADER_BYTES
         )
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise InputError("The header of the .npy file is damaged.", _SAVE) from error
     if is_fortran and len(shape) > 1:
         raise InputError(
