@@ -1,6 +1,6 @@
 """Labelled documents from a file, one JSON object per line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,11 @@ def read_labelled_documents(
     if not documents:
         raise UsageError(f"{path} has no documents.", _FORMS)
     return documents
+
+
+def repeated(documents: Sequence[LabelledDocument]) -> int:
+    """Return the number of documents that are equal to an earlier one."""
+    return len(documents) - len({document.tokens.tobytes() for document in documents})
 
 
 def truths_of(

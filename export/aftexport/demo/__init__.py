@@ -60,6 +60,7 @@ def run(options: DemoOptions, console: Console) -> None:
         tokenizer = train_tokenizer(parts.train.texts, _VOCABULARY)
         documents = tokenized(tokenizer, parts.train)
     model = _train(options, task, tokenizer, documents, console)
+    task = _tuned(model, task, documents, console)
     held_out = _hold_out(model, tokenized(tokenizer, parts.test), console)
     _judge(model, task, documents, held_out, console)
 
@@ -97,6 +98,7 @@ def _train(
             model,
             examples,
             seed=options.seed,
+            crops=task.crops,
             steps=options.size.steps,
             max_seconds=options.size.max_seconds,
             report=lambda done, loss: progress.update(shown, completed=done, loss=loss),
@@ -112,6 +114,19 @@ def _train(
             "result.[/]"
         )
     return model
+
+
+def _tuned(
+    model: DocumentClassifier, task: Task, documents: list[Document], console: Console
+) -> Task:
+    """Return the task with settings for the model's outputs for some training documents."""
+    limit = min(model.max_length or MAX_TOKENS, MAX_TOKENS)
+    fitting = [document for document in documents if len(document) <= limit]
+    if not fitting or task.tuned_on == 0:
+        return task
+    some = fitting[:: -(-len(fitting) // task.tuned_on)]  # they are sorted by package
+    with stage(console, "Choosing thresholds on training documents"):
+        return task.tuned(some, predict(model, some))
 
 
 def _hold_out(model: DocumentClassifier, test: list[Document], console: Console) -> HeldOut:

@@ -53,7 +53,8 @@ def byte_values(
     """
     model = make_pipeline(StandardScaler(), Ridge(alpha=10.0))
     model.fit(byte_frequencies(train), values)
-    return np.clip(model.predict(byte_frequencies(texts)), values.min(), values.max())
+    answers = np.asarray(model.predict(byte_frequencies(texts)), np.float64)
+    return answers.clip(values.min(), values.max())
 
 
 def byte_frequencies(texts: Sequence[str]) -> NDArray[np.float64]:

@@ -8,20 +8,27 @@ import io
 import keyword
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate
 
-_MODULES = {
-    "regular expressions": {"re", "regex"},
-    "networking": {"http", "socket", "socketserver", "ssl", "urllib", "requests", "urllib3"},
-    "concurrency": {"asyncio", "concurrent", "multiprocessing", "threading"},
+USES = ("assertions", "classes", "comprehensions", "decorators", "f-strings", "handled errors",
+        "lambdas", "raised errors", "type hints", "while loops")  # fmt: skip
+"""The constructs of ``find_uses``."""
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_USES: Mapping[type[ast.AST], str] = {
+    ast.AnnAssign: "type hints",
+    ast.Assert: "assertions",
+    ast.ClassDef: "classes",
+    ast.JoinedStr: "f-strings",
+    ast.Lambda: "lambdas",
+    ast.Raise: "raised errors",
+    ast.Try: "handled errors",
+    ast.TryStar: "handled errors",
+    ast.While: "while loops",
+    **dict.fromkeys(_COMPREHENSIONS, "comprehensions"),
 }
-"""The modules whose import shows each use."""
-_READERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
-USES = ("classes", "concurrency", "files", "generators", "networking", "raised errors",
-        "regular expressions", "type hints")  # fmt: skip
-"""The uses of ``find_uses``."""
+"""The construct of each node; decorators and type hints are parts of other nodes too."""
 OUTSIDE = "O"
 """The kind of characters outside the tokens of Python, such as indentation."""
 KINDS = (OUTSIDE, "comment", "keyword", "name", "number", "operator", "string")
@@ -54,50 +61,32 @@ def is_readable(text: str) -> bool:
 
 @lru_cache(maxsize=_FILES)
 def find_uses(text: str) -> tuple[tuple[str, int], ...]:
-    """Return each use of ``USES`` in a source file, with its place, in the order of places.
+    """Return each construct of ``USES`` in a source file, with its place, in the order of places.
 
-    - classes, generators, raised errors: a ``class``, ``yield`` or ``raise`` statement.
-    - type hints: an annotation.
-    - files: a call of ``open``, of any object, or of the reading and writing of a path.
-    - the others: the import of a module for it; for concurrency also ``async`` and ``await``.
+    The place of a decorator or a type hint is that of its expression.
     """
     lines = line_starts(text)
     found = [
-        (name, lines[node.lineno - 1] + node.col_offset)
-        for node in ast.walk(_tree(text))
-        if isinstance(node, ast.stmt | ast.expr | ast.arg)
-        for name in _uses_of(node)
+        (use, lines[node.lineno - 1] + node.col_offset)
+        for parent in ast.walk(_tree(text))
+        for use, node in _uses_of(parent)
     ]
     return tuple(sorted(found, key=lambda use: use[1]))
 
 
-def _uses_of(node: ast.stmt | ast.expr | ast.arg) -> Iterator[str]:
+def _uses_of(node: ast.AST) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
+    use = _USES.get(type(node))
+    if use is not None and isinstance(node, ast.stmt | ast.expr):
+        yield use, node
     match node:
         case ast.ClassDef():
-            yield "classes"
-        case ast.Yield() | ast.YieldFrom():
-            yield "generators"
-        case ast.Raise():
-            yield "raised errors"
-        case ast.Await() | ast.AsyncFor() | ast.AsyncWith():
-            yield "concurrency"
-        case ast.Import(names=names):
-            yield from _uses_of_modules([alias.name for alias in names])
-        case ast.ImportFrom(module=module, level=0):
-            yield from _uses_of_modules([module or ""])
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _READERS:
-            yield "files"
-        case ast.AnnAssign() | ast.arg(annotation=ast.expr()):
-            yield "type hints"
-    if isinstance(node, ast.AsyncFunctionDef):
-        yield "concurrency"
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
-        yield "type hints"
-
-
-def _uses_of_modules(names: list[str]) -> Iterator[str]:
-    roots = {name.partition(".")[0] for name in names}
-    return (use for use, modules in _MODULES.items() if roots & modules)
+            yield from (("decorators", decorator) for decorator in node.decorator_list)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield from (("decorators", decorator) for decorator in node.decorator_list)
+            if node.returns is not None:
+                yield "type hints", node.returns
+        case ast.arg(annotation=ast.expr() as annotation):
+            yield "type hints", annotation
 
 
 @lru_cache(maxsize=_FILES)

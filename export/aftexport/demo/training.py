@@ -16,16 +16,26 @@ from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
 
 STEPS = 250
 MAX_SECONDS = 110.0
-BATCH = 16
-CROP = (512, 1024)
-"""Minimum and maximum tokens of a crop; shorter documents are used whole."""
-
 IGNORED = -100
 """Target of a token that does not count, and of padding."""
 
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
 _EMBEDDING_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Crops:
+    """The parts of documents in a step of the training.
+
+    Attributes:
+        count: number of crops.
+        shortest, longest: tokens of a crop; shorter documents are used whole.
+    """
+
+    count: int = 16
+    shortest: int = 512
+    longest: int = 1024
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ def fit(
     examples: Sequence[Example],
     *,
     seed: int,
+    crops: Crops = Crops(),
     steps: int = STEPS,
     max_seconds: float = MAX_SECONDS,
     report: Callable[[float, float], None] = lambda progress, loss: None,
@@ -85,12 +96,13 @@ def fit(
         model: the classifier to train.
         examples: the documents to train on.
         seed: seed of the order of documents and of the crops.
+        crops: the parts of documents in each step.
         steps: number of optimizer steps.
         max_seconds: maximum wall time of the training.
         report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    batches = _batches(examples, torch.Generator().manual_seed(seed))
+    batches = _batches(examples, crops, torch.Generator().manual_seed(seed))
     model.train()
     start, progress, step = time.monotonic(), 0.0, 0
     while progress < 1:
@@ -140,15 +152,16 @@ def _schedule(progress: float) -> float:
 
 
 def _batches(
-    examples: Sequence[Example], generator: torch.Generator
+    examples: Sequence[Example], sizes: Crops, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield crops int64 ``[B, T]``, their lengths int64 ``[B]``, and their targets."""
     documents = [torch.tensor(example.ids) for example in examples]
     while True:
         order = torch.randperm(len(documents), generator=generator)
-        for first in range(0, len(order), BATCH):
-            chosen = order[first : first + BATCH].tolist()
-            size = int(torch.randint(CROP[0], CROP[1] + 1, (1,), generator=generator))
+        for first in range(0, len(order), sizes.count):
+            chosen = order[first : first + sizes.count].tolist()
+            span = (sizes.shortest, sizes.longest + 1)
+            size = int(torch.randint(*span, (1,), generator=generator))
             places = [_crop(len(documents[i]), size, generator) for i in chosen]
             pairs = list(zip(chosen, places, strict=True))
             crops = [documents[i][start:stop] for i, (start, stop) in pairs]

@@ -14,21 +14,23 @@ from aftexport.demo.python_source import (
 )
 
 EXAMPLES = {
-    "classes": ("class A: pass", "x = 'class A'"),
-    "concurrency": ("async def f(): pass", "import asynchronous"),
-    "files": ("text = path.read_text()", "opened = reopen('a')"),
-    "generators": ("def f():\n    yield from x", "yields = 1"),
-    "networking": ("from urllib.request import urlopen", "from .socket import a"),
+    "assertions": ("assert x", "assertion = x"),
+    "classes": ("class A: pass", "x = 'class A: pass'"),
+    "comprehensions": ("x = [y for y in z]", "for y in z: pass"),
+    "decorators": ("@f\ndef g(): pass", "x = a @ b"),
+    "f-strings": ("x = f'{y}'", "x = '{y}'"),
+    "handled errors": ("try: x\nfinally: y", "tried = x"),
+    "lambdas": ("f = lambda x: x", "lambdas = 1"),
     "raised errors": ("raise ValueError", "raised = 1"),
-    "regular expressions": ("import os, re", "import res"),
     "type hints": ("def f(x: int): pass", "f = {x: int}"),
+    "while loops": ("while x: pass", "# while x"),
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_use_is_found_at_its_place(use: str) -> None:
+def test_use_is_found_after_its_prefix(use: str) -> None:
     with_use, without = EXAMPLES[use]
-    prefix = "\N{SNOWMAN} = 1\n".replace("\N{SNOWMAN}", "\N{GREEK SMALL LETTER PI}")
+    prefix = "\N{GREEK SMALL LETTER PI} = 1\n"
     ((name, place),) = find_uses(prefix + with_use)
     assert name == use
     assert place >= len(prefix.encode())
@@ -36,13 +38,12 @@ def test_use_is_found_at_its_place(use: str) -> None:
 
 
 MORE = [
-    ("concurrency", "import concurrent.futures"),
-    ("concurrency", "async def f():\n    async with x: await y"),
     ("type hints", "def f() -> int: pass"),
     ("type hints", "x: int = 1"),
-    ("type hints", "f = lambda x: x\ndef g(*args: int): pass"),
-    ("generators", "def f():\n    x = yield"),
-    ("files", "with open('a') as f: pass"),
+    ("type hints", "def g(*args: int, **kwargs: int): pass"),
+    ("comprehensions", "x = sum(y for y in z), {y for y in z}, {y: y for y in z}"),
+    ("handled errors", "try: x\nexcept* ValueError: y"),
+    ("decorators", "@f\nasync def g(): pass"),
 ]
 
 
@@ -52,8 +53,10 @@ def test_other_forms_are_found(use: str, text: str) -> None:
 
 
 def test_places_count_bytes() -> None:
-    text = "x = '\N{SNOWMAN}'; import re"
-    assert find_uses(text) == (("regular expressions", text.encode().index(b"import")),)
+    text = "x = '\N{SNOWMAN}'; assert x\n@f\nclass A: pass\n"
+    content = text.encode()
+    places = {"assertions": b"assert", "decorators": b"f\n", "classes": b"class"}
+    assert find_uses(text) == tuple((use, content.index(part)) for use, part in places.items())
 
 
 SOURCE = textwrap.dedent(

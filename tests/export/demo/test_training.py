@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aftexport.demo.documents import Document, Example
-from aftexport.demo.training import CROP, build, fit, predict
+from aftexport.demo.training import Crops, build, fit, predict
 from aftexport.nn import ClassifierConfig
 
 CONFIG = ClassifierConfig(
@@ -77,12 +77,13 @@ def test_targets_are_those_of_crops() -> None:
             asked.append((start, stop))
             return self.value
 
-    length = 3 * CROP[1]
-    fit(build(CONFIG, seed=0), [Example([5] * length, Recorder(1))], seed=0, steps=6)
+    length = 300
+    long = Example([5] * length, Recorder(1))
+    fit(build(CONFIG, seed=0), [long], seed=0, crops=Crops(4, 50, 100), steps=6)
     assert len(asked) == 6
     assert len(set(asked)) == 6
-    assert all(0 <= start <= stop - CROP[0] <= length for start, stop in asked)
-    assert all(stop - start <= CROP[1] for start, stop in asked)
+    assert all(0 <= start <= stop - 50 <= length for start, stop in asked)
+    assert all(stop - start <= 100 for start, stop in asked)
 
 
 def test_seed_determines_weights() -> None:

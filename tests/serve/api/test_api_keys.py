@@ -26,7 +26,8 @@ from aftserve.api.api_keys import Key, Keys, make_key
 from aftserve.errors import BusyError, UnauthorizedError
 
 OPEN = [
-    "/", "/page/page.css", "/page/page.js", "/page/elements.js", "/page/heads.js", "/openapi.json",
+    "/", "/page/page.css", "/page/page.js", "/page/elements.js", "/page/heads.js",
+    "/page/tokens.js", "/openapi.json",
     "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2",
 ]  # fmt: skip
 CLOSED = ["/parity", "/info", "/metrics", "/v2/models/model", "/v2/models/model/ready"]

@@ -27,6 +27,11 @@ from aftexport.demo.tasks.task import (
     show_counts,
     source_files,
 )
+from aftexport.demo.training import Crops
+from aftexport.heads.multi_label_classification import (
+    DEFAULT_THRESHOLD,
+    MultiLabelClassification,
+)
 
 
 class _Uses:
@@ -46,11 +51,20 @@ class _Uses:
 
 
 class MultiLabel(Task):
-    """The constructs in a source file, which ``ast`` finds."""
+    """The constructs in a source file, which ``ast`` finds.
+
+    Args:
+        thresholds: for each label the smallest score with which it holds.
+    """
 
     problem_type: ClassVar[str] = "multi_label_classification"
     evidence: ClassVar[int] = 3
+    crops: ClassVar[Crops] = Crops(8, 1024, 2048)  # one construct may be far from the next
+    tuned_on: ClassVar[int] = 150
     names = USES
+
+    def __init__(self, thresholds: tuple[float, ...] = (DEFAULT_THRESHOLD,) * len(USES)) -> None:
+        self._thresholds = thresholds
 
     @classmethod
     def collect(cls, options: DemoOptions, console: Console) -> Corpus:
@@ -66,6 +80,22 @@ class MultiLabel(Task):
     def of(cls, train: Corpus) -> Self:
         """Return the task."""
         return cls()
+
+    @property
+    def head(self) -> MultiLabelClassification:
+        """The labels with their thresholds."""
+        return MultiLabelClassification(labels=USES, thresholds=self._thresholds)
+
+    def tuned(self, documents: Sequence[Document], outputs: Outputs) -> Self:
+        """Return the task with the threshold of each label that has the highest F1 score.
+
+        A construct counts less in a whole document than in the crops of the training.
+        """
+        scores, truth = self._scores(outputs), self._labels(documents)
+        return type(self)(tuple(map(best_threshold, scores.T, truth.T)))
+
+    def _scores(self, outputs: Outputs) -> NDArray[np.float64]:
+        return self.head.scores(np.stack(outputs).astype(np.float64))
 
     def show_split(self, parts: Split, console: Console) -> None:
         """Print the number of documents."""
@@ -88,7 +118,7 @@ class MultiLabel(Task):
         answers = {
             "most common": np.broadcast_to(fitted.mean(0) >= 0.5, truth.shape),
             "bytes": byte_labels(texts, fitted, held_out.texts),
-            f"[bold]{name}[/]": np.stack(outputs) >= 0,
+            f"[bold]{name}[/]": self._scores(outputs) >= np.array(self._thresholds),
         }
         table = numbers_table("label", "documents", *(f"F1, {title}" for title in answers))
         for i, label in enumerate(self.names):
@@ -118,3 +148,15 @@ class MultiLabel(Task):
             said = "yes" if name in head["labels"] else "no"
             yield escape(name), f"{said}, {head['scores'][name]:.3f} ({verdict})"
         yield from evidence_rows(answer)
+
+
+def best_threshold(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
+    """Return the threshold with the highest F1 score, halfway between two scores.
+
+    It is within 0.01 and 0.99. Without a label that holds, it is ``DEFAULT_THRESHOLD``.
+    """
+    if not truth.any():
+        return DEFAULT_THRESHOLD
+    ordered = np.unique(scores)
+    middles = np.append((ordered[:-1] + ordered[1:]) / 2, DEFAULT_THRESHOLD).clip(0.01, 0.99)
+    return float(max(middles, key=lambda threshold: f1(scores >= threshold, truth)))

@@ -17,6 +17,7 @@ from aftexport.demo.judging import HeldOut
 from aftexport.demo.options import DemoOptions
 from aftexport.demo.python_source import is_readable
 from aftexport.demo.split import Split
+from aftexport.demo.training import Crops
 from aftexport.heads import Head
 
 Outputs = Sequence[NDArray[np.float32]]
@@ -32,11 +33,15 @@ class Task(ABC):
     Attributes:
         problem_type: the task by its name in ``aftexport.heads``.
         evidence: number of passages of evidence to ask the server for.
+        crops: the parts of documents in a step of the training.
+        tuned_on: maximum number of training documents for ``tuned``.
         names: the names of the labels or values.
     """
 
     problem_type: ClassVar[str]
     evidence: ClassVar[int] = 0
+    crops: ClassVar[Crops] = Crops()
+    tuned_on: ClassVar[int] = 0
     names: tuple[str, ...]
 
     @classmethod
@@ -56,6 +61,10 @@ class Task(ABC):
     @abstractmethod
     def target(self, document: Document) -> Target:
         """Return the truth about a document."""
+
+    def tuned(self, documents: Sequence[Document], outputs: Outputs) -> Self:
+        """Return the task with settings for the outputs of the model for training documents."""
+        return self
 
     @abstractmethod
     def results(

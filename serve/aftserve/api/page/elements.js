@@ -45,3 +45,20 @@ export function duration(seconds) {
   if (seconds >= 1) return `${seconds.toFixed(2)} s`;
   return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
 }
+
+/** Return a text with a mark, which `make` returns, for each span that has characters. */
+export function marked(content, spans, make) {
+  const nodes = [];
+  let point = 0, index = 0; // the position in code points, as the server counts, and in UTF-16 units
+  const upTo = (end) => {
+    const start = index;
+    for (; point < end; point++) index += content.codePointAt(index) > 0xffff ? 2 : 1;
+    return content.slice(start, index);
+  };
+  for (const span of spans.filter(({ text }) => text).sort((one, other) => one.start - other.start)) {
+    nodes.push(upTo(span.start));
+    // Two spans may share a character of several bytes: it belongs to the first one.
+    nodes.push(make(span, upTo(span.end)));
+  }
+  return [...nodes, content.slice(index)];
+}

@@ -1,6 +1,7 @@
-// The answers of a model's heads: labels with their scores, or values with their units.
+// The answers of a model's heads: labels with their scores, values with their units, spans, or vectors.
 
 import { byId, element, fill, fillTable, head, number, part, percent, row } from "./elements.js";
+import { showTokens, summaryOf } from "./tokens.js";
 
 let heads = {}; // the heads of GET /info, by the names of their outputs
 
@@ -10,24 +11,44 @@ export function describeHeads(described) {
   return Object.values(heads).map(purposeOf).join(" ");
 }
 
-function purposeOf({ task, labels, values }) {
+function purposeOf({ task, labels, dimensions, per_token: perToken, values }) {
+  if (dimensions) return `Returns a vector of ${dimensions} numbers for every ${perToken ? "token" : "document"}.`;
+  if (task === "token_classification") return `Labels every token with one of ${labels.length} labels.`;
   if (values) return `Estimates ${values.map((value) => value.name).join(", ")}.`;
   if (task === "multi_label_classification") return `Finds which of ${labels.length} labels hold.`;
   return `Distinguishes ${labels.length} classes.`;
 }
 
 /** Show the decision and the numbers of every head, and return the decision as text. */
-export function showHeads(answer) {
+export function showHeads(answer, content) {
   const answers = Object.entries(answersOf(answer));
-  const decisions = answers.map(([name, content]) => decisionOf(name, content));
-  fill("label", decisions.flatMap(({ names, chips }) => (chips ? names.flatMap(chip) : [names.join(", "), " "])));
+  const decisions = answers.map(([name, given]) => decisionOf(name, given));
+  const several = answers.length > 1;
+  fill("label", decisions.flatMap(({ names, chips }, place) => [
+    ...(several ? [element("span", { className: "head-name" }, answers[place][0]), " "] : []),
+    ...(chips ? names.flatMap(chip) : [names.join(", "), " "]),
+  ]));
   byId("remark").textContent = decisions.map(({ remark }) => remark).filter(Boolean).join("; ");
+  showNumbers(answers.filter(([name]) => !isShownAlone(name)), several);
+  showTokens(answers.filter(([name]) => isShownAlone(name)), heads, content, several);
+  return decisions.map((one) => [one.names.join(", "), one.remark].filter(Boolean).join(", ")).join("; ");
+}
+
+/** Return whether a head answers with spans or vectors, which have their own place. */
+const isShownAlone = (name) => ["token_classification", "feature_extraction"].includes(heads[name]?.task);
+
+/** Show the table of scores and values, with a title for each head if there are several. */
+function showNumbers(answers, several) {
+  byId("numbers").hidden = !answers.length;
+  if (!answers.length) return;
   const [title, names, numbers] = headingsOf(answers.map(([, content]) => content));
   byId("scores-title").textContent = title;
   byId("scores-names").textContent = names;
   byId("scores-numbers").textContent = numbers;
-  fillTable("scores", answers.flatMap(([name, content]) => rowsOf(name, content)));
-  return decisions.map((one) => [one.names.join(", "), one.remark].filter(Boolean).join(", ")).join("; ");
+  fillTable("scores", answers.flatMap(([name, content]) => [
+    ...(several ? [row(element("th", { scope: "rowgroup", colSpan: 3, className: "head-name" }, name))] : []),
+    ...rowsOf(name, content),
+  ]));
 }
 
 /** Return the answer of each head by its name; a label without heads is that of the only one. */
@@ -38,7 +59,9 @@ function answersOf({ heads: given, label, scores, calibrated, abstain }) {
 const chip = (name) => [element("span", { className: "chip" }, name), " "];
 
 /** Return the names that a head answers with, and a remark on them. */
-function decisionOf(name, { label, labels, scores, calibrated, abstain, values }) {
+function decisionOf(name, content) {
+  const { label, labels, scores, calibrated, abstain, values } = content;
+  if (isShownAlone(name)) return { names: [summaryOf(content)] };
   if (values) {
     const outside = Object.entries(values).filter(([value, x]) => isOutside(settingsOf(name, value), x));
     return {

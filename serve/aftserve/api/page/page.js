@@ -3,7 +3,7 @@
 
 import {
   NUMBER, byId, cell, duration, element, fill, fillFacts, fillTable, head, number, part, percent, row,
-  scientific, signed, tokens,
+  marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
 
@@ -106,7 +106,7 @@ function showProblem(problem) {
 }
 
 function showAnswer(answer, without, content, seconds) {
-  const decision = showHeads(answer);
+  const decision = showHeads(answer, content);
   byId("read").textContent = answer.truncated
     ? `The model saw only the ${answer.policy}: ${NUMBER.format(answer.tokens_used)} of ${tokens(answer.tokens_total)}.`
     : `The model saw the whole document: ${tokens(answer.tokens_total)} (policy ${answer.policy}).`;
@@ -145,26 +145,15 @@ function showEvidence(evidence, without, content) {
   }));
 }
 
-/** Return the text with a mark for each span that has characters, numbered from the strongest. */
+/** Return the text with a mark for each passage that has characters, numbered from the strongest. */
 function highlighted(content, spans) {
-  const nodes = [];
-  let point = 0, index = 0; // the position in code points, as the server counts, and in UTF-16 units
-  const upTo = (end) => {
-    const start = index;
-    for (; point < end; point++) index += content.codePointAt(index) > 0xffff ? 2 : 1;
-    return content.slice(start, index);
-  };
   const strongest = spans[0]?.above_average;
-  const numbered = spans.map((span, place) => ({ ...span, number: place + 1 }));
-  for (const span of numbered.filter((span) => span.text).sort((one, other) => one.start - other.start)) {
-    nodes.push(upTo(span.start));
-    // Two spans may share a character of several bytes: it belongs to the first one.
-    const mark = element("mark", { id: `passage-${span.number}`, tabIndex: -1 }, upTo(span.end));
+  return marked(content, spans.map((span, place) => ({ ...span, number: place + 1 })), (span, passage) => {
+    const mark = element("mark", { id: `passage-${span.number}`, tabIndex: -1 }, passage);
     mark.dataset.number = span.number;
     mark.style.setProperty("--strength", span.above_average / strongest);
-    nodes.push(mark);
-  }
-  return [...nodes, content.slice(index)];
+    return mark;
+  });
 }
 
 function showTimes(timings, seconds) {
