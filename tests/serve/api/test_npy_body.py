@@ -213,7 +213,8 @@ BAD: dict[str, tuple[bytes, str]] = {
 def test_bad_file_is_refused(address: str, name: str) -> None:
     content, said = BAD[name]
     answer = post(address, content)
-    assert (answer.status_code, said in answer.text) == (422, True), answer.text
+    status = 415 if name == "other bytes" else 422
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
 
 
 @pytest.mark.parametrize("token", [0, 1, LONG - 1])
@@ -309,7 +310,7 @@ def test_client_names_refusals(address: str) -> None:
             client.infer(features=np.zeros((600_000, FEATURES), np.float32))
         with pytest.raises(InvalidRequestError, match="got float32"):
             client.infer(features=np.zeros((3, 5)))
-        with pytest.raises(ValueError, match="must be numbers"):
+        with pytest.raises(ValueError, match="must be an array of numbers"):
             client.infer(features=np.zeros(3))
         both: Callable[..., Any] = client.infer
         with pytest.raises(TypeError, match="exactly one"):
