@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import feature_models
 import httpx
 import pytest
 import tiny_models
@@ -70,6 +71,18 @@ def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
     outcome, folder = exporting
     assert outcome.code == 0, outcome.err
     return folder / "model.bundle"
+
+
+@pytest.fixture(scope="session")
+def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model of features, which are normalized."""
+    folder = tmp_path_factory.mktemp("features")
+    out = folder / "model.bundle"
+    described = feature_models.feature_file(folder)
+    export(
+        factory="feature_models:Sensors", feature_file=described, out=out, labels=tiny_models.LABELS
+    )
+    return out
 
 
 @pytest.fixture

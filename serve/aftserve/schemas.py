@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from aftexport.bundle.features import Features
 from aftexport.heads import AnyAnswer, AnyHead, Span
 from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
@@ -37,7 +38,7 @@ TokenIds = Annotated[
 
 
 class InferRequest(BaseModel):
-    """Documents to classify, in exactly one of the three forms."""
+    """Documents to classify, in exactly one of the four forms."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,39 +51,51 @@ class InferRequest(BaseModel):
         fail_fast=True,
     )
 
+    input_features: list[list[Any]] | None = Field(
+        None,
+        description="Documents of features, a list of numbers for each token.",
+        min_length=1,
+        fail_fast=True,
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [self.text, self.texts, self.input_ids]
+        given = [self.text, self.texts, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
-            raise ValueError("give exactly one of text, texts and input_ids")
+            raise ValueError("give exactly one of text, texts, input_ids and input_features")
         return self
 
     @property
     def documents(self) -> Sequence[Document]:
-        """Texts, or token ids."""
-        return [self.text] if self.text is not None else self.texts or self.input_ids or []
+        """Texts, token ids or features."""
+        if self.text is not None:
+            return [self.text]
+        return self.texts or self.input_ids or self.input_features or []
 
 
 class DocumentRequest(BaseModel):
-    """One document, in exactly one of the two forms."""
+    """One document, in exactly one of the three forms."""
 
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
+    input_features: list[Any] | None = None
+
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.text is None) == (self.input_ids is None):
-            raise ValueError("give exactly one of text and input_ids")
+        given = [self.text, self.input_ids, self.input_features]
+        if sum(form is not None for form in given) != 1:
+            raise ValueError("give exactly one of text, input_ids and input_features")
         return self
 
     @property
     def document(self) -> Document:
-        """A text, or token ids."""
-        return self.text if self.text is not None else self.input_ids or []
+        """A text, token ids or features."""
+        return self.text if self.text is not None else self.input_ids or self.input_features or []
 
 
 class LineProblem(BaseModel):
@@ -366,7 +379,11 @@ class Info(BaseModel):
         description="Calibration of the scores of each head, with its error by length and its "
         "threshold; null if the bundle has none.",
     )
-    vocab_size: int
+    vocab_size: int | None = Field(description="Number of token ids; null with features.")
+    features: Features | None = Field(
+        description="Features of each token, which the server normalizes by (x - mean) / scale; "
+        "null for token ids."
+    )
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(
         description="Number of nodes by precision, if each has its own (`--precision auto`)."

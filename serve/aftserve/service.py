@@ -12,6 +12,7 @@ from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Decoding
 from aftserve.model.evidence import explain
+from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
@@ -68,6 +69,7 @@ class Service:
         self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = TokenizerPool()
+        self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
         self._breaches = BreachHandler(settings, self.health, self.scheduler)
         self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)

@@ -133,6 +133,12 @@ class Settings(BaseSettings):
     max_characters: PositiveInt = Field(1 << 24, description="maximum characters of a text")
     max_documents: PositiveInt = Field(256, description="maximum documents of one request")
     max_body_mib: Positive = Field(16, description="maximum MiB of one request")
+    max_array_mib: Positive = Field(
+        1024, description="maximum MiB of one document of features that is sent as a .npy file"
+    )
+    max_arrays_mib: Positive = Field(
+        4096, description="maximum MiB of the files for all documents of features"
+    )
     max_buffered_mib: Positive = Field(
         128, description="maximum MiB of all requests, each from its arrival to its answer"
     )
@@ -216,6 +222,16 @@ class Settings(BaseSettings):
     def max_body_bytes(self) -> int:
         """Maximum bytes of one request."""
         return int(self.max_body_mib * _MIB)
+
+    @property
+    def max_array_bytes(self) -> int:
+        """The maximum size of a body with an array of features."""
+        return int(self.max_array_mib * _MIB)
+
+    @property
+    def max_arrays_bytes(self) -> int:
+        """The maximum size of the files for all documents of features."""
+        return int(self.max_arrays_mib * _MIB)
 
     @property
     def max_buffered_bytes(self) -> int:

@@ -1,12 +1,20 @@
 """Types that every layer of the server shares."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.int64]
-"""Token ids of one document, ``[T]``."""
+from aftexport.chunked import runner as chunked
 
-Document = str | Sequence[int] | Tokens
-"""A text, or token ids that are not checked yet."""
+
+class Tokens(chunked.Tokens, Protocol):
+    """The tokens of one document, int64 ``[T]`` or normalized features, float32 ``[T, F]``."""
+
+    def tolist(self) -> Any:
+        """Return all tokens as a list."""
+        ...
+
+
+Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any] | Tokens
+"""A text, or token ids or features that are not checked yet."""

@@ -41,7 +41,7 @@ LEFT = {
     "README.md": ["model.bundle/manifest.json"],
     "docs/tutorial.md": ["model.bundle/chunked.zip", "model.bundle/tokenizer.json", "parity.html"],
     "docs/how-to/export-your-model.md": [
-        f"{name}.bundle/manifest.json" for name in ("own", "labels", "values")
+        f"{name}.bundle/manifest.json" for name in ("own", "several", "labels", "values")
     ],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],

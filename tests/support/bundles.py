@@ -13,11 +13,25 @@ def classes(labels: object) -> dict[str, Any]:
     return {"heads": {"logits": {"task": "single_label_classification", "labels": labels}}}
 
 
+_NO_ERROR = {"value": 0.0, "low": 0.0, "high": 0.0}
+_CALIBRATION: dict[str, Any] = {
+    "method": "temperature",
+    "scalings": [{"log_temperature": 0.5}],
+    "min_tokens": 1,
+    "max_tokens": 9,
+    "documents": 100,
+    "error_before": _NO_ERROR,
+    "error_after": _NO_ERROR,
+    "bands": [],
+}
+"""A calibration that fits the head of the tests' bundle."""
+
 SPARSE_MANIFESTS: dict[str, dict[str, Any]] = {
     "source empty": {"source": {}},
     "config empty": {"config": {}},
     "config of another kind": {"config": {"depth": 1}},
     "versions empty": {"versions": {}},
+    "calibration without bands": {"calibration": {"logits": _CALIBRATION}},
     "names that look like markup": {
         **classes(["[/]", "[bold]", "[red]c"]), "versions": {"[/b]": "[/]"}
     },
@@ -67,6 +81,16 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
                 "values": [{"name": "a", "scale": 0.0}, {"name": "b"}, {"name": "c"}],
             }
         }
+    },
+    "calibration of no head": {"calibration": {}},
+    "calibration of another head": {"calibration": {"other": _CALIBRATION}},
+    "calibration of another method": {
+        "calibration": {"logits": _CALIBRATION | {"method": "platt"}}
+    },
+    "calibration without scalings": {"calibration": {"logits": _CALIBRATION | {"scalings": []}}},
+    "calibration for no length": {"calibration": {"logits": _CALIBRATION | {"min_tokens": 0}}},
+    "temperature huge": {
+        "calibration": {"logits": _CALIBRATION | {"scalings": [{"log_temperature": 1e3}]}}
     },
     "tolerance not finite": {"tolerance": float("inf")},
     "precision unknown": {"precision": "fp8"},

@@ -16,6 +16,7 @@ from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import EngineError, UsageError
+from aftexport.verify.documents import as_inputs, random_document
 
 OTHERS = ("portable", "torch")
 LENGTHS = (1_024, 4_096, 16_384)
@@ -168,9 +169,7 @@ def check_lengths(manifest: Manifest, lengths: Sequence[int] | None) -> tuple[in
 
 
 def _document(manifest: Manifest, tokens: int) -> Tensors:
-    ids = np.random.default_rng(0).integers(0, manifest.vocab_size, (1, tokens), dtype=np.int64)
-    inputs = {"input_ids": ids, "lengths": np.array([tokens], dtype=np.int64)}
-    return {name: inputs[name] for name in manifest.inputs}
+    return as_inputs([random_document(tokens, manifest, np.random.default_rng(0))], manifest)
 
 
 def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[str, ...]:

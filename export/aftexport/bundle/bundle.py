@@ -117,6 +117,7 @@ class Bundle:
                 f"{', '.join(self.manifest.inputs)}",
                 EXPORT_AGAIN,
             )
+        self._check_features(model)
         if operators_in(model) != self.manifest.operators:
             raise BundleError(
                 self.path,
@@ -149,6 +150,17 @@ class Bundle:
                     f"{head.task} of width {head.width}",
                     EXPORT_AGAIN,
                 )
+
+    def _check_features(self, model: onnx.ModelProto) -> None:
+        shape = model.graph.input[0].type.tensor_type.shape.dim
+        features = self.manifest.features
+        expected = [] if features is None else [features.count]
+        if [dim.dim_value for dim in shape[2:]] != expected:
+            raise BundleError(
+                self.path,
+                f"{MANIFEST} must describe every feature of {MODEL}, got {expected or 'none'}",
+                EXPORT_AGAIN,
+            )
 
     def check_source(self, path: Path) -> None:
         """Check that a model file is the source of the bundle; folders are not checked.

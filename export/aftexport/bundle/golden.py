@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import LOGITS
+from aftexport.contract import LOGITS, main_input
 
 Array = NDArray[np.generic]
 OPERATOR_OUTPUT = "output"
@@ -37,7 +37,7 @@ class Case:
         """``[batch, tokens]`` of the model's case; for an operator, the shape of its output."""
         if self.subject != "model":
             return tuple(self.outputs[OPERATOR_OUTPUT].shape)
-        return tuple(self.inputs["input_ids"].shape)
+        return tuple(self.inputs[main_input(self.inputs)].shape[:2])
 
 
 def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:

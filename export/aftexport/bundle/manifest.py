@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.contract import LOGITS, MAX_TOKENS, MAX_VOCABULARY
+from aftexport.bundle.features import Features
+from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
@@ -146,9 +147,11 @@ class Manifest(BaseModel):
     Attributes:
         source: kind and sha256 of the model file.
         config: the configuration of the classifier; None if the checkpoint has none.
-        inputs: the names of the model's inputs, all int64: ``input_ids [batch, tokens]``
-            and, if used, ``lengths [batch]``.
-        vocab_size: the number of token ids; every id is below it.
+        inputs: the names of the model's inputs: ``input_ids`` int64 ``[batch, tokens]`` or
+            ``input_features`` float32 ``[batch, tokens, features]`` and, if used, ``lengths``
+            int64 ``[batch]``.
+        vocab_size: the number of token ids; every id is below it. None for a model of features.
+        features: the features of a token; None for a model of token ids.
         max_tokens: the maximum length of a document in tokens; None for no bound.
         batching: whether documents may share a run.
         heads: each head by the name of its output, in the order of the outputs.
@@ -179,8 +182,9 @@ class Manifest(BaseModel):
 
     source: dict[str, str | None]
     config: dict[str, Any] | None
-    inputs: tuple[Literal["input_ids", "lengths"], ...]
-    vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)]
+    inputs: tuple[Literal["input_ids", "input_features", "lengths"], ...]
+    vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)] | None
+    features: Features | None = None
     max_tokens: Annotated[Tokens, Ge(1)] | None
     batching: bool = True
     heads: Annotated[dict[str, AnyHead], Len(1)]
@@ -213,6 +217,21 @@ class Manifest(BaseModel):
     def explained(self) -> str | None:
         """The output that evidence explains, the first for documents; None without such a one."""
         return next((name for name, head in self.heads.items() if not head.is_per_token), None)
+
+    @property
+    def main_input(self) -> str:
+        """The input with the tokens, ``input_ids`` or ``input_features``."""
+        return main_input(self.inputs)
+
+    @model_validator(mode="after")
+    def _inputs_fit(self) -> Self:
+        if self.inputs not in INPUTS:
+            raise ValueError(f"inputs: expected one of {INPUTS}, got {self.inputs}")
+        field = {IDS: "vocab_size", FEATURES: "features"}
+        for main, name in field.items():
+            if (getattr(self, name) is None) is (main == self.main_input):
+                raise ValueError(f"expected {field[self.main_input]} only, for {self.main_input}")
+        return self
 
     @model_validator(mode="after")
     def _chunks_fit(self) -> Self:

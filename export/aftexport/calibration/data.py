@@ -1,6 +1,6 @@
 """Labelled documents from a file, one JSON object per line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError
 from aftexport.heads import Head, MultiLabelClassification
 from aftexport.heads.calibration import CALIBRATED_HEADS
-from aftexport.verify.documents import ids_of, lines_of, object_of
+from aftexport.verify.documents import document_of, lines_of, object_of
 
 _FORMS = (
     'Give {"text": "...", "label": "NAME"} on each line; "labels": ["NAME", ...] for independent '
@@ -28,13 +28,13 @@ class LabelledDocument:
 
     Attributes:
         line: the number of its line.
-        ids: the token ids.
+        tokens: the token ids, or the normalized features of each token.
         truths: the truth by the name of the head: the index of the label, or for each of
             independent labels whether it holds.
     """
 
     line: int
-    ids: NDArray[np.int32]
+    tokens: NDArray[Any]
     truths: Mapping[str, NDArray[np.int64]]
 
 
@@ -75,13 +75,21 @@ def read_labelled_documents(
         try:
             content = object_of(line)
             truths = truths_of(content, heads)
-            ids = np.array(ids_of(content, manifest, tokenizer), np.int32)
+            document = document_of(content, manifest, tokenizer)
+            tokens: NDArray[Any] = np.asarray(document)
+            if manifest.features is None:
+                tokens = tokens.astype(np.int32)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}.", _FORMS) from error
-        documents.append(LabelledDocument(number, ids, truths))
+        documents.append(LabelledDocument(number, tokens, truths))
     if not documents:
         raise UsageError(f"{path} has no documents.", _FORMS)
     return documents
+
+
+def repeated(documents: Sequence[LabelledDocument]) -> int:
+    """Return the number of documents that are equal to an earlier one."""
+    return len(documents) - len({document.tokens.tobytes() for document in documents})
 
 
 def truths_of(

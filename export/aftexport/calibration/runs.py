@@ -1,8 +1,10 @@
 """Runs of labelled documents in a bundle's own engine."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.calibration.data import LabelledDocument, heads_to_calibrate
@@ -51,7 +53,7 @@ def run_documents(
             samples[name] = Sample(
                 head,
                 np.stack(logits[name]),
-                np.array([len(document.ids) for document in labelled], np.int64),
+                np.array([len(document.tokens) for document in labelled], np.int64),
                 np.stack([document.truths[name] for document in labelled]),
             )
     return samples
@@ -73,11 +75,13 @@ class _Model:
 
     def run(self, document: LabelledDocument) -> dict[str, Double]:
         """Return the logits ``[width]`` of each labelled head."""
-        ids = document.ids.astype(np.int64)
-        if self._chunked is not None and len(ids) > self._whole_tokens:
-            outputs = self._chunked.run(ids)
+        tokens: NDArray[Any] = document.tokens
+        if self._manifest.features is None:
+            tokens = tokens.astype(np.int64)
+        if self._chunked is not None and len(tokens) > self._whole_tokens:
+            outputs = self._chunked.run(tokens)
         else:
-            outputs = self._engine.run(as_inputs([ids], self._manifest))
+            outputs = self._engine.run(as_inputs([tokens], self._manifest))
         logits = {name: outputs[name][0].astype(np.float64) for name in document.truths}
         if not all(np.isfinite(one).all() for one in logits.values()):
             raise EngineError(

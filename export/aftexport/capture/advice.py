@@ -7,7 +7,7 @@ from torch import nn
 
 from aftexport.capture.complaints import violation
 from aftexport.capture.shape_guards import ShapeGuard
-from aftexport.contract import MAX_TOKENS
+from aftexport.contract import FEATURES, IDS, MAX_TOKENS
 
 _RECURRENT = (
     "torch.export captures recurrent layers for one length only: replace them by attention layers."
@@ -91,6 +91,7 @@ def remedy(
     guard: ShapeGuard | None = None,
     one_way: int | None = None,
     *,
+    has_features: bool = False,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
 ) -> str:
@@ -101,12 +102,14 @@ def remedy(
         complaint: the message of torch.export, or of the module itself.
         guard: the decisive guard, see ``decisive_guard``.
         one_way: the maximum number of tokens for which the model was captured; None for none.
+        has_features: whether the model takes features instead of token ids.
         otherwise: the advice for unknown complaints.
     """
-    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+    if not has_features and not any(isinstance(module, nn.Embedding) for module in model.modules()):
         return (
-            "Put an nn.Embedding before the module and a classifier after it, since a bundle takes "
-            "input_ids; or export the module by torch.onnx.export, and run aftexport fuse."
+            "Add --features N for a module that takes N features of each token. For token ids, put "
+            "an nn.Embedding before the module. Or export the module by torch.onnx.export, and run "
+            "aftexport fuse."
         )
     if "data is not allocated" in complaint:
         return (
@@ -121,8 +124,8 @@ def remedy(
         )
     if guard is not None and guard.excludes("batch"):
         return (
-            "Read the number of documents from input_ids.shape, and remove loops over documents "
-            "from forward."
+            f"Read the number of documents from {FEATURES if has_features else IDS}.shape, and "
+            "remove loops over documents from forward."
         )
     if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
         return "Write tokens ** 0.5, or math.log(tokens): NumPy does not accept dynamic sizes."

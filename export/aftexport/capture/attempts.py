@@ -1,6 +1,5 @@
 """Attempts to capture a model by ``torch.export``, in a fixed order."""
 
-from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config
 
 from aftexport.capture.complaints import failed_in_torch, violation
+from aftexport.capture.model_inputs import ModelInputs
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
@@ -54,13 +54,13 @@ _ATTEMPTS = (
 
 
 def attempt_export(
-    model: nn.Module, names: Sequence[str], limit: int
+    model: nn.Module, inputs: ModelInputs, limit: int
 ) -> ExportedProgram | list[Failure]:
     """Capture a model by the first attempt that succeeds.
 
     Args:
         model: the module, in evaluation mode and with plain inputs.
-        names: the names of its inputs.
+        inputs: its inputs.
         limit: the maximum length of a document in tokens.
 
     Returns:
@@ -70,9 +70,9 @@ def attempt_export(
         "batch": Dim("batch", min=1, max=_MAX_BATCH),
         "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
     }
-    shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
+    shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in inputs.names}
     # torch would treat a batch or a length of 1 in the example as a constant.
-    arguments = tuple(examples(names, min(16, limit)).values())
+    arguments = tuple(inputs.examples(min(16, limit)).values())
     failures: list[Failure] = []
     # With at most 2 tokens, a size that is never 1 is always 2.
     for attempt in _ATTEMPTS[limit == 2 :]:
@@ -111,12 +111,3 @@ def _run(
         if not tensors or violation(str(failure.error)) is not None:
             break
     return failure
-
-
-def examples(names: Iterable[str], tokens: int) -> dict[str, Tensor]:
-    """Return the inputs ``names`` for two documents of ``tokens`` tokens."""
-    inputs = {
-        "input_ids": torch.zeros(2, tokens, dtype=torch.int64),
-        "lengths": torch.full((2,), tokens, dtype=torch.int64),
-    }
-    return {name: inputs[name] for name in names}

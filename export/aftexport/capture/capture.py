@@ -5,6 +5,8 @@ silently freeze the shape.
 """
 
 import copy
+from collections.abc import Collection
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
+from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
@@ -20,35 +23,57 @@ from aftexport.errors import TraceError, first_line
 
 
 def capture(
-    model: nn.Module, *, dtype: torch.dtype = torch.float32, max_tokens: int | None = None
+    model: nn.Module,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_tokens: int | None = None,
+    num_features: int | None = None,
+    mask: bool = True,
 ) -> ExportedProgram:
-    """Capture a module whose ``forward`` takes ``input_ids`` and optionally ``lengths``.
+    """Capture a module whose forward takes token ids or features, and optionally their lengths.
+
+    A forward that takes ``attention_mask`` and no ``lengths`` gets a mask of the lengths. If it
+    cannot be captured with a mask, it is captured without one, for documents without padding.
 
     Args:
         model: the module, which stays unchanged: a copy is put in evaluation mode, cast and folded.
         dtype: the floating-point type of the exported parameters.
         max_tokens: the maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower
             maximum that torch.export reports for the model takes its place.
+        num_features: the number of features of a token by ``--features``; None for the number that
+            the module declares, or for token ids.
+        mask: whether a forward without ``lengths`` may get a mask.
 
     Raises:
         TraceError: if the forward signature differs, or the model cannot be
             captured for every batch and length.
+        UsageError: if the number of features is outside its bounds.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise _scripted("the model")
-    names = ForwardSignature.of(model.forward).inputs
-    model = prepared(model, dtype)
+    number = features_of(model, num_features)
+    signature = ForwardSignature.of(model.forward, features=number is not None, mask=mask)
+    if signature.has_mask:
+        masked = ModelInputs(signature.inputs, number)
+        with suppress(TraceError):
+            return _captured(prepared(model, dtype, masked.names), masked, max_tokens)
+        signature = ForwardSignature.of(model.forward, features=number is not None, mask=False)
+    inputs = ModelInputs(signature.inputs, number)
+    return _captured(prepared(model, dtype, inputs.names), inputs, max_tokens)
+
+
+def _captured(model: nn.Module, inputs: ModelInputs, max_tokens: int | None) -> ExportedProgram:
     limit = max_tokens or MAX_TOKENS
-    captured = attempt_export(model, names, limit)
+    captured = attempt_export(model, inputs, limit)
     if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
     # torch.export may name a bound that is one too large, and the next attempt the bound itself.
     while not isinstance(captured, ExportedProgram):
-        bound = find_bound(model, names, captured, limit)
+        bound = find_bound(model, inputs, captured, limit)
         if bound is None:
-            raise explain(model, names, captured, limit) from captured[-1].error
+            raise explain(model, inputs, captured, limit) from captured[-1].error
         limit = bound
-        captured = attempt_export(model, names, limit)
+        captured = attempt_export(model, inputs, limit)
     return captured
 
 
@@ -59,9 +84,17 @@ def _scripted(subject: str) -> TraceError:
     )
 
 
-def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
-    model = with_plain_inputs(copied(model).eval().to(dtype))
+def prepared(
+    model: nn.Module, dtype: torch.dtype, inputs: Collection[str] | None = None
+) -> nn.Module:
+    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs.
+
+    Args:
+        model: the module.
+        dtype: the floating-point type of its parameters.
+        inputs: the names of its inputs; see ``with_plain_inputs``.
+    """
+    model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
     # A hook leaves the names of the parameters as they are, and a wrapper would change them.
     model.register_forward_hook(lambda _module, _inputs, result: name_outputs(result))
     for module in model.modules():

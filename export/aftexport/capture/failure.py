@@ -1,6 +1,7 @@
 """Failures of torch.export to capture a model, each as one error with one remedy."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,8 +15,9 @@ from aftexport.capture.advice import (
     is_of_pieces,
     remedy,
 )
-from aftexport.capture.attempts import Failure, attempt_export, examples
+from aftexport.capture.attempts import Failure, attempt_export
 from aftexport.capture.complaints import cause, failed_in_torch, learned_length, violation
+from aftexport.capture.model_inputs import ModelInputs
 from aftexport.capture.random_operators import error_of_failure
 from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.capture.torch_logs import quiet
@@ -23,40 +25,40 @@ from aftexport.errors import TraceError
 
 
 def explain(
-    model: nn.Module, names: Sequence[str], failures: Sequence[Failure], limit: int
+    model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> TraceError:
     """Return the error that explains to the author of a model why it cannot be captured.
 
     Args:
         model: the module, in evaluation mode and with plain inputs.
-        names: the names of its inputs.
+        inputs: its inputs.
         failures: the failure of each attempt; the last one is the most specific.
         limit: the requested maximum length of a document, in tokens.
     """
     first, *again = failures
     error, guard = failures[-1].error, decisive_guard(first.guards, *(f.guards for f in again[-1:]))
     bound = _max_tokens(failures, limit)
-    one_way = _one_way(model, names, guard, bound, limit)
+    one_way = _one_way(model, inputs, guard, bound, limit)
     if one_way is not None and one_way == bound:
         return TraceError(
             "Expected one computation for documents of every length, got a branch at "
             f"{bound} tokens{guard.place if guard else ''}.",
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         )
-    return error_of_failure(error) or _refusal(model, names, error, guard, one_way)
+    return error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
 
 
 def find_bound(
-    model: nn.Module, names: Sequence[str], failures: Sequence[Failure], limit: int
+    model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> int | None:
     """Return the maximum length that the model's own tables allow; None if it is unknown.
 
     Args:
-        model, names, failures, limit: the arguments of ``explain``.
+        model, inputs, failures, limit: the arguments of ``explain``.
     """
     bound = _max_tokens(failures, limit)
     # The last length can be one more than the bound.
-    if bound < limit and _takes(model, names, bound) and not _takes(model, names, bound + 2):
+    if bound < limit and _takes(model, inputs, bound) and not _takes(model, inputs, bound + 2):
         return bound
     return None
 
@@ -72,7 +74,7 @@ def _max_tokens(failures: Sequence[Failure], limit: int) -> int:
 
 
 def _one_way(
-    model: nn.Module, names: Sequence[str], guard: ShapeGuard | None, bound: int, limit: int
+    model: nn.Module, inputs: ModelInputs, guard: ShapeGuard | None, bound: int, limit: int
 ) -> int | None:
     """Return the maximum length up to which the model takes one branch only; None for none.
 
@@ -84,46 +86,47 @@ def _one_way(
     captured = (
         n
         for n in sorted(candidates)
-        if isinstance(attempt_export(model, names, n), ExportedProgram)
+        if isinstance(attempt_export(model, inputs, n), ExportedProgram)
     )
     return next(captured, None)
 
 
 def _refusal(
     model: nn.Module,
-    names: Sequence[str],
+    inputs: ModelInputs,
     error: Exception,
     guard: ShapeGuard | None,
     one_way: int | None,
 ) -> TraceError:
     """Return the error for a model that cannot be captured, with its remedy."""
     problem = "torch.export cannot capture the model for every batch and length"
+    advise = partial(remedy, model, has_features=inputs.num_features is not None)
     if (detail := violation(str(error))) is not None:
         detail = f": {detail}" if guard is None else f", only where {guard}{guard.place}"
-        advice = remedy(model, str(error), guard, one_way)
+        advice = advise(str(error), guard, one_way)
         return TraceError(f"{problem}{detail}.", advice)
-    inputs = examples(names, 16)
+    examples = inputs.examples(16)
     try:
         with torch.no_grad():
-            model(*inputs.values())
+            model(*examples.values())
     except Exception as own:  # a module of a user can raise any exception
-        shapes = " and ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
+        shapes = " and ".join(f"{name} {list(x.shape)}" for name, x in examples.items())
         return TraceError(
             f"The model's forward also fails in PyTorch, on {shapes}: {cause(own)}.",
-            remedy(model, str(own), otherwise="Fix the error in forward, or wrap the model."),
+            advise(str(own), otherwise="Fix the error in forward, or wrap the model."),
         )
     if failed_in_torch(error):
         place = guard.place if guard else ""
         problem = f"{problem}: torch itself fails on its sizes{place}, {cause(error)}."
         return TraceError(problem, IN_TORCH)
-    return TraceError(f"{problem}: {cause(error)}.", remedy(model, str(error)))
+    return TraceError(f"{problem}: {cause(error)}.", advise(str(error)))
 
 
-def _takes(model: nn.Module, names: Sequence[str], tokens: int) -> bool:
+def _takes(model: nn.Module, inputs: ModelInputs, tokens: int) -> bool:
     """Return whether the model can be captured for two documents of ``tokens`` tokens."""
     try:
         with quiet(), torch.no_grad():
-            torch.export.export(model, tuple(examples(names, tokens).values()))
+            torch.export.export(model, tuple(inputs.examples(tokens).values()))
     except Exception:  # a table that is too short can raise any exception
         return False
     return True

@@ -1,17 +1,23 @@
-"""The parameters of a forward, and modules that take only ``input_ids`` and ``lengths``."""
+"""The parameters of a forward, and modules that take only the inputs of an exported model."""
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
+from aftexport.contract import FEATURES, IDS, LENGTHS, main_input
 from aftexport.errors import TraceError
 
+MASK = "attention_mask"
+"""The parameter with a mask, int64 ``[batch, tokens]``: 1 for a token, 0 for padding."""
 _PADDING_NAME = re.compile(r"mask|(?<!max_)(?<!min_)len(s|gth|gths)?(_|$)")
 """Names of parameters that describe the padding of a batch."""
+_FEATURE_NAMES = (FEATURES, "inputs_embeds")
+"""Names of parameters that take features, never ids."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -20,7 +26,8 @@ class ForwardSignature:
     """The arguments of a forward for the inputs of an exported model.
 
     Attributes:
-        inputs: ``input_ids`` and, if the forward takes them, ``lengths``.
+        inputs: ``input_ids`` or ``input_features`` and, if the forward takes them or a mask of
+            padding, ``lengths``.
         is_plain: whether these are its first parameters, by these names.
         positional: the arguments by position, inputs or values of defaults.
         keywords: parameters that are passed by name, with the input of each.
@@ -34,35 +41,35 @@ class ForwardSignature:
     left_out: tuple[str, ...]
 
     @classmethod
-    def of(cls, forward: Callable[..., Any]) -> "ForwardSignature":
-        """Read a forward's parameters: the ids are ``input_ids``, or else the first parameter.
+    def of(
+        cls, forward: Callable[..., Any], *, features: bool = False, mask: bool = True
+    ) -> "ForwardSignature":
+        """Read a forward's parameters: the tokens go to the parameter of that name, or the first.
+
+        Args:
+            forward: the forward of a module.
+            features: whether the tokens are features instead of ids.
+            mask: whether a forward without ``lengths`` gets a mask as ``attention_mask``.
 
         Raises:
-            TraceError: if the forward needs arguments other than ids and ``lengths``.
+            TraceError: if the forward needs other arguments.
         """
         parameters = [*inspect.signature(forward).parameters.values()]
         fixed = [p for p in parameters if p.kind not in _VARIABLE]
-        ids = next((p for p in fixed if p.name == "input_ids"), fixed[0] if fixed else None)
-        roles = {"lengths": "lengths"} if any(p.name == "lengths" for p in fixed) else {}
-        if ids is not None:
-            roles[ids.name] = "input_ids"
+        main = FEATURES if features else IDS
+        roles = _padding_roles(fixed, mask=mask)
+        if (tokens := _main_parameter(fixed, features=features)) is not None:
+            roles[tokens.name] = main
         others = [p for p in fixed if p.name not in roles]
         takes_any = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-        if any(p.default is p.empty for p in others) or not (
-            takes_any or "input_ids" in roles.values()
-        ):
-            raise TraceError(
-                "Expected a forward that takes input_ids and optionally lengths, got parameters "
-                f"({', '.join(p.name for p in parameters)}).",
-                "Wrap it in a module whose forward takes (input_ids [batch, tokens], "
-                "lengths [batch]).",
-            )
-        inputs = ("input_ids", *(["lengths"] if "lengths" in roles.values() else []))
+        if any(p.default is p.empty for p in others) or not (takes_any or main in roles.values()):
+            raise _unusual(parameters, main)
+        inputs = (main, *([LENGTHS] if {LENGTHS, MASK} & set(roles.values()) else []))
         names = [p.name for p in fixed if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         return cls(
             inputs,
             tuple(names[: len(inputs)]) == inputs,
-            _by_position(fixed, roles) if ids is not None else (_Input("input_ids"),),
+            _by_position(fixed, roles) if tokens is not None else (_Input(main),),
             {p.name: roles[p.name] for p in fixed if _is_named(p) and p.name in roles},
             (
                 *(p.name for p in others if _PADDING_NAME.search(p.name)),
@@ -70,10 +77,23 @@ class ForwardSignature:
                 *(
                     f"**{p.name}"
                     for p in parameters
-                    if p.kind is inspect.Parameter.VAR_KEYWORD and "lengths" not in inputs
+                    if p.kind is inspect.Parameter.VAR_KEYWORD and LENGTHS not in inputs
                 ),
             ),
         )
+
+    @classmethod
+    def for_inputs(cls, forward: Callable[..., Any], inputs: Collection[str]) -> Self:
+        """Return the signature with which a forward was exported for these inputs."""
+        return cls.of(  # type: ignore[return-value]
+            forward, features=FEATURES in inputs, mask=LENGTHS in inputs
+        )
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the forward gets a mask of padding instead of lengths."""
+        given = (*self.keywords.values(), *(a.name for a in self.positional if _is_input(a)))
+        return MASK in given
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,53 @@ class _Input:
     """The place of an input among the arguments."""
 
     name: str
+
+
+def _is_input(argument: Any) -> bool:
+    return isinstance(argument, _Input)
+
+
+def _padding_roles(fixed: list[inspect.Parameter], *, mask: bool) -> dict[str, str]:
+    names = [p.name for p in fixed]
+    if LENGTHS in names:
+        return {LENGTHS: LENGTHS}
+    return {MASK: MASK} if mask and MASK in names else {}
+
+
+def _main_parameter(fixed: list[inspect.Parameter], *, features: bool) -> inspect.Parameter | None:
+    """Return the parameter of the tokens; None for a forward that takes any arguments.
+
+    Raises:
+        TraceError: if the parameter takes features of an unknown number, or ids in their place.
+    """
+    by_name = {p.name: p for p in fixed}
+    first = fixed[0] if fixed else None
+    if features:
+        named = (by_name[name] for name in _FEATURE_NAMES if name in by_name)
+        chosen = next(named, first)
+        if chosen is not None and chosen.name == IDS:
+            raise TraceError(
+                f"Expected a forward that takes features, got the parameter {IDS}.",
+                "Leave --features out, or rename the parameter to input_features.",
+            )
+        return chosen
+    chosen = by_name.get(IDS, first)
+    if chosen is not None and chosen.name in _FEATURE_NAMES:
+        raise TraceError(
+            f"Expected the number of features of each token for the parameter {chosen.name}, got "
+            "none.",
+            "Add --features N, or set num_features in the module or in its config.",
+        )
+    return chosen
+
+
+def _unusual(parameters: list[inspect.Parameter], main: str) -> TraceError:
+    shape = "[batch, tokens, features]" if main == FEATURES else "[batch, tokens]"
+    return TraceError(
+        f"Expected a forward that takes {main} and optionally lengths, got parameters "
+        f"({', '.join(p.name for p in parameters)}).",
+        f"Wrap it in a module whose forward takes ({main} {shape}, lengths [batch]).",
+    )
 
 
 def _is_named(parameter: inspect.Parameter) -> bool:
@@ -95,23 +162,29 @@ def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple
     return tuple(_Input(roles[p.name]) if p.name in roles else p.default for p in nameless)
 
 
-def with_plain_inputs(module: nn.Module) -> nn.Module:
-    """Return a module whose forward takes ``input_ids`` and ``lengths``, in this order.
+def with_plain_inputs(module: nn.Module, inputs: Collection[str] | None = None) -> nn.Module:
+    """Return a module whose forward takes the inputs of an exported model, in their order.
 
     Args:
         module: a module in Python, which is returned itself if its forward is plain already.
+        inputs: the inputs of the exported model; None for those of a model of token ids whose
+            forward gets no mask.
 
     Raises:
         TraceError: if its forward needs other arguments.
     """
-    signature = ForwardSignature.of(module.forward)
-    if signature.is_plain:
+    if inputs is None:
+        signature = ForwardSignature.of(module.forward, mask=False)
+    else:
+        signature = ForwardSignature.for_inputs(module.forward, inputs)
+    # A wrapper converts features, which are float32 in every model, to the type of the weights.
+    if signature.is_plain and FEATURES not in signature.inputs:
         return module
-    return (_IdsAndLengths if "lengths" in signature.inputs else _IdsOnly)(module, signature)
+    return _WRAPPERS[signature.inputs](module, signature)
 
 
 class _PlainInputs(nn.Module):
-    """A wrapper of a module whose inputs have other names or another order."""
+    """A wrapper of a module whose inputs have other names, another order or another type."""
 
     def __init__(self, module: nn.Module, signature: ForwardSignature) -> None:
         super().__init__()
@@ -120,9 +193,20 @@ class _PlainInputs(nn.Module):
 
     def _call(self, **inputs: Tensor) -> Any:
         signature = self._signature
-        arguments = [inputs[a.name] if isinstance(a, _Input) else a for a in signature.positional]
+        main = main_input(inputs)
+        if main == FEATURES:
+            inputs[FEATURES] = inputs[FEATURES].to(_float_type(self.module))
+        if signature.has_mask:
+            positions = torch.arange(inputs[main].shape[1], device=inputs[main].device)
+            inputs[MASK] = (positions < inputs[LENGTHS].unsqueeze(1)).to(torch.int64)
+        arguments = [inputs[a.name] if _is_input(a) else a for a in signature.positional]
         named = {name: inputs[role] for name, role in signature.keywords.items()}
         return self.module(*arguments, **named)
+
+
+def _float_type(module: nn.Module) -> torch.dtype:
+    types = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return next(types, torch.float32)
 
 
 class _IdsOnly(_PlainInputs):
@@ -133,3 +217,21 @@ class _IdsOnly(_PlainInputs):
 class _IdsAndLengths(_PlainInputs):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Any:
         return self._call(input_ids=input_ids, lengths=lengths)
+
+
+class _FeaturesOnly(_PlainInputs):
+    def forward(self, input_features: Tensor) -> Any:
+        return self._call(input_features=input_features)
+
+
+class _FeaturesAndLengths(_PlainInputs):
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Any:
+        return self._call(input_features=input_features, lengths=lengths)
+
+
+_WRAPPERS: dict[tuple[str, ...], type[_PlainInputs]] = {
+    (IDS,): _IdsOnly,
+    (IDS, LENGTHS): _IdsAndLengths,
+    (FEATURES,): _FeaturesOnly,
+    (FEATURES, LENGTHS): _FeaturesAndLengths,
+}

@@ -11,8 +11,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from aftexport.capture.vocabulary import read_vocabulary
-from aftexport.contract import MAX_TOKENS
-from aftexport.errors import TraceError
+from aftexport.contract import FEATURES, INPUTS, MAX_TOKENS, main_input
+from aftexport.errors import TraceError, UsageError
 
 _aten = torch.ops.aten
 
@@ -22,17 +22,25 @@ class InputSpec:
     """The inputs of a model.
 
     Attributes:
-        names: ``input_ids`` (int64 ``[batch, tokens]``), and ``lengths`` (int64
-            ``[batch]``) if the model takes it.
-        vocab_size: the number of ids; every id is below it.
+        names: ``input_ids`` (int64 ``[batch, tokens]``) or ``input_features`` (float32
+            ``[batch, tokens, features]``), and ``lengths`` (int64 ``[batch]``) if the model takes
+            it.
+        vocab_size: the number of ids; every id is below it. None for a model of features.
+        num_features: the number of features of a token; None for a model of ids.
         embedding: the parameter with a row for each id; empty if there is none.
         max_tokens: the maximum length of a document in tokens; None for no bound.
     """
 
     names: tuple[str, ...]
-    vocab_size: int
+    vocab_size: int | None
+    num_features: int | None
     embedding: str
     max_tokens: int | None
+
+    @property
+    def main(self) -> str:
+        """The input with the tokens."""
+        return main_input(self.names)
 
 
 def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> InputSpec:
@@ -45,34 +53,57 @@ def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> Input
     Raises:
         TraceError: if inputs differ from those of ``capture`` or have fixed axes, or if
             ``vocab_size`` is None and the ids are not looked up in a table.
-        UsageError: if ``vocab_size`` exceeds the rows of a table.
+        UsageError: if ``vocab_size`` exceeds the rows of a table, or is for a model of features.
     """
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
-    names = tuple(program.graph_signature.user_inputs)
-    if names not in (("input_ids", "lengths"), ("input_ids",)):
+    names = tuple(map(str, program.graph_signature.user_inputs))
+    if names not in INPUTS:
         raise TraceError(
-            "Expected a program with inputs (input_ids) or (input_ids, lengths), got "
-            f"({', '.join(map(str, names))}).",
-            "Export it with inputs named input_ids [batch, tokens] and, if used, lengths [batch].",
+            "Expected a program with inputs (input_ids), (input_features) or one of them with "
+            f"lengths, got ({', '.join(names)}).",
+            "Export it with inputs named input_ids [batch, tokens] or input_features [batch, "
+            "tokens, features] and, if used, lengths [batch].",
         )
-    ids = next(n for n in placeholders if n.name == "input_ids")
-    shape = ids.meta["val"].shape
-    for axis, size in zip(("batch", "tokens"), shape, strict=True):
+    tokens = next(n for n in placeholders if n.name == main_input(names))
+    shape = tokens.meta["val"].shape
+    num_features = _num_features(tokens) if tokens.name == FEATURES else None
+    for axis, size in zip(("batch", "tokens"), shape[:2], strict=True):
         if isinstance(size, int) and not (axis == "tokens" and size == 1):
             raise TraceError(
                 f"Expected a program with a dynamic {axis} axis, got {axis} fixed at {size}.",
                 "Pass dynamic_shapes to torch.export.export for batch and tokens.",
             )
-    vocabulary = read_vocabulary(program, ids, vocab_size)
+    vocabulary = None
+    if num_features is None:
+        vocabulary = read_vocabulary(program, tokens, vocab_size)
+    elif vocab_size is not None:
+        raise UsageError(
+            f"--vocab-size is for models of token ids, got {vocab_size} for a model of features.",
+            "Leave --vocab-size out.",
+        )
     upper = 1
     if not isinstance(shape[1], int):
         upper = min(_upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
     return InputSpec(
-        tuple(map(str, names)),
-        vocabulary.size,
-        vocabulary.embedding,
+        names,
+        vocabulary.size if vocabulary else None,
+        num_features,
+        vocabulary.embedding if vocabulary else "",
         None if upper >= MAX_TOKENS else upper,
     )
+
+
+def _num_features(tokens: Node) -> int:
+    """Return the size of the last axis of ``input_features``."""
+    value = tokens.meta["val"]
+    fixed = value.shape[2] if value.ndim == 3 else None
+    if not isinstance(fixed, int) or value.dtype != torch.float32:
+        raise TraceError(
+            "Expected input_features float32 [batch, tokens, features] with a fixed number of "
+            f"features, got {value.dtype} {list(value.shape)}.",
+            "Export the program with float32 features, and convert them in forward.",
+        )
+    return fixed
 
 
 def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:

@@ -1,6 +1,6 @@
 """A module in float64, the reference for the comparison of other engines."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -21,15 +21,16 @@ class ReferenceModule(nn.Module):
 
     Args:
         module: the module, which is changed in place.
+        inputs: the names of its inputs; see ``with_plain_inputs``.
 
     Attributes:
         precision: ``float64`` or ``float32``, known after the first run.
         reason: the error that led to float32; empty for float64.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, inputs: Collection[str] | None = None) -> None:
         super().__init__()
-        self.module = with_plain_inputs(module).double()
+        self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"
         self.reason = ""
         self._modes: list[Callable[[], AbstractContextManager[Any]]] = []
@@ -39,7 +40,7 @@ class ReferenceModule(nn.Module):
         """Run the module once.
 
         Args:
-            inputs: ``input_ids`` and, if the module takes them, ``lengths``.
+            inputs: ids or features and, if the module takes them, ``lengths``.
         """
         if self._is_decided:
             return self._run(*inputs)

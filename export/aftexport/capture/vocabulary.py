@@ -89,7 +89,8 @@ def _unknown(lookups: list[Lookup], ids: Node) -> TraceError:
     if not lookups:
         return TraceError(
             "Expected a model that looks its input_ids up in an embedding, got none.",
-            f"Export models whose first step is an nn.Embedding of input_ids, or {_GIVE}.",
+            f"Export models whose first step is an nn.Embedding of input_ids, or {_GIVE}. A model "
+            "of features needs --features N.",
         )
     rows = min(lookup.rows for lookup in lookups if not lookup.fits)
     return TraceError(

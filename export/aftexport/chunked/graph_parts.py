@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import onnx
 
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
+from aftexport.contract import LENGTHS, main_input
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.passes.graph_values import constants_of, dims_of
 from aftexport.passes.token_flow import Kind, classify
-
-IDS = "input_ids"
 
 
 class GraphParts:
@@ -31,7 +30,19 @@ class GraphParts:
         self.constants = constants_of(graph)
         self.dims = dims_of(graph)
         self.opset = opset_of(model)
+        self.main = main_input([value.name for value in graph.input])
         self._described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+        self._count_by_lengths()
+
+    def _count_by_lengths(self) -> None:
+        """Read the number of tokens from ``lengths``: a shape would need the tokens themselves."""
+        for node in self.nodes:
+            if node.op_type == "Shape" and self.kinds[node.output[0]] is Kind.LENGTH:
+                node.op_type, node.input[0] = "Identity", LENGTHS
+                del node.attribute[:]
+        self._described[LENGTHS] = onnx.helper.make_tensor_value_info(
+            LENGTHS, onnx.TensorProto.INT64, ("batch",)
+        )
 
     def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
         """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""

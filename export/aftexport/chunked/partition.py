@@ -8,7 +8,7 @@ import onnx
 
 from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
-from aftexport.chunked.graph_parts import IDS, GraphParts, described
+from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.contract import EVIDENCE
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
@@ -66,7 +66,7 @@ def partition(model: onnx.ModelProto, summed: str | None = None) -> Partition:
 class _Cutter(GraphParts):
     def cut(self, summed: str | None) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
-        kept = [IDS]
+        kept = [self.main]
         stages = []
         for place, index in enumerate(attentions):
             node = self.nodes[index]
@@ -79,12 +79,12 @@ class _Cutter(GraphParts):
         documents = [name for name in self.outputs if self.kinds[name] is Kind.POOLED]
         pool = head = tokens = None
         if documents or back:
-            pool = self.model(self.subgraph([*kept, IDS, "lengths"], list(pooled)))
+            pool = self.model(self.subgraph([*kept, self.main, "lengths"], list(pooled)))
             results = list(dict.fromkeys([*documents, *back]))
-            head = self.model(self.subgraph([*pooled, IDS, "lengths"], results))
+            head = self.model(self.subgraph([*pooled, self.main, "lengths"], results))
         widths = self._widths()
         if widths:
-            tokens = self.model(self.subgraph([*kept, IDS, "lengths", *back], list(widths)))
+            tokens = self.model(self.subgraph([*kept, self.main, "lengths", *back], list(widths)))
         return Partition(
             stages=tuple(stages),
             pool=pool,
@@ -124,14 +124,14 @@ class _Cutter(GraphParts):
             if self.kinds[name] not in OF_TOKENS:
                 continue
             width = self.dims[name][-1]
-            if self.dims[name][:2] != self.dims[IDS] or not isinstance(width, int):
+            if self.dims[name][:2] != self.dims[self.main][:2] or not isinstance(width, int):
                 shape = ", ".join(map(str, self.dims[name]))
                 raise NotChunkable(f"{name} has the shape [{shape}], not [batch, tokens, width]")
             widths[name] = width
         return widths
 
     def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
-        graph = self.subgraph([*kept, IDS, "lengths"], [summed])
+        graph = self.subgraph([*kept, self.main, "lengths"], [summed])
         graph.node.extend(products(summed))
         graph.input.append(described(DIRECTION, _FLOAT))
         del graph.output[:]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,22 @@ from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
-from aftexport.contract import EVIDENCE
+from aftexport.contract import EVIDENCE, FEATURES, IDS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError
+
+
+class Tokens(Protocol):
+    """The tokens of a document, an array or an object that reads them from a file."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
+        """Return consecutive tokens, int64 ``[n]`` or float32 ``[n, F]``."""
+        ...
+
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
@@ -32,9 +45,9 @@ _MAX_CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Document:
-    """A document's ids, int64 ``[T]``, and the kept values of its tokens."""
+    """A document's tokens, and their kept values."""
 
-    ids: NDArray[np.int64]
+    tokens: Tokens
     kept: Mapping[str, Rows]
 
     def inputs(
@@ -53,8 +66,8 @@ class _Document:
         """
         inputs = {name: late[name] for name in engine.input_names if name in late}
         for name in engine.input_names:
-            if name == "input_ids":
-                inputs[name] = self.ids[None, start:end]
+            if name in (IDS, FEATURES):
+                inputs[name] = self.tokens[start:end][None]
             elif name == "lengths":
                 inputs[name] = np.array([end - start])
             elif name in self.kept:
@@ -112,7 +125,7 @@ class ChunkedModel:
 
     def run(
         self,
-        ids: NDArray[np.int64],
+        tokens: Tokens,
         *,
         evidence: bool = False,
         sinks: Mapping[str, Sink] | None = None,
@@ -120,7 +133,7 @@ class ChunkedModel:
         """Run one document.
 
         Args:
-            ids: the token ids, int64 ``[T]``.
+            tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
             evidence: whether to return the evidence of each token; only if the plan has it.
             sinks: the receivers of outputs per token. A sink gets every row once, in order, as
                 soon as it is computed.
@@ -131,12 +144,12 @@ class ChunkedModel:
             ``aftexport.passes.evidence``.
 
         Raises:
-            InputError: if there are no ids.
+            InputError: if there are no tokens.
             UsageError: if a sink is for another output.
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(ids, evidence=evidence, sinks=sinks)
+        parts = self.parts(tokens, evidence=evidence, sinks=sinks)
         while True:
             try:
                 next(parts)
@@ -145,7 +158,7 @@ class ChunkedModel:
 
     def parts(
         self,
-        ids: NDArray[np.int64],
+        tokens: Tokens,
         *,
         evidence: bool = False,
         sinks: Mapping[str, Sink] | None = None,
@@ -155,18 +168,18 @@ class ChunkedModel:
         The caller cancels the run by closing the generator. Arguments, return value and exceptions
         are those of ``run``; an exception of a sink ends the run.
         """
-        chunks = self._chunks(ids.size)
+        chunks = self._chunks(len(tokens))
         plan = self._plan
-        rows = TokenOutputs(plan.tokens, ids.size, sinks or {})
+        rows = TokenOutputs(plan.tokens, len(tokens), sinks or {})
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(plan.stages):
-                document = _Document(ids, kept)
+                document = _Document(tokens, kept)
                 with ExitStack() as stage_files:
                     summaries = Summaries(self._folder, stage_files)
                     others = yield from self._summarized(number, stage, document, chunks, summaries)
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
-            document = _Document(ids, kept)
+            document = _Document(tokens, kept)
             late = (yield from self._pooled(document, chunks)) if plan.pooled else {}
             results = {name: late[name] for name in plan.documents}
             if plan.tokens:
@@ -188,7 +201,7 @@ class ChunkedModel:
 
     def _chunks(self, tokens: int) -> list[Chunk]:
         if not tokens:
-            raise InputError("The document has no tokens.", "Give at least one id.")
+            raise InputError("The document has no tokens.", "Give at least one token.")
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
         return list(pairwise(ends))
@@ -236,7 +249,7 @@ class ChunkedModel:
         kept: dict[str, Rows] = {}
         applied_to = self._applied_to(number, chunks)
         for (start, end), (keys, values) in zip(applied_to, others, strict=False):
-            low, high = max(start - stage.left, 0), min(end + stage.right, document.ids.size)
+            low, high = max(start - stage.left, 0), min(end + stage.right, len(document.tokens))
             inputs = document.inputs(apply, low, high)
             outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
             for name, rows in outputs.items():
@@ -265,7 +278,7 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        whole = document.inputs(head, 0, document.ids.size)
+        whole = document.inputs(head, 0, len(document.tokens))
         outputs = head.run({**whole, **pooled})
         self._check_names(set(self._plan.documents), outputs, "the output")
         return outputs

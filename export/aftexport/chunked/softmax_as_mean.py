@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.contract import main_input
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
 from aftexport.passes.graph_values import constants_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
@@ -94,7 +95,8 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*graph.input, *graph.value_info)
     }
-    tokens = dims["input_ids"]
+    main = main_input([value.name for value in graph.input])
+    tokens = dims[main][:2]
 
     def producer(name: str, op_type: str) -> onnx.NodeProto | None:
         node = producers.get(name)
@@ -116,9 +118,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
                 # A chunk has one document, so its length is the axis; the model may have no
                 # input lengths.
-                count = onnx.helper.make_node(
-                    "Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2
-                )
+                count = onnx.helper.make_node("Shape", [main], [f"{name}_tokens"], start=1, end=2)
                 mean = onnx.helper.make_node(
                     "AftConv",
                     [x, softmax.input[0], x, filter, f"{name}_tokens"],
@@ -137,6 +137,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
 def _pooling_by_mean(graph: onnx.GraphProto) -> None:
     """Replace ``ReduceMean`` over the tokens by a sum and a division by the number of tokens."""
     constants = constants_of(graph)
+    main = main_input([value.name for value in graph.input])
     described = {value.name: value for value in graph.value_info}
     nodes = []
     for node in graph.node:
@@ -154,7 +155,7 @@ def _pooling_by_mean(graph: onnx.GraphProto) -> None:
             graph.value_info.append(count)
         nodes += [
             total,
-            onnx.helper.make_node("Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2),
+            onnx.helper.make_node("Shape", [main], [f"{name}_tokens"], start=1, end=2),
             onnx.helper.make_node("CastLike", [f"{name}_tokens", f"{name}_sum"], [f"{name}_count"]),
             onnx.helper.make_node("Div", [f"{name}_sum", f"{name}_count"], [name]),
         ]

@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     from aftexport.bundle.bundle import Bundle
     from aftexport.calibration.calibrate import calibrate
     from aftexport.calibration.calibrated_bundle import check_target, write_calibrated
-    from aftexport.calibration.data import read_labelled_documents
+    from aftexport.calibration.data import read_labelled_documents, repeated
     from aftexport.calibration.report import report_of
     from aftexport.calibration.requirements import check_count
     from aftexport.calibration.runs import run_documents
@@ -58,6 +58,12 @@ def run(words: list[str]) -> int:
     with stage(console, f"Reading {options.data}"):
         documents = read_labelled_documents(options.data, bundle.manifest, bundle.tokenizer())
     check_count(len(documents), options.error_budget)
+    if count := repeated(documents):
+        console.print(
+            f"[yellow]{count:,} documents repeat an earlier one. Intervals and bounds hold for "
+            "different documents.[/]",
+            soft_wrap=True,
+        )
     with stage(console, f"Running {len(documents):,} documents") as progress:
         samples = run_documents(bundle, documents, progress=progress)
     with stage(console, "Fitting"):

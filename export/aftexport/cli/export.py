@@ -82,6 +82,8 @@ def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
         tolerance=options.tolerance,
         max_length=options.max_length,
         vocab_size=options.vocab_size,
+        features=options.features,
+        feature_file=options.feature_file,
         timing_cache=options.timing_cache,
         opset=options.opset,
         check_parity=not options.no_verify,
@@ -183,6 +185,13 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
         "without one)")  # fmt: skip
     add("--vocab-size", type=positive, metavar="N",
         help="number of token ids (default: the rows of the model's embedding)")  # fmt: skip
+    add("--features", type=positive, metavar="N",
+        help="number of features of each token, for a model that takes input_features [batch, "
+        "tokens, N] instead of token ids (default: num_features of the module or its "
+        "config)")  # fmt: skip
+    add("--feature-file", type=Path, metavar="FILE",
+        help="JSON file with names, mean and scale of the features; the server normalizes values "
+        "by (x - mean) / scale")  # fmt: skip
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-batching", action="store_true", help="run each document separately, for a model "
         "that computes over the whole batch")  # fmt: skip

@@ -21,7 +21,8 @@ torch is not needed. With --model, PyTorch runs in float64 on the cases of the b
   aftexport verify model.bundle --model model.pt --data documents.jsonl --lengths 100,5000
   aftexport verify model.bundle --model model.pt --search 500 --layers --report parity.html
 
-documents.jsonl has one JSON object per line: {"text": "..."} or {"input_ids": [...]}.
+documents.jsonl has one JSON object per line: {"text": "..."}, {"input_ids": [...]} or
+{"input_features": [[...], ...]}. A .npy file has one document of token ids or of features.
 
 Exit status:
   0  every comparison is within tolerance

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
+from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.errors import EngineError, UsageError
@@ -46,7 +47,6 @@ _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this
 option; it is for earlier exports and for other graphs."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
-_SHORTEST: Tensors = {"input_ids": np.zeros((1, 1), np.int64), "lengths": np.ones(1, np.int64)}
 _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxruntime-gpu requires."
 
 
@@ -100,18 +100,28 @@ class OnnxRuntimeEngine:
     def release(self) -> None:
         """Return the memory of earlier runs to the system; see ``Engine.release``.
 
-        The model may only have the inputs ``input_ids`` and ``lengths``.
+        The model may only have the inputs of ``contract.INPUTS``.
         """
         options = _run_options()
         # The runtime only shrinks its arena at the end of a run; this is the shortest run.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
-            self._session.run(None, {name: _SHORTEST[name] for name in self.input_names}, options)
+            self._session.run(None, self._shortest(), options)
         except _ERRORS as error:
             raise EngineError(
                 f"ONNX Runtime cannot release memory: {_reason(error)}.", "Restart the process."
             ) from error
         give_back()
+
+    def _shortest(self) -> Tensors:
+        """Return the inputs for one document of one token."""
+        shapes = {i.name: i.shape for i in self._session.get_inputs()}
+        arrays: Tensors = {
+            IDS: np.zeros((1, 1), np.int64),
+            FEATURES: np.zeros((1, 1, *shapes.get(FEATURES, ())[2:]), np.float32),
+            LENGTHS: np.ones(1, np.int64),
+        }
+        return {name: arrays[name] for name in self.input_names}
 
 
 def _run_options() -> onnxruntime.RunOptions:

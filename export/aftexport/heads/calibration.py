@@ -10,8 +10,9 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict
 
+from aftexport.heads.answer import Answer
 from aftexport.heads.binary_classification import BinaryClassification
-from aftexport.heads.head import Answer, Double, Head
+from aftexport.heads.head import Double, Head
 from aftexport.heads.multi_label_classification import MultiLabelClassification
 from aftexport.heads.single_label_classification import SingleLabelClassification
 

@@ -98,14 +98,14 @@ def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     """Compare the case in at least three chunks; empty unless it is one document."""
-    ids = case.inputs["input_ids"]
+    tokens = case.inputs[bundle.manifest.main_input]
     plan = bundle.manifest.chunked
-    if plan is None or len(ids) > 1:
+    if plan is None or len(tokens) > 1:
         return []
     model = ChunkedModel(
-        bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
+        bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, tokens.shape[1] // 3)
     )
-    outputs = model.run(ids[0], evidence=plan.evidence)
+    outputs = model.run(tokens[0], evidence=plan.evidence)
     results = [
         *_compare(bundle, case, outputs),
         *(_evidence(bundle, case, outputs) if plan.evidence else ()),

@@ -17,14 +17,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.contract import EVIDENCE, LOGITS
+from aftexport.contract import EVIDENCE, LOGITS, main_input
 from aftexport.passes.graph_values import constants_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"
 """The output with the direction of each document, float32 ``[batch, D, 1]``."""
 
-_IDS = "input_ids"
 _PREFIX = "evidence_"
 
 
@@ -84,11 +83,14 @@ def add_evidence(model: onnx.ModelProto, output: str = LOGITS) -> tuple[float, .
     graph = model.graph
     graph.output.pop()
     graph.node.extend(products(summed.tokens))
-    (batch_and_tokens,) = (_dims(value) for value in graph.input if value.name == _IDS)
-    graph.output.append(
-        onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, batch_and_tokens)
-    )
+    axes = _batch_and_tokens(graph)
+    graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, axes))
     return summed.offsets
+
+
+def _batch_and_tokens(graph: onnx.GraphProto) -> list[str | int]:
+    main = main_input([value.name for value in graph.input])
+    return next(_dims(value)[:2] for value in graph.input if value.name == main)
 
 
 def add_direction(model: onnx.ModelProto, output: str = LOGITS) -> Summed:
@@ -138,7 +140,7 @@ class _Finder:
     def add(self) -> Summed:
         head = self._head()
         total, factors = self._total_behind(head.pooled)
-        if self.shapes.get(total.input[0], [])[:2] != self.shapes[_IDS]:
+        if self.shapes.get(total.input[0], [])[:2] != _batch_and_tokens(self.graph):
             raise NoEvidence(f"{total.op_type} ({total.output[0]}) does not sum the input's tokens")
         self.graph.node.extend(self._nodes(head, total, factors))
         self.graph.output.append(

@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 import onnx
 
+from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of
 from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
@@ -69,7 +70,7 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     dims = dims_of(model.graph)
     document = dims[model.graph.input[0].name][:2]
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
-    kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.LENGTH})
+    kinds.update({"": Kind.CONSTANT, IDS: Kind.TOKENS, FEATURES: Kind.TOKENS, LENGTHS: Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")

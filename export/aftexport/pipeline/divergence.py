@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
 from aftexport.capture.shape_guards import last_own_line
+from aftexport.contract import main_input
 from aftexport.parity.comparison import Differences
 
 _BOUND = 1e-3
@@ -28,14 +29,15 @@ def first_divergence(
 
     Args:
         program: the captured model.
-        batch: ``input_ids`` int64 ``[batch, tokens]``, ``lengths`` int64 ``[batch]``.
+        batch: ids or features, and ``lengths`` int64 ``[batch]``.
         row: the document's row in the batch.
         alone: the same document as a batch of one.
     """
     module = program.module()
     assert isinstance(module, fx.GraphModule)
-    shape = next(n for n in module.graph.nodes if n.name == "input_ids").meta["val"].shape
-    tokens = alone["input_ids"].shape[1]
+    main = main_input(batch)
+    shape = next(n for n in module.graph.nodes if n.name == main).meta["val"].shape
+    tokens = alone[main].shape[1]
     together, single = _results(module, batch), _results(module, alone)
     differing: dict[fx.Node, bool] = {}  # to whether the result has a batch axis
     compared = set[fx.Node]()

@@ -11,6 +11,7 @@ import torch
 
 from aftexport._version import __version__
 from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
+from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import Manifest
 from aftexport.checkpoint import Checkpoint
 from aftexport.chunked.archive import write_chunked
@@ -59,6 +60,8 @@ def make_manifest(
     heads: Mapping[str, Head],
     options: ExportOptions,
     advice: Advice | None,
+    *,
+    features: Features | None,
 ) -> Manifest:
     """Return the manifest of a model in ONNX, without engine and chunks.
 
@@ -68,6 +71,7 @@ def make_manifest(
         heads: each head by the name of its output.
         options: the options of the export.
         advice: the precision of each node, with ``--precision auto``.
+        features: the features of a token; None for a model of token ids.
     """
     manifest = Manifest.model_validate(
         {
@@ -75,6 +79,7 @@ def make_manifest(
             "config": _config(checkpoint),
             "inputs": traced.spec.names,
             "vocab_size": traced.spec.vocab_size,
+            "features": features,
             "max_tokens": traced.spec.max_tokens,
             "batching": options.batching,
             "heads": heads,

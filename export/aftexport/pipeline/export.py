@@ -9,10 +9,12 @@ from rich.progress import Progress
 
 from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
+from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
+from aftexport.capture.input_spec import InputSpec
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.console import escape, stage
 from aftexport.deploy.export_engine import build_into
@@ -52,6 +54,8 @@ def export(
     tolerance: float | None = None,
     max_length: int | None = None,
     vocab_size: int | None = None,
+    features: int | None = None,
+    feature_file: str | Path | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -81,6 +85,10 @@ def export(
         tolerance: maximum error of the model, with auto; that of fp32 by default.
         max_length: maximum tokens of a document.
         vocab_size: number of token ids; by default the rows of the model's embedding.
+        features: number of features of each token, for a model that takes features instead of
+            token ids; by default the ``num_features`` of the module or of its config.
+        feature_file: path of a JSON file with the names, the means and the scales of the features;
+            see ``bundle.features.Features``.
         engine: further options of an engine.
         timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
             back.
@@ -116,6 +124,8 @@ def export(
         tolerance=tolerance,
         max_length=max_length,
         vocab_size=vocab_size,
+        features=features,
+        feature_file=None if feature_file is None else Path(feature_file),
         engine=engine or EngineOptions(),
         timing_cache=timing_cache,
         opset=opset,
@@ -140,18 +150,22 @@ class _Export:
         self._console = console
 
     def run(self) -> Bundle:
+        described = self._options.described_features()
         checkpoint, tokenizer = self._read()
-        traced = self._trace(checkpoint)
+        traced = self._trace(checkpoint, described)
         heads = self._heads(checkpoint, traced)
         advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
-        check_vocabulary(traced.spec.vocab_size)
-        if tokenizer is not None:
-            check_tokenizer(tokenizer, traced.spec.vocab_size)
+        _check_ids(traced.spec, tokenizer)
+        features = described
+        if features is None and (count := traced.spec.num_features) is not None:
+            features = Features.of_count(count)
         with aside_folder(self._options.out) as folder:
             with stage(self._console, "Writing the bundle"):
-                manifest = make_manifest(checkpoint, traced, heads, self._options, advice)
+                manifest = make_manifest(
+                    checkpoint, traced, heads, self._options, advice, features=features
+                )
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
             cases = traced.cases
@@ -186,7 +200,7 @@ class _Export:
                 )
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
-    def _trace(self, checkpoint: Checkpoint) -> TracedModel:
+    def _trace(self, checkpoint: Checkpoint, described: Features | None) -> TracedModel:
         options = self._options
         with stage(self._console, "Tracing to ONNX") as progress:
             traced = trace(
@@ -197,6 +211,7 @@ class _Export:
                 options.opset,
                 batching=options.batching,
                 vocab_size=options.vocab_size,
+                num_features=options.features if described is None else described.count,
                 progress=progress,
             )
             give_back()  # release the memory of intermediate graphs
@@ -293,6 +308,18 @@ class _Export:
         if not passed:
             raise parity_error(worst(results), bundle.path, options.precision)
         return bundle
+
+
+def _check_ids(spec: InputSpec, tokenizer: str | None) -> None:
+    """Check the number of token ids of a model, and its tokenizer."""
+    if spec.vocab_size is not None:
+        check_vocabulary(spec.vocab_size)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, spec.vocab_size)
+    elif tokenizer is not None:
+        raise UsageError(
+            "Expected no tokenizer for a model of features, got one.", "Leave --tokenizer out."
+        )
 
 
 def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | None:

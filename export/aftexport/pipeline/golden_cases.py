@@ -19,6 +19,7 @@ from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
+from aftexport.pipeline.token_samples import extreme_features, sample_tokens
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
@@ -114,8 +115,11 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
 
 
 def _few_tokens(spec: InputSpec) -> dict[str, Array]:
-    ids = np.arange(min(7, spec.vocab_size, spec.max_tokens or 7))[None]
-    inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
+    count = min(7, spec.vocab_size or 7, spec.max_tokens or 7)
+    tokens: Array = np.arange(count)[None]
+    if spec.num_features is not None:
+        tokens = sample_tokens(spec, np.random.default_rng(2), (1, count))
+    inputs = {spec.main: tokens, "lengths": np.array([count])}
     return {name: inputs[name] for name in spec.names}
 
 
@@ -124,15 +128,16 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
     rows = _FEW_IDS if embedding is None else len(embedding)
 
     def tokens(*sizes: int) -> Array:
-        ids = generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
-        if spec.vocab_size <= _MANY_IDS:
+        ids = sample_tokens(spec, generator, sizes)
+        if spec.vocab_size is None or spec.vocab_size <= _MANY_IDS:
             return ids
         # A model may clamp ids: then nearly all of so many ids would use the same row.
         few = generator.integers(0, rows, sizes, dtype=np.int64)
         return np.where(generator.random(sizes) < 0.5, ids, few)
 
-    def whole(ids: Array) -> dict[str, Array]:
-        return {"input_ids": ids, "lengths": np.full(ids.shape[0], ids.shape[1], np.int64)}
+    def whole(tokens: Array) -> dict[str, Array]:
+        batch, length = tokens.shape[:2]
+        return {spec.main: tokens, "lengths": np.full(batch, length, np.int64)}
 
     def fit(length: int) -> int:
         return min(length, spec.max_tokens or length)
@@ -146,7 +151,10 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
     if "lengths" in spec.names:
         width = fit(257)
         lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
-        inputs["padded batch"] = {"input_ids": tokens(4, width), "lengths": lengths}
+        inputs["padded batch"] = {spec.main: tokens(4, width), "lengths": lengths}
+    if spec.num_features is not None:
+        for name, features in extreme_features(tokens(1, fit(1024))).items():
+            inputs[name] = whole(features)
     if embedding is not None:
         order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
         width = fit(1024)

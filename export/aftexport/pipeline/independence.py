@@ -13,10 +13,12 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
 from aftexport.capture.input_spec import InputSpec
+from aftexport.contract import main_input
 from aftexport.engines import Engine
 from aftexport.errors import TraceError
 from aftexport.parity.comparison import Differences
 from aftexport.pipeline.divergence import first_divergence
+from aftexport.pipeline.token_samples import sample_tokens
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""
@@ -29,7 +31,7 @@ class Breach:
     """A document whose scores differ between a batch of one and a larger batch.
 
     Attributes:
-        inputs: the batch, ``input_ids`` ``[batch, tokens]`` and ``lengths`` ``[batch]``.
+        inputs: the batch, ids or features, and ``lengths`` ``[batch]``.
         row: the document's row in the batch.
         error: the largest difference, relative to the largest score if that is above 1.
     """
@@ -41,13 +43,15 @@ class Breach:
     @property
     def is_of_padding(self) -> bool:
         """Whether the document was padded in the batch."""
-        return bool(self.inputs["lengths"][self.row] < self.inputs["input_ids"].shape[1])
+        tokens = self.inputs[main_input(self.inputs)]
+        return bool(self.inputs["lengths"][self.row] < tokens.shape[1])
 
     def alone(self) -> dict[str, Array]:
         """Return the same document as a batch of one, without padding."""
         length = int(self.inputs["lengths"][self.row])
-        ids = self.inputs["input_ids"][self.row : self.row + 1, :length]
-        return {"input_ids": ids, "lengths": np.array([length], np.int64)}
+        main = main_input(self.inputs)
+        tokens = self.inputs[main][self.row : self.row + 1, :length]
+        return {main: tokens, "lengths": np.array([length], np.int64)}
 
 
 def find_breach(
@@ -64,7 +68,7 @@ def find_breach(
     """
     for inputs in _batches(spec, embedding):
         together = reference.run(_chosen(inputs, spec))
-        for row in range(len(inputs["input_ids"])):
+        for row in range(len(inputs["lengths"])):
             breach = Breach(inputs, row, 0.0)
             alone = reference.run(_chosen(breach.alone(), spec))
             errors = [_error(together[name][row : row + 1], alone[name]) for name in alone]
@@ -110,28 +114,31 @@ def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
 def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
     """Yield batches of equal lengths, then padded ones if the model takes lengths."""
     generator = np.random.default_rng(1)
-    lowest, highest = 0, spec.vocab_size - 1
+    lowest, highest = 0, (spec.vocab_size or 0) - 1
     if embedding is not None:
         norms = embedding.detach().norm(dim=1)
         lowest, highest = int(norms.argmin()), int(norms.argmax())
 
     def documents(tokens: int) -> Array:
-        rows = generator.integers(0, spec.vocab_size, (4, tokens), dtype=np.int64)
-        rows[1], rows[2] = highest, lowest
+        rows = sample_tokens(spec, generator, (4, tokens))
+        if spec.num_features is None:
+            rows[1], rows[2] = highest, lowest
+        else:
+            rows[1] *= np.float32(10)
+            rows[2] = 0
         return rows
 
     longest = spec.max_tokens or _PADDED_TOKENS
     for tokens in (min(_TOKENS, longest), 1):
         rows = documents(tokens)
-        for ids in (rows, rows[:2]):
-            yield {"input_ids": ids, "lengths": np.full(len(ids), tokens, np.int64)}
+        for batch in (rows, rows[:2]):
+            yield {spec.main: batch, "lengths": np.full(len(batch), tokens, np.int64)}
     if "lengths" in spec.names:
         tokens = min(_PADDED_TOKENS, longest)
         lengths = np.maximum([tokens // 2, tokens, 1, tokens - 1], 1).astype(np.int64)
-        ids = documents(tokens)
-        # The server pads with 0 as well.
-        yield {"input_ids": np.where(np.arange(tokens) < lengths[:, None], ids, 0),
-               "lengths": lengths}  # fmt: skip
+        padded = documents(tokens)
+        padded[np.arange(tokens) >= lengths[:, None]] = 0  # as the server pads
+        yield {spec.main: padded, "lengths": lengths}
 
 
 def _chosen(inputs: dict[str, Array], spec: InputSpec) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
 from aftexport.capture.precision import PRECISIONS
 from aftexport.deploy.export_engine import check_options
@@ -34,6 +35,8 @@ class ExportOptions:
     tolerance: float | None
     max_length: int | None
     vocab_size: int | None
+    features: int | None
+    feature_file: Path | None
     engine: EngineOptions
     timing_cache: Path | None
     opset: int
@@ -51,6 +54,16 @@ class ExportOptions:
     def failed_out(self) -> Path:
         """The folder that keeps a bundle outside its tolerance."""
         return self.out.with_name(f"{self.out.name}.failed")
+
+    def described_features(self) -> Features | None:
+        """Return the features in ``feature_file``; None without a file.
+
+        Raises:
+            UsageError: if the file is not valid, or has another number of features.
+        """
+        if self.feature_file is None:
+            return None
+        return read_features(self.feature_file, self.features)
 
     def checked(self) -> Self:
         """Return the options with ``max_length`` in those of the engine.

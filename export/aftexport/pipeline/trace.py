@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -18,13 +19,16 @@ from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.contract import MAX_TOKENS
+from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
+from aftexport.parity import TOLERANCES
 from aftexport.passes.evidence import NoEvidence, add_evidence, explained_output
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
+from aftexport.pipeline.independence import find_breach
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
@@ -69,6 +73,7 @@ def trace(
     *,
     batching: bool = True,
     vocab_size: int | None = None,
+    num_features: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
@@ -76,15 +81,19 @@ def trace(
     Args:
         checkpoint: the checkpoint of the model.
         to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
+        num_features: the declared number of features of a token; None if it is not declared.
         progress: see ``recognize``.
 
     Raises:
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
-    module, program, precision = _captured(checkpoint, to, precision, max_length)
+    module, program, precision = _captured(
+        checkpoint, to, precision, max_length, num_features, vocab_size
+    )
     spec = input_spec(program, vocab_size)
     _check_max_length(spec, max_length)
+    _check_features(spec, num_features)
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
     lowered = lower(program, opset=opset)
@@ -95,7 +104,8 @@ def trace(
     accumulate_in_float32(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
-    reference = ReferenceModule(copied(module)) if program is not checkpoint.program else module
+    is_captured = program is checkpoint.program
+    reference = module if is_captured else ReferenceModule(copied(module), spec.names)
     cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
     explained, evidence = _explained(lowered, to)
@@ -106,12 +116,19 @@ def trace(
         *(lowered, model, evidence, spec, precision, cases, recognition),
         reference=getattr(reference, "precision", None) or _type_of(program),
         why_not_float64=getattr(reference, "reason", ""),
-        left_out=ForwardSignature.of(module.forward).left_out if checkpoint.module else (),
+        left_out=ForwardSignature.for_inputs(module.forward, spec.names).left_out
+        if checkpoint.module
+        else (),
     )
 
 
 def _captured(
-    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None
+    checkpoint: Checkpoint,
+    to: str,
+    precision: str,
+    max_length: int | None,
+    num_features: int | None,
+    vocab_size: int | None,
 ) -> tuple[nn.Module, ExportedProgram, str]:
     """Return the checkpoint's module, its program and the precision of the program."""
     if checkpoint.program is not None:
@@ -121,8 +138,24 @@ def _captured(
     assert checkpoint.module is not None
     limit = _max_tokens(checkpoint.module, max_length)
     dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
-    program = capture(checkpoint.module, dtype=dtype, max_tokens=limit)
+    capturing = partial(
+        capture, checkpoint.module, dtype=dtype, max_tokens=limit, num_features=num_features
+    )
+    program = capturing()
+    if not _masks_padding(checkpoint.module, program, vocab_size):
+        program = capturing(mask=False)
     return checkpoint.module, program, precision
+
+
+def _masks_padding(module: nn.Module, program: ExportedProgram, vocab_size: int | None) -> bool:
+    """Return False if a forward gets a mask of the padding, but its scores depend on padding."""
+    names = tuple(map(str, program.graph_signature.user_inputs))
+    if not ForwardSignature.for_inputs(module.forward, names).has_mask:
+        return True
+    reference = TorchEngine(ReferenceModule(copied(module), names), names)
+    spec = input_spec(program, vocab_size)
+    breach = find_breach(reference, spec, None, bound=TOLERANCES["fp32"].bound)
+    return breach is None or not breach.is_of_padding
 
 
 def _check_options_of_program(precision: str, max_length: int | None) -> None:
@@ -146,6 +179,15 @@ def _check_max_length(spec: InputSpec, max_length: int | None) -> None:
             f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
             f"{max_length}.",
             f"Give {spec.max_tokens} or less.",
+        )
+
+
+def _check_features(spec: InputSpec, declared: int | None) -> None:
+    if declared is not None and declared != spec.num_features:
+        raise UsageError(
+            f"Expected {spec.num_features or 'no'} features of each token, as the program has, "
+            f"got {declared}.",
+            "Leave --features out.",
         )
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from aftexport.recognition.formula.terms import ONE
 from aftexport.recognition.patterns.pattern import Operand, Rewrite
 
-_DOCUMENT_INPUTS = {"input_ids", "lengths"}
+_DOCUMENT_INPUTS = {"input_ids", "input_features", "lengths"}
 
 
 def reads_nan(value: ir.Value) -> bool:

@@ -15,6 +15,8 @@ from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError, EngineError
 
+_SHOWN_FEATURES = 8
+
 
 def show_bundle(path: Path, console: Console) -> None:
     """Print a bundle's manifest, its files, and the path of each operator on this machine.
@@ -29,6 +31,7 @@ def show_bundle(path: Path, console: Console) -> None:
     rows |= {
         "inputs": ", ".join(manifest.inputs),
         "vocabulary": manifest.vocab_size,
+        "features": _features(manifest),
         "longest document": _tokens(manifest.max_tokens),
         "longer than memory": f"no: {manifest.whole_only}"
         if manifest.whole_only
@@ -152,6 +155,17 @@ def _position_biases(manifest: Manifest) -> dict[str, object]:
         span = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
         lines.append(f"{bias.node}: range of a row {span}, exponentials in {bias.precision}")
     return {"position biases": "\n".join(lines)} if lines else {}
+
+
+def _features(manifest: Manifest) -> str | None:
+    features = manifest.features
+    if features is None:
+        return None
+    shown = ", ".join(features.names[:_SHOWN_FEATURES])
+    more = features.count - _SHOWN_FEATURES
+    shown += f" and {more} more" if more > 0 else ""
+    is_raw = features.mean is None and features.scale is None
+    return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
 
 
 def _heads(manifest: Manifest) -> dict[str, object]:

@@ -108,7 +108,12 @@ class Report:
         )
 
     def worst_tokens(self) -> list[int] | None:
-        """Return the first token ids of the model's worst case, from its first row."""
+        """Return the first token ids of the model's worst case, from its first row.
+
+        None without cases, and for a model of features.
+        """
+        if self.manifest.features is not None:
+            return None
         cases = [c for c in self.comparisons if c.subject.startswith("model")]
         cases = [c for c in cases if c.case in self.inputs]
         if not cases:

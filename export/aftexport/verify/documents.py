@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
 from aftexport.contract import MAX_TOKENS
@@ -19,7 +20,10 @@ Inputs = dict[str, Array]
 def read_documents(
     path: Path, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> dict[str, Inputs]:
-    """Read documents, one JSON object per line with ``text`` or ``input_ids``.
+    """Read documents, one JSON object per line, or one document from a ``.npy`` file.
+
+    A line has ``text``, ``input_ids`` or, for a model of features, ``input_features``. An array in
+    a file has the ids, or the features of all tokens.
 
     Args:
         path: the file.
@@ -32,15 +36,19 @@ def read_documents(
     Raises:
         UsageError: if a line is invalid; the message has the number of the line.
     """
+    if path.suffix == ".npy":
+        return {path.name: as_inputs([_read_array(path, manifest)], manifest)}
     documents = {}
     for number, line in lines_of(path):
         try:
-            ids = ids_of(object_of(line), manifest, tokenizer)
-            documents[f"document {number}"] = as_inputs([ids], manifest)
+            document = document_of(object_of(line), manifest, tokenizer)
+            documents[f"document {number}"] = as_inputs([document], manifest)
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
-                'Give {"text": "..."} or {"input_ids": [...]} on each line.',
+                'Give {"text": "..."} or {"input_ids": [...]} on each line.'
+                if manifest.features is None
+                else 'Give {"input_features": [[...], ...]} on each line.',
             ) from error
     if not documents:
         raise UsageError(f"{path} has no documents.", "Give one JSON object per line.")
@@ -74,14 +82,57 @@ def object_of(line: str) -> dict[str, Any]:
     return content
 
 
-def ids_of(
+def document_of(
     content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
-) -> list[int]:
-    """Return the checked token ids of a document with ``text`` or ``input_ids``.
+) -> Sequence[int] | Array:
+    """Return the checked document of ``text``, ``input_ids`` or ``input_features``.
 
     Raises:
-        ValueError: if they do not fit the model.
+        ValueError: if it does not fit the model.
     """
+    document: Sequence[int] | Array
+    if manifest.features is None:
+        document = _ids(content, manifest, tokenizer)
+    else:
+        given = content.get("input_features")
+        if not isinstance(given, list):
+            raise ValueError("expected input_features, a list with the features of each token")
+        document = _features(np.array(given), manifest.features)
+    _check_length(document, manifest)
+    return document
+
+
+def _read_array(path: Path, manifest: Manifest) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+        if manifest.features is not None:
+            document = _features(array, manifest.features)
+        else:
+            if array.dtype.kind not in "iu" or array.ndim != 1:
+                raise ValueError(f"expected ids [tokens], got {array.dtype} {list(array.shape)}")
+            document = np.array(_checked_ids(array.tolist(), manifest), np.int64)
+        _check_length(document, manifest)
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path}: {error}.", "Write the file by numpy.save.") from error
+    return document
+
+
+def _features(array: Array, features: Features) -> Array:
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != features.count:
+        raise ValueError(
+            f"expected numbers [tokens, {features.count}], got {array.dtype} {list(array.shape)}"
+        )
+    return features.normalized(array)
+
+
+def _check_length(document: Sequence[int] | Array, manifest: Manifest) -> None:
+    if not len(document):
+        raise ValueError("expected at least one token, got no tokens")
+    if manifest.max_tokens is not None and len(document) > manifest.max_tokens:
+        raise ValueError(f"expected at most {manifest.max_tokens} tokens, got {len(document)}")
+
+
+def _ids(content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:
     ids = content.get("input_ids")
     text = content.get("text")
     if ids is None:
@@ -96,12 +147,13 @@ def ids_of(
         ids = tokenizer.encode(text).ids
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ValueError("input_ids must be a list of whole numbers")
-    if not ids:
-        raise ValueError("expected at least one token, got no tokens")
-    if outside := [token for token in ids if not 0 <= token < manifest.vocab_size]:
-        raise ValueError(f"token ids must be from 0 to {manifest.vocab_size - 1}, got {outside[0]}")
-    if manifest.max_tokens is not None and len(ids) > manifest.max_tokens:
-        raise ValueError(f"expected at most {manifest.max_tokens} tokens, got {len(ids)}")
+    return _checked_ids(ids, manifest)
+
+
+def _checked_ids(ids: list[int], manifest: Manifest) -> list[int]:
+    count = manifest.vocab_size or 0
+    if outside := [token for token in ids if not 0 <= token < count]:
+        raise ValueError(f"token ids must be from 0 to {count - 1}, got {outside[0]}")
     return ids
 
 
@@ -120,16 +172,25 @@ def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, In
                 f"--lengths must be at most {max_tokens} for this model, got {length}.",
                 f"Give {max_tokens} or less.",
             )
-        ids = generator.integers(0, manifest.vocab_size, length, np.int64)
-        documents[f"{length} random tokens"] = as_inputs([ids], manifest)
+        document = random_document(length, manifest, generator)
+        documents[f"{length} random tokens"] = as_inputs([document], manifest)
     return documents
 
 
+def random_document(tokens: int, manifest: Manifest, generator: np.random.Generator) -> Array:
+    """Return random ids ``[tokens]``, or standard normal features ``[tokens, features]``."""
+    if manifest.features is not None:
+        return generator.standard_normal((tokens, manifest.features.count), np.float32)
+    return generator.integers(0, manifest.vocab_size or 1, tokens, np.int64)
+
+
 def as_inputs(documents: Sequence[Sequence[int] | Array], manifest: Manifest) -> Inputs:
-    """Return the model's inputs for documents of token ids, padded on the right."""
-    lengths = [len(ids) for ids in documents]
-    padded = np.zeros((len(documents), max(lengths)), np.int64)
-    for row, ids in zip(padded, documents, strict=True):
-        row[: len(ids)] = ids
-    inputs = {"input_ids": padded, "lengths": np.array(lengths, np.int64)}
+    """Return the model's inputs for documents of ids or features, padded on the right."""
+    lengths = [len(document) for document in documents]
+    features = [] if manifest.features is None else [manifest.features.count]
+    element = np.dtype(np.float32 if features else np.int64)
+    padded = np.zeros((len(documents), max(lengths), *features), element)
+    for row, document in zip(padded, documents, strict=True):
+        row[: len(document)] = document
+    inputs = {manifest.main_input: padded, "lengths": np.array(lengths, np.int64)}
     return {name: inputs[name] for name in manifest.inputs}

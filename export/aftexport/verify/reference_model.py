@@ -54,5 +54,6 @@ def torch_engine(
         assert source.program is not None  # a checkpoint holds one of the two
         module = source.program.module()
     else:
-        module = ReferenceModule(module) if double else with_plain_inputs(module)
+        inputs = bundle.manifest.inputs
+        module = ReferenceModule(module, inputs) if double else with_plain_inputs(module, inputs)
     return TorchEngine(module, bundle.manifest.inputs, threads=threads)

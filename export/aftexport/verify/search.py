@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.bundle.golden import Case
+from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.engines import Engine
 from aftexport.onnx_io import read_model
 from aftexport.parity.comparison import compare
-from aftexport.verify.documents import as_inputs
+from aftexport.verify.documents import as_inputs, random_document
 
 MAX_DOCUMENT_TOKENS = 1024
 """The maximum tokens of a tried document."""
@@ -45,8 +45,8 @@ _LENGTHS = (
 """Lengths around the block sizes of kernels and bodies."""
 _MAX_DOCUMENTS = 3
 
-Batch = list[NDArray[np.int64]]
-"""A batch of documents of token ids."""
+Batch = list[Array]
+"""A batch of documents, ids ``[tokens]`` or features ``[tokens, features]``."""
 
 
 class Search:
@@ -73,11 +73,7 @@ class Search:
         self._engine = engine
         self._reference = reference
         self._generator = np.random.default_rng(seed)
-        count = manifest.vocab_size
-        order = np.array([*range(min(_EXTREME, count)), *range(max(0, count - _EXTREME), count)])
-        if token_norms is not None:
-            order = np.argsort(token_norms[:count], kind="stable")
-        self._extreme = np.unique(np.concatenate([order[:_EXTREME], order[-_EXTREME:]]))
+        self._extreme = _extreme_tokens(manifest, token_norms, self._generator)
         self._max_tokens = min(MAX_DOCUMENT_TOKENS, manifest.max_tokens or MAX_DOCUMENT_TOKENS)
 
     def run(self, evaluations: int, advance: Callable[[], None] = lambda: None) -> Case:
@@ -116,15 +112,15 @@ class Search:
         # A model without lengths does not support padding.
         return [self._document(self._length()) for _ in range(count)]
 
-    def _document(self, length: int) -> NDArray[np.int64]:
-        kinds: Sequence[Callable[[int], NDArray[np.int64]]] = (
-            lambda n: self._generator.integers(0, self._manifest.vocab_size, n),
-            lambda n: np.full(n, self._token()),
-            lambda n: np.resize([self._token(), self._token()], n),
+    def _document(self, length: int) -> Array:
+        kinds: Sequence[Callable[[int], Array]] = (
+            lambda n: random_document(n, self._manifest, self._generator),
+            lambda n: _repeated(self._token()[None], n),
+            lambda n: _repeated(np.stack([self._token(), self._token()]), n),
             lambda n: self._generator.choice(self._extreme, n),
-            lambda n: np.repeat(self._generator.choice(self._extreme, -(-n // 64)), 64)[:n],
+            lambda n: np.repeat(self._generator.choice(self._extreme, -(-n // 64)), 64, 0)[:n],
         )
-        return kinds[int(self._generator.integers(len(kinds)))](length).astype(np.int64)
+        return kinds[int(self._generator.integers(len(kinds)))](length)
 
     def _changed(self, batch: Batch) -> Batch:
         changed = [document.copy() for document in batch]
@@ -141,17 +137,37 @@ class Search:
             case 3:  # a repeated part
                 document = np.concatenate([document, document[start:end]])[: self._max_tokens]
             case _:  # another length
-                document = np.resize(document, self._length())
+                document = _repeated(document, self._length())
         changed[index] = document
         return changed
 
-    def _token(self) -> int:
+    def _token(self) -> Array:
         if self._generator.random() < 0.5:
-            return int(self._generator.choice(self._extreme))
-        return int(self._generator.integers(self._manifest.vocab_size))
+            return np.asarray(self._generator.choice(self._extreme))
+        return np.asarray(random_document(1, self._manifest, self._generator)[0])
 
     def _length(self) -> int:
         return min(int(self._generator.choice(_LENGTHS)), self._max_tokens)
+
+
+def _repeated(tokens: Array, count: int) -> Array:
+    """Return ``count`` tokens, the given ones again and again."""
+    return tokens[np.arange(count) % len(tokens)]
+
+
+def _extreme_tokens(
+    manifest: Manifest, norms: NDArray[np.float64] | None, generator: np.random.Generator
+) -> Array:
+    """Return the ids with the largest and smallest embeddings, or features of such norms."""
+    if manifest.features is not None:
+        tokens = random_document(2 * _EXTREME, manifest, generator)
+        scales = np.repeat(np.array([10, 0.01], np.float32), _EXTREME)[:, None]
+        return np.concatenate([np.asarray(tokens, np.float32) * scales, 0 * tokens[:1]])
+    count = manifest.vocab_size or 0
+    order = np.array([*range(min(_EXTREME, count)), *range(max(0, count - _EXTREME), count)])
+    if norms is not None:
+        order = np.argsort(norms[:count], kind="stable")
+    return np.unique(np.concatenate([order[:_EXTREME], order[-_EXTREME:]]))
 
 
 def token_norms(model: Path) -> NDArray[np.float64] | None:

@@ -12,6 +12,7 @@ from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
 from aftserve.api.request_body import JSON, media_type, read_json
@@ -28,9 +29,16 @@ _LINES_SCHEMA: dict[str, Any] = {
     "pattern": r"\S",
     "description": "JSON objects, one on each line.",
 }
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1}
+_NPY_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "format": "binary",
+    "description": "A file of numpy.save.",
+}
 _LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_INFER = body_schema(
+    InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
+)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -66,11 +74,12 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
-        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document, and so
-        are raw bytes for a model of bytes. In newline-delimited JSON each line has `text` or
-        `input_ids`, and gets a line of the answer. With `Accept: application/x-ndjson`, the answer
-        for one document is streamed as lines: the document, the answers for its tokens in parts,
-        and `{"complete": true}`.
+        JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
+        document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
+        features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
+        `input_features`, and gets a line of the answer. With `Accept: application/x-ndjson`, the
+        answer for one document is streamed as lines: the document, the answers for its tokens in
+        parts, and `{"complete": true}`.
         """
         service.check_open()
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
@@ -121,14 +130,19 @@ async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence
     classifier = service.model.classifier
     if kind == streaming.TEXT:
         return [await streaming.read_text(request, classifier)], True
-    if kind == streaming.BYTES:
+    if kind == streaming.BYTES and classifier.takes_bytes:
         return [await streaming.read_bytes(request, classifier)], True
-    bytes_type = (streaming.BYTES,) if classifier.takes_bytes else ()
+    if kind == NPY or (kind == streaming.BYTES and not classifier.takes_bytes):
+        settings = service.settings
+        max_bytes = settings.max_body_bytes
+        if classifier.manifest.features is not None:
+            max_bytes = settings.max_array_bytes
+        return [await read_npy(request, classifier, service.feature_space, max_bytes)], True
     max_documents = service.settings.max_documents
     body = await read_json(
         request,
         InferRequest,
-        other_types=(streaming.TEXT, *bytes_type, *streaming.LINES_TYPES),
-        max_entries={"texts": max_documents, "input_ids": max_documents},
+        other_types=(streaming.TEXT, NPY, streaming.BYTES, *streaming.LINES_TYPES),
+        max_entries=dict.fromkeys(("texts", "input_ids", "input_features"), max_documents),
     )
     return body.documents, body.text is not None

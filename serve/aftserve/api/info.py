@@ -27,6 +27,7 @@ def describe(service: Service) -> Info:
         scores=first.meaning,
         head_calibrations=manifest.calibration,
         vocab_size=manifest.vocab_size,
+        features=manifest.features,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,

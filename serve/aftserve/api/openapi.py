@@ -20,8 +20,12 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
     def openapi() -> Schema:
         described = document()
         classifier = service.model.classifier
+        manifest = classifier.manifest
         bodies = _bodies(
-            classifier.manifest.vocab_size, classifier.min_tokens, classifier.has_tokenizer
+            manifest.vocab_size,
+            manifest.features.count if manifest.features else 0,
+            classifier.min_tokens,
+            classifier.has_tokenizer,
         )
         described["components"]["schemas"].update(bodies)
         content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
@@ -34,12 +38,14 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
 
 
 @lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
-def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
+def _bodies(
+    vocab_size: int | None, features: int, min_tokens: int, has_tokenizer: bool
+) -> dict[str, Schema]:
     # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
     text = {"type": "string", "minLength": 1}
     ids: Schema = {
         "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+        "items": {"type": "integer", "minimum": 0, "maximum": (vocab_size or 1) - 1},
         "minItems": min_tokens,
         "description": "Token ids of one document.",
     }
@@ -48,6 +54,15 @@ def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, 
     many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
+    if features:
+        row = {"type": "array", "items": {"type": "number"}, "minItems": features}
+        rows: Schema = {
+            "type": "array",
+            "items": row | {"maxItems": features},
+            "minItems": min_tokens,
+            "description": "Features of each token of one document.",
+        }
+        one, many = {"input_features": rows}, {"input_features": several | {"items": rows}}
     template = COMPONENTS + "{model}"
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {

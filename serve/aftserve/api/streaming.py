@@ -69,7 +69,7 @@ async def read_text(request: Request, classifier: Classifier) -> str:
     parts, piece, characters, tokens = list[str](), "", 0, 0
     request_body.check_charset(request)
     classifier.check_text("")
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         part = _decoded(decoder, content)
         parts.append(part)
         piece += part
@@ -103,7 +103,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
             f"Send {TEXT} or {request_body.JSON}.",
         )
     document = bytearray()
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         document += content
         classifier.check_length(len(document), more=True)
     return np.frombuffer(document, np.uint8).astype(np.int64)
@@ -174,7 +174,7 @@ async def _classify_line(line: bytes, classify: Classify) -> bytes:
 
 async def _lines(request: Request) -> AsyncIterator[bytes]:
     line = bytearray()
-    async for content in _chunks(request):
+    async for content in body_parts(request):
         first, *others = content.split(b"\n")
         line += first
         for other in others:
@@ -185,7 +185,13 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
         yield bytes(line)
 
 
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
+async def body_parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they arrive.
+
+    Raises:
+        NotJsonError: if it is compressed.
+        ClientGoneError: if the client left before its end.
+    """
     request_body.check_encoding(request)
     try:
         async for content in request.stream():

@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any, Self, TypeVar, overload
 
 import httpx
+from numpy.typing import ArrayLike
 
+from aftserve.client.array_body import ArrayBody
 from aftserve.client.errors import (
     BusyError,
     DeadlineError,
@@ -90,10 +92,16 @@ class Client:
         deadline: float | None = None,
     ) -> list[Result]: ...
 
+    @overload
+    def infer(
+        self, *, features: ArrayLike, evidence: int = 0, deadline: float | None = None
+    ) -> Result: ...
+
     def infer(
         self,
-        documents: str | Sequence[str] | Sequence[Sequence[int]],
+        documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         *,
+        features: ArrayLike | None = None,
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:
@@ -101,17 +109,29 @@ class Client:
 
         Args:
             documents: one text, several texts, or several documents of token ids.
+            features: one document of features instead, an array ``[tokens, features]``.
             evidence: maximum passages of each document that support its label, up to 100.
             deadline: maximum seconds until the answer; by default the client's deadline.
 
         Raises:
             ServerError: if a document has no answer; its subclass names the reason.
+            TypeError: unless exactly one of ``documents`` and ``features`` is given.
+            ValueError: if ``features`` has another shape or type.
         """
+        if (documents is None) == (features is None):
+            raise TypeError("give exactly one of documents and features")
+        if features is not None:
+            body = ArrayBody(features)
+            response = self._repeat(
+                lambda left: self._post(body.content_type, body, evidence, left), deadline
+            )
+            with _valid_response():
+                return Result.read(response.json())
         if isinstance(documents, str):
             response = self._ask({"text": documents}, evidence, deadline)
             with _valid_response():
                 return Result.read(response.json())
-        listed = list(documents)
+        listed = list(documents or ())
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
         response = self._ask({form: listed}, evidence, deadline)
         with _valid_response():
@@ -255,9 +275,12 @@ class Client:
                 time.sleep(wait)
         raise AssertionError  # the last try returns or raises
 
-    def _post(self, content_type: str, body: bytes, evidence: int, left: float) -> httpx.Response:
+    def _post(
+        self, content_type: str, body: bytes | ArrayBody, evidence: int, left: float
+    ) -> httpx.Response:
         """Send a request whose answer must arrive within ``left`` seconds."""
         path, headers = _request(content_type, evidence, left)
+        headers["Content-Length"] = str(len(body))
         return self._transport.post(path, body, headers, left + _GRACE)
 
 

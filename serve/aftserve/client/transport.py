@@ -1,7 +1,7 @@
 """A single request to the server: its response, or an error with the reason."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ class Transport:
         self._http.close()
 
     def post(
-        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+        self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
     ) -> httpx.Response:
         """Send a request once, and return its successful response.
 
@@ -71,7 +71,7 @@ class Transport:
 
     @contextmanager
     def stream(
-        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+        self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
     ) -> Iterator[httpx.Response]:
         """Send a request once, and yield its successful response before its content has arrived.
 

@@ -57,6 +57,7 @@ class BodyLimitMiddleware:
         # The time counts from the request's first byte, so slow headers leave less for the body.
         deadline = scope["state"]["started"] + self.seconds
         body = _Body(self, scope["headers"], receive, deadline)
+        scope["state"]["body"] = body
 
         async def send_and_listen(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -97,6 +98,13 @@ class _Body:
         self._deadline = deadline
         self._bytes = 0
         self._held = 0
+        self._max_bytes = limits.max_bytes
+        self._holds = True
+
+    def allow(self, max_bytes: int) -> None:
+        """Allow another size for a body that goes to a file as it arrives, and is not held."""
+        self._max_bytes = max_bytes
+        self._holds = False
 
     async def receive(self) -> Message:
         """Return the next part, or the client's disconnect."""
@@ -106,7 +114,8 @@ class _Body:
         self._awaits_interim = False
         message = await self._next(self._deadline)
         self._check(self._bytes)
-        self._hold(len(message.get("body", b"")))
+        if self._holds:
+            self._hold(len(message.get("body", b"")))
         return message
 
     async def settle(self) -> None:
@@ -116,8 +125,8 @@ class _Body:
         self.release()
         deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
         # Do not receive from a client that awaits an interim response: it would send the body.
-        if not self._awaits_interim and self._announced <= self._limits.max_bytes:
-            await self._receive_rest(deadline, self._limits.max_bytes)
+        if not self._awaits_interim and self._announced <= self._max_bytes:
+            await self._receive_rest(deadline, self._max_bytes)
 
     async def discard(self) -> None:
         """Receive and discard the rest of the body until its time is up."""
@@ -147,9 +156,9 @@ class _Body:
         return message
 
     def _check(self, count: int) -> None:
-        if count > self._limits.max_bytes:
+        if count > self._max_bytes:
             raise BodyTooLargeError(
-                f"The body must have at most {self._limits.max_bytes} bytes, got more.",
+                f"The body must have at most {self._max_bytes} bytes, got more.",
                 "Send several smaller requests.",
             )
 

@@ -3,18 +3,21 @@
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import MAX_TOKENS
+from aftexport.contract import FEATURES, IDS, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
+from aftserve.model.feature_tokens import FeatureTokens
 from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.settings import Policy
 from aftserve.types import Tokens
@@ -100,7 +103,8 @@ class Classifier:
             DocumentTooLongError: if it has more than ``max_characters``.
         """
         if self._tokenizer is None:
-            raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
+            main = self.manifest.main_input
+            raise InputError("This model has no tokenizer.", f"Send {main} instead of text.")
         self.check_characters(len(text))
 
     def check_characters(self, count: int, *, more: bool = False) -> None:
@@ -146,7 +150,7 @@ class Classifier:
             DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
         """
         self._check_size(text)
-        return self.check(self.tokenize(text))
+        return self.check_ids(self.tokenize(text))
 
     def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
         """Return the checked tokens of a text, and their marks if a head answers for tokens.
@@ -158,7 +162,7 @@ class Classifier:
             return self.encode(text), None
         self._check_size(text)
         encoding = self.encoding(text)
-        ids = self.check(np.array(encoding.ids, dtype=np.int64))
+        ids = self.check_ids(np.array(encoding.ids, dtype=np.int64))
         return ids, self._marker.marks(text, encoding)
 
     def _check_size(self, text: str) -> None:
@@ -168,7 +172,7 @@ class Classifier:
             for start in range(0, len(text), PIECE_CHARACTERS):
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
 
-    def tokenize(self, text: str) -> Tokens:
+    def tokenize(self, text: str) -> NDArray[np.int64]:
         """Return the token ids of a text; other threads can run meanwhile.
 
         Raises:
@@ -199,22 +203,55 @@ class Classifier:
                 f"Send a document of at most {self.whole_tokens} tokens.",
             )
 
-    def check(self, ids: Sequence[int] | Tokens) -> Tokens:
-        """Check the tokens of one document, and return them as an array.
+    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
+        """Check the tokens of one document, and return them for the model.
+
+        Args:
+            document: token ids, or features that are not normalized unless they are
+                ``FeatureTokens``.
 
         Raises:
-            InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
+            InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
+                values than finite features.
             DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
         """
-        if len(ids) == 0:
+        if isinstance(document, FeatureTokens):
+            self.check_count(len(document))
+            return document
+        assert isinstance(document, Sequence | np.ndarray)  # no other type of document exists
+        features = self.manifest.features
+        first = document[0] if len(document) else None
+        if first is not None:
+            _check_form(
+                is_features=isinstance(first, list | np.ndarray), expected=features is not None
+            )
+        if features is None:
+            return self.check_ids(document)
+        self.check_count(len(document))
+        return FeatureTokens.of(document, features)
+
+    def check_count(self, tokens: int) -> None:
+        """Check the number of tokens of a document; see ``check``."""
+        if tokens == 0:
             raise InputError("The document has no tokens.", "Send some text.")
-        if len(ids) < self.min_tokens:
+        if tokens < self.min_tokens:
             raise InputError(
-                f"The document must have at least {self.min_tokens} tokens, got {len(ids)}.",
+                f"The document must have at least {self.min_tokens} tokens, got {tokens}.",
                 "Send a longer one; the engine cannot pad.",
             )
-        self.check_length(len(ids))
-        vocabulary = self.manifest.vocab_size
+        self.check_length(tokens)
+
+    def blank(self, tokens: int) -> NDArray[Any]:
+        """Return a document of ``tokens`` equal tokens, as the model runs on it."""
+        features = self.manifest.features
+        if features is None:
+            return np.zeros(tokens, np.int64)
+        return np.zeros((tokens, features.count), np.float32)
+
+    def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """Check the token ids of one document, and return them as an array; see ``check``."""
+        self.check_count(len(ids))
+        vocabulary = self.manifest.vocab_size or 0
         if isinstance(ids, np.ndarray):
             low, high = int(ids.min()), int(ids.max())
         else:  # an id may be too large for an array
@@ -231,7 +268,8 @@ class Classifier:
         """Cut a checked document by the policy for long documents."""
         if len(ids) <= self.max_tokens:
             return ids
-        return ids[: self.max_tokens] if self.policy == "head" else ids[-self.max_tokens :]
+        start = len(ids) - self.max_tokens if self.policy == "tail" else 0
+        return ids[start : start + self.max_tokens]
 
     def in_chunks(self, tokens: int) -> bool:
         """Return whether a document of this length runs in chunks."""
@@ -271,7 +309,7 @@ class Classifier:
         """Classify checked documents in one run, padded to the longest.
 
         Args:
-            documents: the token ids of each document.
+            documents: the tokens of each document.
             stop: ends the run early; None without a way to end it.
             decodings: the decoding of each document; None for documents without marks.
 
@@ -279,15 +317,26 @@ class Classifier:
             RunStoppedError: if ``stop`` ended the run.
             EngineError: if the engine fails, or its output is not finite.
         """
-        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-        padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
-        for row, ids in zip(padded, documents, strict=True):
-            row[: len(ids)] = ids
-        inputs = {"input_ids": padded, "lengths": lengths}
+        lengths = np.array([len(one) for one in documents], dtype=np.int64)
+        blank = self.blank(int(lengths.max()))
+        padded = np.zeros((len(documents), *blank.shape), blank.dtype)
+        for row, one in zip(padded, documents, strict=True):
+            row[: len(one)] = one[:]
+        inputs = {self.manifest.main_input: padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
         if decodings is None:
             decodings = [NO_MARKS] * len(documents)
         return self._builder.answers(outputs, lengths.tolist(), decodings)
+
+
+def _check_form(*, is_features: bool, expected: bool) -> None:
+    """Raise InputError if a document has features instead of token ids, or the reverse."""
+    if is_features != expected:
+        names = {True: FEATURES, False: IDS}
+        raise InputError(
+            f"This model takes {names[expected]}, got {names[is_features]}.",
+            f"Send {names[expected]}.",
+        )
 
 
 @contextmanager

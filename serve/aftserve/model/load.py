@@ -141,7 +141,7 @@ def _prepare(
         classifier.tokenize("")
     costs = calibrate(
         lambda documents, tokens: classifier.classify(
-            [np.zeros(tokens, np.int64)] * documents,
+            [classifier.blank(tokens)] * documents,
             decodings=[Decoding(starts_word=np.ones(tokens, np.bool_))] * documents,
         ),
         min_tokens=classifier.min_tokens,
@@ -152,7 +152,7 @@ def _prepare(
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
         timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
         in_chunks = measure_chunks(
-            lambda tokens: timed.run(np.zeros(tokens, np.int64)),
+            lambda tokens: timed.run(classifier.blank(tokens)),
             timed.chunk_tokens,
             classifier.max_tokens,
         )

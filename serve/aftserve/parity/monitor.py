@@ -188,7 +188,7 @@ class ParityMonitor:
         manifest = self.active.bundle.manifest
         comparing = partial(
             compare,
-            Case(kind, "model", {"input_ids": one.used[None]}, wanted),
+            Case(kind, "model", {manifest.main_input: one.used[:][None]}, wanted),
             {name: output[None] for name, output in outputs.items()},
             manifest.precision,
             bound=manifest.tolerance,

@@ -1,8 +1,8 @@
 """The process that runs the PyTorch model for comparison.
 
 Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids, and writes a JSON line with an ``error``, or with the shapes of
-``outputs``; their numbers follow in this order, as float64.
+JSON line with token ids or features, and writes a JSON line with an ``error``, or with the shapes
+of ``outputs``; their numbers follow in this order, as float64.
 """
 
 import argparse
@@ -39,8 +39,9 @@ def main() -> int:
     )
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
-        ids = json.loads(line)
-        inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}
+        tokens = json.loads(line)
+        given = np.array([tokens], np.int64 if bundle.manifest.features is None else np.float32)
+        inputs = {bundle.manifest.main_input: given, "lengths": np.array([len(tokens)])}
         try:
             found = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
             outputs = {name: output[0].astype(np.float64) for name, output in found.items()}

@@ -9,7 +9,7 @@ import tiny_models
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
-from aftexport.calibration.data import heads_to_calibrate, read_labelled_documents
+from aftexport.calibration.data import heads_to_calibrate, read_labelled_documents, repeated
 from aftexport.errors import UsageError
 from aftexport.heads import (
     AnyHead,
@@ -103,6 +103,11 @@ def test_errors_name_the_line(
         read(tmp_path, with_heads(plain, **heads), {"text": "a", "labels": good}, line)
     assert "line 2: " in caught.value.problem
     assert problem in caught.value.problem
+
+
+def test_repeated_documents_are_counted(plain: Manifest, tmp_path: Path) -> None:
+    lines = [{"text": text, "label": "letter"} for text in ("a", "b", "a", "aa", "a")]
+    assert repeated(read(tmp_path, with_heads(plain, logits=KIND), *lines)) == 2
 
 
 def test_other_heads_are_refused(plain: Manifest, tmp_path: Path) -> None:

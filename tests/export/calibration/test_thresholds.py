@@ -1,5 +1,8 @@
 """Thresholds keep their error budget on new documents, as often as they promise."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from calibration_draws import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
@@ -71,7 +74,7 @@ def test_order_is_of_fitted_documents_only() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "answered"), [(0, 299), (3, 500), (17, 40)])
-def test_bound_is_that_of_clopper_and_pearson(wrong: int, answered: int) -> None:
+def test_bound_is_clopper_pearson(wrong: int, answered: int) -> None:
     test = binomtest(wrong, answered, alternative="less")
     wanted = test.proportion_ci(0.95, method="exact").high
     assert upper_bound(wrong, answered) == pytest.approx(wanted, rel=1e-9)
@@ -85,6 +88,18 @@ def test_bound_of_nothing_is_one() -> None:
 def test_documents_without_error_are_just_enough(budget: float, needed: int) -> None:
     assert documents_without_error(budget) == needed
     assert upper_bound(0, needed) <= budget < upper_bound(0, needed - 1)
+
+
+def test_documented_numbers_are_right() -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "calibrate.md"
+    rows = re.findall(
+        r"an error budget of (\S+) \| (\d+) documents \| .*?, and (\d+)", page.read_text("utf-8")
+    )
+    assert len(rows) == 2
+    for budget, documents, tested in rows:
+        assert documents_for(float(budget)) == int(documents)
+        assert documents_without_error(float(budget)) == int(tested)
+    assert f"any calibration | {MIN_DOCUMENTS} documents" in page.read_text("utf-8")
 
 
 @pytest.mark.parametrize("budget", [0.001, 0.01, 0.05, 0.2])

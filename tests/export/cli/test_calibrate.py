@@ -87,6 +87,7 @@ def test_dry_run_writes_nothing(
     outcome = run_here(["calibrate", bundle_copy, "--data", data, "--dry-run"], capsys)
     assert outcome.code == 0, outcome.err
     assert "Nothing was written" in outcome.out
+    assert "repeat an earlier one" not in outcome.out
     assert listing(bundle_copy.parent) == files
 
 

@@ -11,6 +11,7 @@ import pytest
 import served_heads
 from clients import http
 from servers import serving
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftserve.client import Client, ServerError, TooLongError
 
@@ -281,3 +282,35 @@ def test_info_describes_every_head(address: str) -> None:
     assert heads["tags"]["labels"] == list(served_heads.TAGS)
     assert (heads["tags"]["scheme"], heads["tags"]["aggregation"]) == ("bio", "simple")
     assert heads["vectors"]["per_token"]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the same model with spans of words, by the first token of each."""
+    folder = tmp_path_factory.mktemp("words")
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "may": 1, "be": 2, "##lace": 3, "##d": 4}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    bundle = served_heads.exported(folder, aggregation="first", tokenizer=tokenizer)
+    with serving(bundle, folder / "log") as (address, _):
+        yield address
+
+
+def test_spans_are_of_whole_words(words: str) -> None:
+    text = "may belaced be mayd may"
+    tags = heads_of(words, text)["tags"]
+    outputs = served_heads.outputs([1, 2, 3, 4, 2, 1, 4, 1])
+    labels = [served_heads.TAGS[place] for place in outputs["tags"].argmax(1).tolist()]
+    assert tags["labels"] == labels
+    starts = {0: 0, 4: 1, 12: 4, 15: 5, 20: 7}
+    ends = {3: 1, 11: 4, 14: 5, 19: 7, 23: 8}
+    assert tags["spans"]
+    for span in tags["spans"]:
+        assert span["start_token"] == starts[span["start"]]
+        assert span["end_token"] == ends[span["end"]]
+        assert span["label"] == labels[span["start_token"]][2:]
+
+
+def test_spans_of_words_need_text(words: str) -> None:
+    refused = post(words, {"input_ids": [[1, 2]]})
+    assert refused.status_code == 422
+    assert "Send the text" in refused.json()["detail"]

@@ -182,10 +182,10 @@ def _add_profiles(
         corners = [(1, settings.min_length), (1, best), (settings.max_batch, settings.max_length)]
         profile = builder.create_optimization_profile()
         for tensor in inputs:
-            # The first axis of both inputs is the batch. Fixed axes of the graph keep their size.
+            # Each input begins with the batch, and then has the tokens. Fixed axes keep their size.
             axes = list(tensor.shape)
             shapes = [
-                [size if axis < 0 else axis for axis, size in zip(axes, corner, strict=False)]
+                [corner[i] if size < 0 else size for i, size in enumerate(axes)]
                 for corner in corners
             ]
             profile.set_shape(tensor.name, *shapes)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import AXES
+from aftexport.contract import AXES, main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
 from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
@@ -22,7 +22,7 @@ _MAX_BUCKETS = 32
 
 @dataclass(frozen=True)
 class Profile:
-    """The shapes of ``input_ids`` that an optimization profile accepts.
+    """The documents and tokens that an optimization profile accepts.
 
     Attributes:
         shortest, best, longest: ``(batch, tokens)``.
@@ -117,6 +117,8 @@ class TensorrtEngine:
         self.types = {name: element(self._engine.get_tensor_dtype(name)) for name in names}
         self.input_names = tuple(name for name in names if name in AXES)
         self.output_names = tuple(name for name in names if name not in AXES)
+        self._main = main_input(self.input_names)
+        self._features = tuple(map(int, self._engine.get_tensor_shape(self._main)[2:]))
         self.profiles = [self._profile(i) for i in range(self._engine.num_optimization_profiles)]
         self._graphs = runtime == "tensorrt"
         self._buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
@@ -154,16 +156,17 @@ class TensorrtEngine:
         two parts of a batch that is larger than the engine's maximum.
         """
         try:
-            ids = np.asarray(inputs["input_ids"])
+            ids = np.asarray(inputs[self._main])
             arrays = {name: np.asarray(inputs[name]) for name in self.input_names}
         except KeyError as error:
             raise EngineError(
                 f"The input {error} is missing.", "Give every input of the model."
             ) from error
-        if ids.ndim != 2 or any(a.dtype != np.int64 or len(a) != len(ids) for a in arrays.values()):
+        if not self._fits(arrays):
             shapes = ", ".join(f"{name} {a.dtype} {a.shape}" for name, a in arrays.items())
             raise EngineError(
-                f"Expected int64 input_ids [batch, tokens] and lengths [batch], got {shapes}.",
+                f"Expected inputs {self._main} {[-1, -1, *self._features]} and lengths [-1], got "
+                f"{shapes}.",
                 "Check the shapes and types of the inputs.",
             )
         # A batch above the engine's maximum runs in parts.
@@ -175,11 +178,21 @@ class TensorrtEngine:
             parts.append(self._run_part(part))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def _fits(self, arrays: Tensors) -> bool:
+        """Return whether the ranks and types of inputs are those of the engine."""
+        tokens = arrays[self._main]
+        return (
+            tokens.ndim == 2 + len(self._features)
+            and tokens.shape[2:] == self._features
+            and all(len(a) == len(tokens) for a in arrays.values())
+            and all(a.dtype == self.types[name] for name, a in arrays.items())
+        )
+
     def release(self) -> None:
         """Do nothing, because all memory is on the GPU and has a constant size."""
 
     def _run_part(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
-        batch, tokens = inputs["input_ids"].shape
+        batch, tokens = inputs[self._main].shape[:2]
         profile = choose_profile(self.profiles, batch, tokens)
         if "lengths" in self.input_names:
             longest = self.profiles[profile].longest[1]
@@ -197,16 +210,17 @@ class TensorrtEngine:
         for name in self.output_names:
             self._stream.to_host(self._pinned[name], self._memory[name], sizes[name])
         self._stream.wait()
-        asked = inputs["input_ids"].shape[1]
+        asked = inputs[self._main].shape[1]
         outputs = {name: self._output(name, ready.shapes[name]) for name in self.output_names}
         # An output with a row for every token has those of the bucket's padding too.
         return {n: x[:, :asked] if x.ndim == 3 else x for n, x in outputs.items()}
 
     def _fill(self, inputs: Tensors, batch: int, tokens: int) -> None:
-        ids = self._pinned["input_ids"].array((batch, tokens), np.dtype(np.int64))
-        width = inputs["input_ids"].shape[1]
-        ids[:, :width] = inputs["input_ids"]
-        ids[:, width:] = 0  # any valid id
+        given = inputs[self._main]
+        padded = self._pinned[self._main].array((batch, tokens, *self._features), given.dtype)
+        width = given.shape[1]
+        padded[:, :width] = given
+        padded[:, width:] = 0  # any valid token
         if "lengths" in inputs:
             self._pinned["lengths"].array((batch,), np.dtype(np.int64))[:] = inputs["lengths"]
 
@@ -223,7 +237,10 @@ class TensorrtEngine:
             self._buckets.popitem(last=False)
         # A graph holds the state of its context, so each graph has its own context.
         context = self._context(profile)
-        shapes = {"input_ids": (batch, tokens), "lengths": (batch,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            self._main: (batch, tokens, *self._features),
+            "lengths": (batch,),
+        }
         for name in self.input_names:
             if not context.set_input_shape(name, shapes[name]):
                 raise self._failure(f"refuses {name} of shape {shapes[name]}")
@@ -271,7 +288,7 @@ class TensorrtEngine:
         )
 
     def _profile(self, index: int) -> Profile:
-        shapes = self._engine.get_tensor_profile_shape("input_ids", index)
+        shapes = self._engine.get_tensor_profile_shape(self._main, index)
         low, best, high = ((int(shape[0]), int(shape[1])) for shape in shapes)
         return Profile(low, best, high)
 
@@ -282,7 +299,10 @@ class TensorrtEngine:
     def _bytes(self, name: str) -> int:
         """Return the maximum size of a tensor in bytes."""
         batch, tokens = self.max_batch, self.max_tokens
-        shapes = {"input_ids": (batch, tokens), "lengths": (batch,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            self._main: (batch, tokens, *self._features),
+            "lengths": (batch,),
+        }
         if name not in shapes:
             *axes, width = self._engine.get_tensor_shape(name)
             shapes[name] = (batch, *([tokens] if len(axes) == 2 else []), int(width))

@@ -21,6 +21,7 @@ from aftexport.capture.model_outputs import output_names, output_nodes
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
+from aftexport.contract import main_input
 from aftexport.lowering.to_onnx import DEFAULT_OPSET, decomposed
 
 Double = NDArray[np.float64]
@@ -85,6 +86,8 @@ class Program:
             checkpoint.module,
             types[manifest.precision],
             max_tokens=manifest.max_tokens,
+            num_features=manifest.features.count if manifest.features else None,
+            mask="lengths" in manifest.inputs,
             opset=manifest.opset,
         )
 
@@ -95,11 +98,16 @@ class Program:
         dtype: torch.dtype,
         *,
         max_tokens: int | None = None,
+        num_features: int | None = None,
+        mask: bool = True,
         opset: int = DEFAULT_OPSET,
     ) -> "Program":
         """Capture a module; see ``capture.capture`` and ``lowering.to_onnx.lower``."""
-        program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
-        wide = prepared(module, torch.float64)
+        captured = capture(
+            module, dtype=dtype, max_tokens=max_tokens, num_features=num_features, mask=mask
+        )
+        program = decomposed(captured, opset=opset)
+        wide = prepared(module, torch.float64, captured.graph_signature.user_inputs)
         exact = dict[str, Tensor]([*wide.named_parameters(remove_duplicate=False)])
         exact |= wide.named_buffers(remove_duplicate=False)
         # Constants in the code of the forward have no name in the module.
@@ -125,11 +133,12 @@ class Program:
         """
         if "lengths" not in inputs:
             return None
-        tokens = self._nodes["input_ids"].meta["val"].shape[1]
+        main = main_input(inputs)
+        tokens = self._nodes[main].meta["val"].shape[1]
         # Compare symbolic sizes: another axis may happen to have the length of the document.
         sizes = self._nodes[name].meta["val"].shape
         axes = [i for i, size in enumerate(sizes) if i and str(size) == str(tokens)]
-        batch, length = inputs["input_ids"].shape
+        batch, length = inputs[main].shape[:2]
         valid = np.arange(length) < np.asarray(inputs["lengths"], np.int64)[:, None]
         masks = []
         for axis in axes:

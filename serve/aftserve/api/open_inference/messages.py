@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from aftexport.bundle.manifest import Manifest
+from aftexport.contract import FEATURES, IDS, main_input
 from aftexport.errors import InputError
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.columns import (
@@ -36,11 +37,17 @@ from aftserve.types import Document
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
 
-INPUTS = (
-    TensorMetadata(name="text", datatype="BYTES", shape=[-1]),
-    TensorMetadata(name="input_ids", datatype="INT64", shape=[-1, -1]),
-    TensorMetadata(name="lengths", datatype="INT64", shape=[-1]),
-)
+_TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
+_IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
+_LENGTHS = TensorMetadata(name="lengths", datatype="INT64", shape=[-1])
+
+
+def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadata, ...]:
+    """Return the inputs of a model."""
+    if manifest.features is not None:
+        shape = [-1, -1, manifest.features.count]
+        return TensorMetadata(name=FEATURES, datatype="FP32", shape=shape), _LENGTHS
+    return (*([_TEXT] if has_tokenizer else []), _IDS, _LENGTHS)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Message:
 
     Attributes:
         request: the JSON of the request.
-        documents: texts, or token ids.
+        documents: texts, token ids or features.
     """
 
     request: InferenceRequest
@@ -75,7 +82,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
     _check_outputs(request, [output.name for output in outputs_of(manifest)])
-    _check_inputs(request.inputs, max_documents)
+    _check_inputs(request.inputs, max_documents, manifest)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -95,31 +102,15 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
     return Message(request, _documents(arrays))
 
 
-def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
+def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
     """Check the names, types and shapes of the inputs before their values are read."""
     names = [tensor.name[:100] for tensor in inputs]
-    if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
-        raise InputError(
-            "The inputs must be text, or input_ids, or input_ids and lengths, "
-            f"got {', '.join(names)}.",
-            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
-        )
+    _check_names(names, manifest)
     described = dict(zip(names, inputs, strict=True))
-    first, lengths = described.get("text") or described["input_ids"], described.get("lengths")
-    if first.name == "text":
-        if first.datatype != "BYTES":
-            raise InputError(
-                f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
-            )
-        count = math.prod(first.shape)
-    else:
-        if len(first.shape) != 2 or first.datatype == "BYTES":
-            raise InputError(
-                "The input 'input_ids' must be integers [documents, tokens], "
-                f"got {first.datatype} of {len(first.shape)} axes.",
-                "Send INT64 of two axes.",
-            )
-        count = first.shape[0]
+    first = described.get("text") or described[manifest.main_input]
+    lengths = described.get("lengths")
+    _check_first(first, manifest)
+    count = math.prod(first.shape) if first.name == "text" else first.shape[0]
     if count == 0:
         raise InputError("The request has no documents.", "Send at least one.")
     if count > max_documents:
@@ -135,11 +126,52 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
         )
 
 
+def _check_names(names: Sequence[str], manifest: Manifest) -> None:
+    """Raise InputError if the inputs are not those of a document."""
+    main = manifest.main_input
+    forms = [[main], sorted([main, "lengths"])]
+    if manifest.features is None and sorted(names) not in [["text"], *forms]:
+        raise InputError(
+            "The inputs must be text, or input_ids, or input_ids and lengths, "
+            f"got {', '.join(names)}.",
+            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
+        )
+    if sorted(names) not in [["text"], *forms]:
+        raise InputError(
+            "The inputs must be input_features, or input_features and lengths, "
+            f"got {', '.join(names)}.",
+            "Send input_features (FP32), with lengths (INT64) if rows are padded.",
+        )
+
+
+def _check_first(first: InputTensor, manifest: Manifest) -> None:
+    """Check the type and the axes of the input with the documents."""
+    if first.name == "text":
+        if first.datatype != "BYTES":
+            raise InputError(
+                f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
+            )
+    elif manifest.features is not None:
+        count = manifest.features.count
+        if first.datatype != "FP32" or len(first.shape) != 3 or first.shape[2] != count:
+            raise InputError(
+                f"The input 'input_features' must be FP32 [documents, tokens, {count}], got "
+                f"{first.datatype} {first.shape}.",
+                f"Send {count} numbers for each token.",
+            )
+    elif len(first.shape) != 2 or first.datatype == "BYTES":
+        raise InputError(
+            f"The input 'input_ids' must be integers [documents, tokens], "
+            f"got {first.datatype} of {len(first.shape)} axes.",
+            "Send INT64 of two axes.",
+        )
+
+
 def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
     if "text" in arrays:
         return [str(text) for text in arrays["text"].ravel()]
-    ids = arrays["input_ids"]
-    rows, width = ids.shape
+    tokens = arrays[main_input(arrays)]
+    rows, width = tokens.shape[:2]
     lengths = arrays.get("lengths", np.full(rows, width)).ravel()
     if not ((lengths >= 0) & (lengths <= width)).all():
         bad = next(int(one) for one in lengths if not 0 <= one <= width)
@@ -147,7 +179,8 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
             f"The input 'lengths' must be from 0 to {width}, got {bad}.",
             "Send the number of tokens of each row without its padding.",
         )
-    return [row[:length].astype(np.int64) for row, length in zip(ids, lengths, strict=True)]
+    documents = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    return [one if one.ndim == 2 else one.astype(np.int64) for one in documents]
 
 
 def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:

@@ -116,14 +116,16 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
 
     @router.get("", response_model_exclude_none=True)
     async def metadata(name: str) -> ModelMetadata:
-        """The model's inputs and outputs; send ``text``, or ``input_ids``."""
+        """The model's inputs and outputs; send ``text``, ``input_ids`` or ``input_features``."""
         classifier = service.model.classifier
         engine = classifier.engine.name
         return ModelMetadata(
             name=name,
             versions=[VERSION],
             platform=_PLATFORMS.get(engine, engine),
-            inputs=list(messages.INPUTS[0 if classifier.has_tokenizer else 1 :]),
+            inputs=list(
+                messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
+            ),
             outputs=list(outputs_of(classifier.manifest)),
         )
 

@@ -35,7 +35,7 @@ class InputTensor(BaseModel):
     """One input, whose values are in the JSON, nested or flat, or follow it."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=2)
+    shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=3)
     datatype: Datatype
     parameters: TensorParameters | None = None
     data: list[Any] | None = None
@@ -49,7 +49,10 @@ class RequestedOutput(BaseModel):
 
 
 class InferenceRequest(BaseModel):
-    """Documents: the input ``text``, or ``input_ids`` and, if lengths differ, ``lengths``."""
+    """Documents: the input ``text``, or tokens and, if lengths differ, ``lengths``.
+
+    Tokens are ``input_ids``, or ``input_features`` of a model of features.
+    """
 
     id: str | None = None
     parameters: RequestParameters | None = None

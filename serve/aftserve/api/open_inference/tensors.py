@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.contract import FEATURES
 from aftexport.errors import InputError
 from aftserve.api.open_inference.schemas import Datatype, InputTensor
 
@@ -16,7 +17,7 @@ _INTEGERS: dict[str, str] = {"INT64": "<i8", "INT32": "<i4"}
 
 
 def read(tensor: InputTensor, binary: memoryview | None) -> Array:
-    """Return a tensor as an array of integers, or of ``str`` objects.
+    """Return a tensor as an array of integers, of features, or of ``str`` objects.
 
     Args:
         tensor: the request's description of the tensor.
@@ -46,7 +47,7 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
 
 
 def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
-    kind = np.dtype(_integers(tensor))
+    kind = np.dtype("<f4" if _has_features(tensor) else _integers(tensor))
     if len(binary) % kind.itemsize:
         raise InputError(
             f"The input {tensor.name!r} must have {kind.itemsize} bytes for each value, got "
@@ -86,10 +87,12 @@ def _decoded(value: bytes, tensor: InputTensor) -> str:
 
 def _listed(tensor: InputTensor) -> Array:
     data: list[Any] = tensor.data or []
-    if len(tensor.shape) == 2 and data and all(isinstance(row, list) for row in data):
-        if any(len(row) != tensor.shape[1] for row in data):
+    for size in tensor.shape[1:]:
+        if not data or not all(isinstance(row, list) for row in data):
+            break
+        if any(len(row) != size for row in data):
             raise InputError(
-                f"Every row of the input {tensor.name!r} must have {tensor.shape[1]} values.",
+                f"Every row of the input {tensor.name!r} must have {size} values.",
                 "Send rows of one length, and lengths beside them.",
             )
         data = [value for row in data for value in row]
@@ -97,6 +100,8 @@ def _listed(tensor: InputTensor) -> Array:
         if not all(isinstance(value, str) for value in data):
             raise InputError(f"The input {tensor.name!r} must hold only texts.", "Send strings.")
         return np.array(data, dtype=object)
+    if _has_features(tensor):
+        return _features(tensor, data)
     kind = _integers(tensor)
     # bool is a subclass of int, and an array would round a float.
     if not all(type(value) is int for value in data):
@@ -107,6 +112,22 @@ def _listed(tensor: InputTensor) -> Array:
         raise InputError(
             f"The input {tensor.name!r} has a value outside the range of {tensor.datatype}.",
             "Send token ids.",
+        ) from None
+
+
+def _has_features(tensor: InputTensor) -> bool:
+    return tensor.name == FEATURES and tensor.datatype == "FP32"
+
+
+def _features(tensor: InputTensor, data: list[Any]) -> Array:
+    if not {int, float}.issuperset(map(type, data)):
+        raise InputError(f"The input {tensor.name!r} must hold only numbers.", "Send numbers.")
+    try:
+        return np.array(data, np.float64)
+    except OverflowError:
+        raise InputError(
+            f"The input {tensor.name!r} has a value outside the range of FP32.",
+            "Send numbers in this range.",
         ) from None
 
 

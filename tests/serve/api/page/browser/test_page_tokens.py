@@ -1,63 +1,24 @@
 """The answers of several heads on the page: spans with a legend, and vectors."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pytest
-import several_heads
-import tiny_models
-import torch
+import served_heads
 from page_driver import classify, fulfill_changed
 from playwright.sync_api import Page, expect
 from servers import serving
-from torch import Tensor, nn
-
-from aftexport.pipeline.export import export
 
 AXE = files("axe_core_python").joinpath("axe.min.js")
-TOPICS = ["news", "mail", "code"]
-LABELS = ["O", "B-name", "I-name", "B-place", "I-place"]
-HEADS = {
-    "topic": {"task": "single_label_classification", "labels": TOPICS},
-    "entities": {"task": "token_classification", "labels": LABELS},
-    "embedding": {"task": "feature_extraction", "dimensions": 16, "normalize": True},
-}
 TEXT = "Zoë met 👩‍🚀 Ada in <b>Turin</b>\n\ton the 3rd of May."
-
-
-class Reader(several_heads.Encoder):
-    """A topic and a vector for each document, and a label for each of its tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topic, self.entities = nn.Linear(16, len(TOPICS)), nn.Linear(16, len(LABELS))
-
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-        tokens = self.encode(input_ids, lengths)
-        pooled = self.pool(tokens, lengths)
-        return {
-            "topic": self.topic(pooled),
-            "entities": 3 * self.entities(tokens),
-            "embedding": pooled,
-        }
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("tokens")
-    torch.save(Reader().eval(), folder / "model.pt")
-    (folder / "heads.json").write_text(json.dumps(HEADS))
-    (folder / "tokenizer.json").write_text(tiny_models.byte_tokenizer().to_str())
-    bundle = export(
-        folder / "model.pt",
-        allow_pickle=True,
-        heads=folder / "heads.json",
-        tokenizer=folder / "tokenizer.json",
-    )
-    with serving(bundle.path, folder / "log") as (address, _):
+    with serving(served_heads.exported(folder), folder / "log") as (address, _):
         yield address
 
 
@@ -65,31 +26,37 @@ def test_each_head_is_shown(address: str, page: Page) -> None:
     page.goto(address)
     expect(page.locator("#model")).to_have_text(
         "Distinguishes 3 classes. Labels every token with one of 5 labels. "
-        "Returns a vector of 16 numbers for every document."
+        "Returns a vector of 4 numbers for every token. "
+        "Returns a vector of 6 numbers for every document."
     )
     heads = classify(page, TEXT)["heads"]
-    assert list(heads) == [*HEADS]
-    expect(page.locator("#label .head-name")).to_have_text([*HEADS])
+    assert list(heads) == [*served_heads.WIDTHS]
+    expect(page.locator("#label .head-name")).to_have_text([*heads])
     expect(page.locator("#label")).to_contain_text(heads["topic"]["label"])
     expect(page.locator("#scores tbody th.head-name")).to_have_text("topic")
-    expect(page.locator("#scores tbody td.number")).to_have_count(len(TOPICS))
-    titles = ["Spans of entities", "Vectors of embedding"]
+    expect(page.locator("#scores tbody td.number")).to_have_count(len(served_heads.TOPICS))
+    titles = ["Spans of tags", "Vectors of vectors", "Vectors of embedding"]
     expect(page.locator("#tokens h3")).to_have_text(titles)
-    numbers = ", ".join(f"{x:.4g}" for x in heads["embedding"]["vector"][:8])
-    expect(page.locator("#tokens code")).to_have_text(f"{numbers}, …")
+    shown = page.locator("#tokens code").all_text_contents()
+    wanted = [heads["vectors"]["vectors"][0], heads["embedding"]["vector"]]
+    for numbers, vector in zip(shown, wanted, strict=True):
+        assert [float(x) for x in numbers.split(", ")] == pytest.approx(vector, rel=1e-3)
 
 
 def test_spans_are_marked_with_legend(address: str, page: Page) -> None:
     page.goto(address)
-    spans = classify(page, TEXT)["heads"]["entities"]["spans"]
-    shown = [span for span in spans if span.get("text")]
-    assert {span["label"] for span in shown} == {"name", "place"}
-    assert any(ord(character) > 0xFFFF for span in shown for character in span["text"])
+    spans = classify(page, TEXT)["heads"]["tags"]["spans"]
+    assert {span["label"] for span in spans} == {"name", "date"}
+    characters = "".join(span["text"] for span in spans)
+    assert any(ord(character) > 0xFFFF for character in characters)
     marks = page.locator("#tokens mark")
-    assert marks.all_text_contents() == [span["text"] for span in shown]
-    assert marks.evaluate_all("all => all.map(one => one.dataset.label)") == [
-        span["label"] for span in shown
-    ]
+    named = marks.evaluate_all("all => all.map(one => one.dataset.label)")
+    assert named == [span["label"] for span in spans]
+    marked = marks.all_text_contents()
+    place = 0  # the end of the characters that have a mark already
+    for span, text in zip(spans, marked, strict=True):
+        assert text == TEXT[max(place, span["start"]) : span["end"]]
+        place = max(place, span["end"])
     assert page.locator("#tokens .document").text_content() == TEXT
     counts = Counter(span["label"] for span in spans)
     legend = [f"{label}: {counts[label]}" for label in sorted(counts)]
@@ -97,7 +64,7 @@ def test_spans_are_marked_with_legend(address: str, page: Page) -> None:
 
 
 def test_no_span_is_said(address: str, page: Page) -> None:
-    heads = {"entities": {"labels": ["O"] * 3, "scores": [1.0] * 3, "spans": []}}
+    heads = {"tags": {"labels": ["O"] * 3, "scores": [1.0] * 3, "spans": []}}
     page.route("**/infer*", lambda route: fulfill_changed(route, heads=heads))
     page.goto(address)
     classify(page, TEXT)

@@ -1,0 +1,69 @@
+"""The inputs of a module that is captured, with examples of them."""
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_FEATURES
+from aftexport.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The inputs of a module.
+
+    Attributes:
+        names: the names of the inputs, one of ``contract.INPUTS``.
+        num_features: the number of features of a token; None for a model of token ids.
+    """
+
+    names: tuple[str, ...]
+    num_features: int | None = None
+
+    def examples(self, tokens: int) -> dict[str, Tensor]:
+        """Return the inputs for two documents of ``tokens`` tokens."""
+        inputs = {
+            IDS: torch.zeros(2, tokens, dtype=torch.int64),
+            FEATURES: torch.zeros(2, tokens, self.num_features or 0),
+            LENGTHS: torch.full((2,), tokens, dtype=torch.int64),
+        }
+        return {name: inputs[name] for name in self.names}
+
+
+def features_of(module: nn.Module, asked: int | None = None) -> int | None:
+    """Return the declared number of features of a token; None for a model of token ids.
+
+    Args:
+        module: the module, which declares it by its own ``num_features`` or that of its config,
+            unless its forward takes ``input_ids``.
+        asked: the number by ``--features``; None without this option.
+
+    Raises:
+        UsageError: if the number is outside the bounds, or differs from the module's own.
+    """
+    declared = _declared(module)
+    if asked is not None and declared is not None and asked != declared:
+        raise UsageError(
+            f"--features must be {declared}, the num_features of the model, got {asked}.",
+            f"Give {declared}, or leave --features out.",
+        )
+    number = declared if asked is None else asked
+    if number is not None and not 1 <= number <= MAX_FEATURES:
+        raise UsageError(
+            f"The number of features must be from 1 to {MAX_FEATURES}, got {number}.",
+            "Give such a number by --features.",
+        )
+    return number
+
+
+def _declared(module: nn.Module) -> int | None:
+    parameters = inspect.signature(module.forward).parameters
+    if IDS in parameters and FEATURES not in parameters:
+        return None
+    for owner in (module, getattr(module, "config", None)):
+        number = getattr(owner, "num_features", None)
+        if isinstance(number, int) and not isinstance(number, bool):
+            return number
+    return None

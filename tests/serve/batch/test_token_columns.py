@@ -1,0 +1,75 @@
+"""Columns of heads for tokens have the server's answers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import served_heads
+
+from aftexport.errors import InputError
+from aftserve.batch import output
+from aftserve.batch.answering import OfflineClassifier
+from aftserve.settings import Settings
+
+TEXTS = ["Zoë paid 😀 in May.", "a", "the contract ends " * 30]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return served_heads.exported(tmp_path_factory.mktemp("columns"))
+
+
+@pytest.fixture(scope="module")
+def offline(bundle: Path) -> OfflineClassifier:
+    return OfflineClassifier(Settings.read([str(bundle)]))
+
+
+def test_rows_are_answers(offline: OfflineClassifier, tmp_path: Path) -> None:
+    heads = offline._model.classifier.manifest.heads
+    unreadable = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
+    outcomes = offline.answer([*TEXTS[:2], unreadable, TEXTS[2]])
+    columns = output.schema(heads, None)
+    rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
+    kinds = {field.name: field.type for field in columns.field("heads").type}
+    assert pa.types.is_list(kinds["embedding"].field("vector").type)
+    assert kinds["vectors"].field("vectors").type.value_type.list_size == 4
+    with output.Writer(tmp_path / "a", tmp_path / "a.parquet", columns, numbered=True) as writer:
+        writer.write(rows)
+    with output.Writer(tmp_path / "b", tmp_path / "b.jsonl", columns, numbered=True) as writer:
+        writer.write(rows)
+    stored = pq.read_table(tmp_path / "a").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "b").read_text("utf-8").splitlines()]
+    assert [row["heads"] for row in stored] == [line["heads"] for line in lines]
+    assert stored[2]["heads"] is None
+    assert stored[2]["error"] is not None
+    for row, text in zip([*stored[:2], stored[3]], TEXTS, strict=True):
+        assert_right(row["heads"], text)
+
+
+def assert_right(heads: dict, text: str) -> None:
+    expected = served_heads.outputs(list(text.encode()))
+    scores = expected["tags"].softmax(1)
+    names = [served_heads.TAGS[place] for place in scores.argmax(1).tolist()]
+    assert heads["tags"]["labels"] == names
+    np.testing.assert_allclose(heads["tags"]["scores"], scores.amax(1), atol=1e-4)
+    np.testing.assert_allclose(heads["vectors"]["vectors"], expected["vectors"], atol=1e-3)
+    vector = expected["embedding"] / expected["embedding"].norm()
+    np.testing.assert_allclose(heads["embedding"]["vector"], vector, atol=1e-4)
+    assert heads["topic"]["label"] in served_heads.TOPICS
+    covered = 0
+    for span in heads["tags"]["spans"]:
+        assert span["text"] == text[span["start"] : span["end"]]
+        covered += span["end_token"] - span["start_token"]
+    assert covered == len([name for name in names if name != "O"])
+
+
+def test_rows_without_answers_have_columns(offline: OfflineClassifier) -> None:
+    heads = offline._model.classifier.manifest.heads
+    outcomes = offline.answer([InputError("Unreadable.", "Convert it.")] * 2)
+    columns = output.schema(heads, None)
+    rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
+    assert rows["heads"].null_count == 2
+    assert rows.schema == columns
