@@ -4,6 +4,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from io import BytesIO
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ async def read_npy(
         max_bytes: maximum size of a body with features.
 
     Raises:
-        NotJsonError: if it is compressed.
+        NotJsonError: if it is compressed, or not a .npy file.
         InputError: if it is not a document of the model.
         DocumentTooLongError: if it has too many tokens.
         BodyTooLargeError: if it has too many bytes.
@@ -104,7 +105,10 @@ async def _header(parts: AsyncIterator[bytes]) -> tuple[_Header, bytes]:
 def _parsed(start: bytes) -> _Header | None:
     """Return the header at the start of a file; None if it is incomplete."""
     if start[: len(npy.MAGIC_PREFIX)] != npy.MAGIC_PREFIX[: len(start)]:
-        raise InputError("The body must be a .npy file, got other bytes.", _SAVE)
+        raise NotJsonError(
+            "The body must be a .npy file, got other bytes.",
+            "Write it by numpy.save. Raw bytes need a model with the tokenizer bytes.",
+        )
     if len(start) < _MAGIC_BYTES:
         return None
     version = (start[6], start[7])
@@ -129,7 +133,7 @@ def _parsed(start: bytes) -> _Header | None:
         shape, is_fortran, dtype = _READERS[version](
             BytesIO(start[_MAGIC_BYTES:end]), max_header_size=_MAX_HEADER_BYTES
         )
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise InputError("The header of the .npy file is damaged.", _SAVE) from error
     if is_fortran and len(shape) > 1:
         raise InputError(

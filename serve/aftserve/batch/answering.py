@@ -57,6 +57,7 @@ class OfflineClassifier:
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
+        self._model.classifier.keep_answers_in_memory()
 
     def answer(self, documents: Iterable[str | AftexportError]) -> list[Outcome]:
         """Classify texts in shared runs; if a run fails, each of its texts gets a single run.
