@@ -6,7 +6,14 @@ import torch
 from tiny_models import CONFIG, VOCABULARY
 from torch import Tensor, nn
 
-from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
+from aftexport.nn import (
+    AftSimple,
+    ClassifierConfig,
+    DocumentClassifier,
+    HeadConfig,
+    MultiHeadClassifier,
+    MultiHeadConfig,
+)
 
 TASKS = {
     "topic": "single_label_classification",
@@ -48,6 +55,14 @@ class Documents(Encoder):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor | None]:
         pooled = self.pool(self.encode(input_ids, lengths), lengths)
         return {"loss": None, **{name: head(pooled) for name, head in self.heads.items()}}
+
+
+def classifier() -> MultiHeadClassifier:
+    """Return a model of aftexport's own layers, with the outputs of ``Documents``."""
+    torch.manual_seed(6)
+    heads = {n: HeadConfig(problem_type=t, num_labels=WIDTHS[n]) for n, t in TASKS.items()}
+    settings = {name: value for name, value in CONFIG.items() if name != "num_labels"}
+    return MultiHeadClassifier(MultiHeadConfig(**settings, heads=heads)).eval()
 
 
 class Pair(NamedTuple):

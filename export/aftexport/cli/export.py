@@ -207,8 +207,9 @@ def _add_head_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", action="append", default=[], metavar="[NAME=]TASK",
         help="task of the only output, or of the output NAME; repeat it for several: "
-        "single_label_classification, multi_label_classification, binary_classification or "
-        "regression (default: that of the file; the first for two or more logits)")  # fmt: skip
+        "single_label_classification, multi_label_classification, binary_classification, "
+        "regression, token_classification or feature_extraction (default: that of the file; the "
+        "first for two or more logits of a document)")  # fmt: skip
     add("--labels", metavar="A,B,...",
         help="names of the classes or values of the only output (default: those of the file, or "
         "class_0, class_1, ...)")  # fmt: skip

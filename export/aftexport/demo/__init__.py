@@ -85,7 +85,7 @@ def _train(
         dim=64,
         depth=2,
         ffn_dim=128,
-        window=8,
+        window=task.window,
         max_length=_AFT_FULL_TOKENS if mechanism == "aft_full" else None,
         pooling="attention",
         problem_type=task.problem_type,

@@ -33,17 +33,20 @@ def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
 
 def parity_table(results: Sequence[Comparison], reference: str) -> Table:
     """Return a table of each case's error and bound; ``reference`` is the type of PyTorch."""
-    table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
+    outputs = {result.output for result in results} - {OPERATOR_OUTPUT}
+    named = ["output"] if len(outputs) > 1 else []
+    columns = ("input", "error", "bound", "ulps", "flips", "")
+    table = plain_table("parity with PyTorch", *named, *columns)
     formula = "max |output - reference| / max(1, max |reference|)"
     table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
-        subject = subject_of(result)
-        subject = result.case if subject == "model" else f"{subject}, {result.case}"
+        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
         if result.engine != "onnxruntime":
             subject += f", {result.engine}"
         numbers = (f"{result.largest_error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
         flips = str(result.label_flips) if result.subject.startswith("model") else ""
-        table.add_row(escape(subject), shape_text(result.shape), *numbers, flips, verdict)
+        output = [result.output if result.output in outputs else ""] if named else []
+        table.add_row(escape(subject), *output, shape_text(result.shape), *numbers, flips, verdict)
     return table

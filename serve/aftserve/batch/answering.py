@@ -68,6 +68,7 @@ class OfflineClassifier:
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
+        self._model.classifier.keep_answers_in_memory()
 
     def answer(self, documents: Iterable[str | Path | AftexportError]) -> list[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.

@@ -280,6 +280,10 @@ class Classifier:
         assert self.chunked is not None  # checked by in_chunks
         return self.chunked.count(tokens, evidence=evidence)
 
+    def keep_answers_in_memory(self) -> None:
+        """Use no files for answers: each would be open until the answers of all documents end."""
+        self._builder.uses_files = False
+
     def check_words(self, marks: TokenMarks | None) -> None:
         """Raise InputError if a head needs words, and a document has none."""
         for head in self._builder.token_heads.values():

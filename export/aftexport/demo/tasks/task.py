@@ -34,6 +34,7 @@ class Task(ABC):
         problem_type: the task by its name in ``aftexport.heads``.
         evidence: number of passages of evidence to ask the server for.
         crops: the parts of documents in a step of the training.
+        window: the window of the mechanisms with one.
         tuned_on: maximum number of training documents for ``tuned``.
         names: the names of the labels or values.
     """
@@ -41,6 +42,7 @@ class Task(ABC):
     problem_type: ClassVar[str]
     evidence: ClassVar[int] = 0
     crops: ClassVar[Crops] = Crops()
+    window: ClassVar[int] = 8
     tuned_on: ClassVar[int] = 0
     names: tuple[str, ...]
 
