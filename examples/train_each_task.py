@@ -8,8 +8,9 @@ them. Run it from the root of the repository with
 
 ``problem_type`` declares the task of a model, ``task_loss`` is its loss, and the server reads the
 task from the bundle. The values of the regression are standardized for training; a file of heads
-gives the server their scale, offset and unit. For each task the example prints the first and the
-last loss, and the numbers that the server and PyTorch compute for new documents.
+gives the server their scale, offset and unit. The targets of the vectors are those of documents
+with the same signs. For each task the example prints the first and the last loss, and the first of
+the numbers that the server and PyTorch compute for new documents.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -38,13 +40,16 @@ SIGNS = {
     "report": ["figure", "results", "summary"],
 }
 FILLER = ["the", "of", "and", "to", "in", "we", "for", "on", "with", "at", "by", "from"]
-NAMES = {
+NAMES: dict[str, list[str] | None] = {
     "single_label_classification": list(SIGNS),  # the kind with the most words
     "multi_label_classification": list(SIGNS),  # every kind with a word
     "binary_classification": ["other", "invoice"],  # whether there is a word of an invoice
     "regression": ["signs"],  # the percentage of words that are signs
+    "token_classification": ["O", *SIGNS],  # the kind of each word
+    "feature_extraction": None,  # a vector, close to that of a document with the same signs
 }
 BATCH = 32
+MAX_SHOWN = 4
 
 
 def make_tokenizer() -> Tokenizer:
@@ -56,23 +61,46 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def make_documents(task: str, count: int, dice: random.Random) -> tuple[list[str], Tensor]:
-    """Return texts and their targets, in the shape that ``task_loss`` expects for the task."""
+def make_documents(task: str, count: int, dice: random.Random) -> tuple[list[str], Any]:
+    """Return texts and their targets, in the shape that ``task_loss`` expects for the task.
+
+    The targets of feature_extraction are texts, whose vectors are the targets.
+    """
     texts, targets = [], []
     for _ in range(count):
         counts = dice.sample([0, 0, 2, 4, 8], len(SIGNS))  # the maximum is unique
-        words = dice.choices(FILLER, k=dice.randrange(8, 32))
-        for signs, repeats in zip(SIGNS.values(), counts, strict=True):
-            words += dice.choices(signs, k=repeats)
-        dice.shuffle(words)
+        signs = [
+            word
+            for words, repeats in zip(SIGNS.values(), counts, strict=True)
+            for word in dice.choices(words, k=repeats)
+        ]
+        words = mixed(signs, dice)
         texts.append(" ".join(words))
         targets.append({
             "single_label_classification": counts.index(max(counts)),
             "multi_label_classification": [number > 0 for number in counts],
             "binary_classification": counts[0] > 0,
             "regression": [100 * sum(counts) / len(words)],
+            "token_classification": torch.tensor([kind_of(word) for word in words]),
+            "feature_extraction": " ".join(mixed(signs, dice)),
         }[task])  # fmt: skip
+    if task == "feature_extraction":
+        return texts, targets
+    if task == "token_classification":
+        return texts, nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
     return texts, torch.tensor(targets)
+
+
+def mixed(signs: list[str], dice: random.Random) -> list[str]:
+    """Return the words of a document with these signs."""
+    words = signs + dice.choices(FILLER, k=dice.randrange(8, 32))
+    dice.shuffle(words)
+    return words
+
+
+def kind_of(word: str) -> int:
+    """Return the number of the kind whose sign a word is, from 1; 0 for other words."""
+    return next((n for n, signs in enumerate(SIGNS.values(), 1) if word in signs), 0)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -109,6 +137,8 @@ def train(
         texts, targets = make_documents(task, BATCH, dice)
         if task == "regression":
             targets = (targets - mean) / deviation
+        elif task == "feature_extraction":
+            targets = model(*encode(tokenizer, targets))
         loss = task_loss(task, model(*encode(tokenizer, texts)), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -137,10 +167,14 @@ def serving(bundle: Path) -> Iterator[str]:
 
 
 def served_numbers(result: Result) -> dict[str, float]:
-    """Return the scores or values of an answer, by their names."""
+    """Return the scores, values or numbers of an answer, by their names."""
     if result.heads is None:  # the labels exclude each other
         return dict(result.scores or {})
     head = result.heads["logits"]
+    if isinstance(head.scores, Sequence):  # one for each token
+        return {f"token_{place}": score for place, score in enumerate(head.scores)}
+    if head.vector is not None:
+        return {f"number_{place}": number for place, number in enumerate(head.vector)}
     return dict(head.scores or head.values or {})
 
 
@@ -151,11 +185,15 @@ def pytorch_numbers(
     """Compute the same numbers for each document by PyTorch, in float64."""
     logits = model.double()(*inputs)
     deviation, mean = scale
+    if model.config.problem_type == "token_classification":
+        scores = logits.softmax(-1).amax(-1)
+        return [row[:length].tolist() for row, length in zip(scores, inputs[1], strict=True)]
     numbers: Tensor = {
         "single_label_classification": lambda: logits.softmax(1),
         "multi_label_classification": logits.sigmoid,
         "binary_classification": lambda: torch.cat([-logits, logits], 1).sigmoid(),
         "regression": lambda: logits * deviation + mean,
+        "feature_extraction": lambda: logits,
     }[model.config.problem_type]()
     return numbers.tolist()
 
@@ -165,10 +203,11 @@ def export(
 ) -> Path:
     """Save and export a trained model; return the path of its bundle."""
     task = model.config.problem_type
-    aftexport.save(path, model=model, labels=NAMES[task], tokenizer=tokenizer.to_str())
+    names = NAMES[task]
+    aftexport.save(path, model=model, labels=names, tokenizer=tokenizer.to_str())
     heads = None
-    if task == "regression":
-        value = {"name": NAMES[task][0], "unit": "percent", "minimum": 0.0, "maximum": 100.0,
+    if task == "regression" and names:
+        value = {"name": names[0], "unit": "percent", "minimum": 0.0, "maximum": 100.0,
                  "scale": scale[0], "offset": scale[1]}  # fmt: skip
         heads = path.with_suffix(".heads.json")
         heads.write_text(json.dumps({"logits": {"task": task, "values": [value]}}))
@@ -177,12 +216,14 @@ def export(
 
 
 def compare(address: str, texts: Sequence[str], expected: Sequence[Sequence[float]]) -> float:
-    """Print the server's numbers beside PyTorch's; return their largest difference."""
+    """Print the first of the server's and of PyTorch's numbers; return the largest difference."""
     largest = 0.0
     with Client(address) as client:
         for result, wanted in zip(client.infer(texts), expected, strict=True):
-            for (name, number), theirs in zip(served_numbers(result).items(), wanted, strict=True):
-                print(f"  {name:10}{number:14.8f}  PyTorch {theirs:14.8f}")
+            numbers = served_numbers(result).items()
+            for place, ((name, number), theirs) in enumerate(zip(numbers, wanted, strict=True)):
+                if place < MAX_SHOWN:
+                    print(f"  {name:10}{number:14.8f}  PyTorch {theirs:14.8f}")
                 largest = max(largest, abs(number - theirs))
     return largest
 
@@ -203,7 +244,7 @@ def main() -> None:
         config = ClassifierConfig(
             mechanism="aft_simple",
             vocab_size=tokenizer.get_vocab_size(),
-            num_labels=1 if task == "binary_classification" else len(names),
+            num_labels=1 if task == "binary_classification" else names and len(names),
             problem_type=task,
             dim=32,
             depth=1,

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import serving
 
 import aftexport
+from aftexport.heads import HEADS
 from aftexport.nn import LAYERS
 from aftserve.client import Result, Timings
 
@@ -82,8 +83,9 @@ def test_tasks_are_served_as_pytorch_computes(tmp_path: Path) -> None:
     assert all(float(last) < float(first) / 2 for _, first, last in losses), done.stdout
     shown = re.findall(r"(?m)^  (\w+) +(\S+)  PyTorch +(\S+)$", done.stdout)
     numbers = {"single_label_classification": 3, "multi_label_classification": 3,
-               "binary_classification": 2, "regression": 1}  # fmt: skip
-    assert [task for task, *_ in losses] == list(numbers)
+               "binary_classification": 2, "regression": 1, "token_classification": 4,
+               "feature_extraction": 4}  # fmt: skip
+    assert [task for task, *_ in losses] == list(HEADS) == list(numbers)
     assert len(shown) == 2 * sum(numbers.values())
     for _, served, expected in shown:
         assert float(served) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)

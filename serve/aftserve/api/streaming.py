@@ -87,21 +87,16 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
 
     Args:
         request: a request whose body has not been received.
-        classifier: the classifier with the tokenizer and the limits.
+        classifier: a classifier that takes bytes, with the limits.
 
     Returns:
         The bytes as token ids.
 
     Raises:
-        NotJsonError: if the bundle's tokenizer is not that of bytes, or the body is compressed.
+        NotJsonError: if the body is compressed.
         DocumentTooLongError: if it is over the limit.
         ClientGoneError: if the client left before the end of the body.
     """
-    if not classifier.takes_bytes:
-        raise request_body.NotJsonError(
-            f"A body of {BYTES} needs a model with the tokenizer bytes, got another model.",
-            f"Send {TEXT} or {request_body.JSON}.",
-        )
     document = bytearray()
     async for content in body_parts(request):
         document += content

@@ -1,14 +1,31 @@
-"""The body of a request with an array, in the format of ``numpy.save``."""
+"""The body of a request with an array, in the format of ``numpy.save``.
+
+The client needs no NumPy: an array brings its own methods.
+"""
 
 from collections.abc import Iterator
-from io import BytesIO
-from typing import Any
-
-import numpy as np
-from numpy.lib import format as npy
-from numpy.typing import ArrayLike
+from typing import Any, Protocol
 
 _PART_BYTES = 1 << 20
+_ALIGNMENT = 64
+
+
+class Array(Protocol):
+    """An array of NumPy, or one with the same methods."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the values."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """Return some rows."""
+        ...
 
 
 class ArrayBody:
@@ -23,29 +40,32 @@ class ArrayBody:
 
     content_type = "application/x-npy"
 
-    def __init__(self, features: ArrayLike) -> None:
-        self._array = np.asarray(features)
-        if self._array.ndim != 2 or self._array.dtype.kind not in "fiu":
+    def __init__(self, features: Array) -> None:
+        shape, dtype = getattr(features, "shape", None), getattr(features, "dtype", None)
+        if shape is None or len(shape) != 2 or getattr(dtype, "kind", "") not in ("f", "i", "u"):
+            found = f"{dtype} {list(shape)}" if shape is not None else type(features).__name__
             raise ValueError(
-                "features must be numbers [tokens, features], got "
-                f"{self._array.dtype} {list(self._array.shape)}"
+                f"features must be an array of numbers [tokens, features], got {found}"
             )
-        header = BytesIO()
-        description: dict[str, Any] = {
-            "descr": "<f4",
-            "fortran_order": False,
-            "shape": self._array.shape,
-        }
-        npy.write_array_header_1_0(header, description)
-        self._header = header.getvalue()
+        self._array = features
+        self._tokens, self._width = (int(size) for size in shape)
+        self._header = _header(self._tokens, self._width)
 
     def __len__(self) -> int:
         """Return the number of bytes."""
-        return len(self._header) + 4 * self._array.size
+        return len(self._header) + 4 * self._tokens * self._width
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the bytes in parts, so that a large array is never copied as a whole."""
         yield self._header
-        rows = max(1, _PART_BYTES // (4 * max(1, self._array.shape[1])))
-        for start in range(0, len(self._array), rows):
+        rows = max(1, _PART_BYTES // (4 * max(1, self._width)))
+        for start in range(0, self._tokens, rows):
             yield self._array[start : start + rows].astype("<f4").tobytes()
+
+
+def _header(tokens: int, width: int) -> bytes:
+    """Return the header of version 1.0, whose length is a multiple of 64."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({tokens}, {width}), }}"
+    size = len(text) + 1
+    size += -(10 + size) % _ALIGNMENT
+    return b"\x93NUMPY\x01\x00" + size.to_bytes(2, "little") + f"{text:<{size - 1}}\n".encode()

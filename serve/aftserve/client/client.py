@@ -10,9 +10,8 @@ from itertools import islice
 from typing import Any, Self, TypeVar, overload
 
 import httpx
-from numpy.typing import ArrayLike
 
-from aftserve.client.array_body import ArrayBody
+from aftserve.client.array_body import Array, ArrayBody
 from aftserve.client.errors import (
     BusyError,
     DeadlineError,
@@ -94,14 +93,14 @@ class Client:
 
     @overload
     def infer(
-        self, *, features: ArrayLike, evidence: int = 0, deadline: float | None = None
+        self, *, features: Array, evidence: int = 0, deadline: float | None = None
     ) -> Result: ...
 
     def infer(
         self,
         documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: Array | None = None,
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:

@@ -4,9 +4,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,15 @@ from aftexport.contract import EVIDENCE
 from aftexport.errors import EngineError, StorageError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult
-from aftexport.heads.column import Column
+from aftexport.heads.column import Column, OpenFile
 from aftexport.heads.token_head import Mask
+from aftserve.model.inline_limit import numbers_per_token
 
 Added = NDArray[np.float32]
 """Contribution of each token of a document to the logit of its class, ``[T]``."""
 
 _MAX_HELD_BYTES = 1 << 20
-"""Maximum bytes of a head's rows of one document in memory; larger ones are kept in files."""
+"""Maximum bytes of a head's result for one document in memory; larger ones are kept in files."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,29 @@ class Answer:
     tokens: dict[str, TokenResult] = field(default_factory=dict)
 
 
+def file_opener(folder: Path | None) -> OpenFile:
+    """Return a function that opens files without a name; they end with their last user.
+
+    Args:
+        folder: folder of the files; None for that of the system.
+    """
+
+    def open_file() -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=folder)
+
+    return open_file
+
+
 class RowSink:
     """The decoder of a document's rows for one head, which receives them block by block.
 
     Args:
         head: a head for tokens.
-        tokens: the number of rows.
         decoding: the words and the added tokens of the document.
-        folder: folder for the files of large results; None for that of the system.
+        open_file: opens files for the result; None to keep it in memory.
     """
 
-    def __init__(
-        self, head: TokenHead, tokens: int, decoding: Decoding, folder: Path | None
-    ) -> None:
-        is_large = 4 * head.width * tokens > _MAX_HELD_BYTES
-        open_file = partial(tempfile.TemporaryFile, dir=folder) if is_large else None
+    def __init__(self, head: TokenHead, decoding: Decoding, open_file: OpenFile | None) -> None:
         with _storing():
             self._decoder = head.decoder(
                 decoding.starts_word, is_special=decoding.is_special, open_file=open_file
@@ -119,11 +127,16 @@ class AnswerBuilder:
     Args:
         manifest: the manifest of the bundle.
         folder: folder for the files of large results; None for that of the system.
+
+    Attributes:
+        token_heads: heads for tokens, by their names.
+        uses_files: whether large results are kept in files.
     """
 
     def __init__(self, manifest: Manifest, folder: Path | None = None) -> None:
         self._manifest = manifest
-        self._folder = folder
+        self.uses_files = True
+        self._open_file = file_opener(folder)
         self._documents: dict[str, Head] = {}
         self.token_heads: dict[str, TokenHead] = {}
         for name, head in manifest.heads.items():
@@ -132,6 +145,11 @@ class AnswerBuilder:
             else:
                 self._documents[name] = head
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether a head has spans, which need the characters of tokens."""
+        return any("spans" in head.fields.values() for head in self.token_heads.values())
+
     def sinks(self, tokens: int, decoding: Decoding) -> dict[str, RowSink]:
         """Return a sink for the rows of each head for tokens, of a document of this length.
 
@@ -139,10 +157,13 @@ class AnswerBuilder:
             InputError: if a head needs words, and the decoding has none.
             StorageError: if no file can be opened.
         """
-        return {
-            name: RowSink(head, tokens, decoding, self._folder)
-            for name, head in self.token_heads.items()
-        }
+        sinks = {}
+        for name, head in self.token_heads.items():
+            numbers = numbers_per_token(head) + head.width * decoding.keeps_rows
+            is_large = 4 * numbers * tokens > _MAX_HELD_BYTES
+            open_file = self._open_file if is_large and self.uses_files else None
+            sinks[name] = RowSink(head, decoding, open_file)
+        return sinks
 
     def answers(
         self,

@@ -2,7 +2,7 @@
 
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,11 @@ class FeatureSpace:
             raise BusyError("Too many large documents are held.", "Try again later.", 1)
         rows = Rows(self.folder)
         self.used_bytes += size
-        weakref.finalize(rows, self._give_back, size)
+        weakref.finalize(rows, self._close, rows.file, size)
         return rows
 
-    def _give_back(self, size: int) -> None:
+    def _close(self, file: IO[bytes], size: int) -> None:
+        file.close()
         self.used_bytes -= size
 
 

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import sys
-import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
 from aftexport.heads.column import Column
 from aftserve.errors import RefusedError
+from aftserve.model.answers import file_opener
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
@@ -117,7 +117,7 @@ class ReferenceProcess:
         """Read an array in parts."""
         left = 8 * math.prod(shape)
         is_large = left > _MAX_HELD_BYTES
-        open_file = partial(tempfile.TemporaryFile, dir=self._folder) if is_large else None
+        open_file = file_opener(self._folder) if is_large else None
         column = Column(np.float64, open_file=open_file)
         while left:
             part = await stream.readexactly(min(left, _PART_BYTES))

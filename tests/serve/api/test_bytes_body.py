@@ -59,7 +59,7 @@ def test_length_of_bytes_is_checked(address: str, content: bytes, status: int) -
 
 
 def test_openapi_lists_bytes(address: str, server: str) -> None:
-    """Only a server of a model of bytes lists and takes them."""
+    """Only a server of a model of bytes lists them; for others they must be a .npy file."""
 
     def kinds(of: str) -> set[str]:
         route = http.get(f"{of}/openapi.json").json()["paths"]["/infer"]["post"]
@@ -67,8 +67,8 @@ def test_openapi_lists_bytes(address: str, server: str) -> None:
 
     assert kinds(address) - kinds(server) == {BYTES}
     refused = post(server, BINARY)
-    assert refused.status_code == 415
-    assert "tokenizer bytes" in refused.json()["detail"]
+    assert refused.status_code == 422
+    assert ".npy" in refused.json()["detail"]
 
 
 def test_other_type_error_names_bytes(address: str) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import served_heads
+from memory import NEEDS_PROC
 
 from aftexport.errors import InputError
 from aftserve.batch import output
@@ -64,6 +65,19 @@ def assert_right(heads: dict, text: str) -> None:
         assert span["text"] == text[span["start"] : span["end"]]
         covered += span["end_token"] - span["start_token"]
     assert covered == len([name for name in names if name != "O"])
+
+
+@NEEDS_PROC
+def test_answers_open_no_files(offline: OfflineClassifier) -> None:
+    """A block of many documents would reach the limit of open files."""
+    (outcome,) = offline.answer(["a long document " * 6000])
+    assert outcome.tokens is not None
+    assert outcome.tokens.results["vectors"].vectors.nbytes > 1 << 20
+    assert "(deleted)" not in "".join(
+        line
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/tmp/" in line or "/var/tmp/" in line
+    )
 
 
 def test_rows_without_answers_have_columns(offline: OfflineClassifier) -> None:

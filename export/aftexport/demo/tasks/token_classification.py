@@ -49,6 +49,7 @@ class TokenKinds(Task):
     """The kind of each token, which ``tokenize`` finds."""
 
     problem_type: ClassVar[str] = "token_classification"
+    window: ClassVar[int] = 32  # the quotes of a string are far from its middle
     names = KINDS
 
     @classmethod

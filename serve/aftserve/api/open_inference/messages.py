@@ -151,6 +151,11 @@ def _check_first(first: InputTensor, manifest: Manifest) -> None:
             raise InputError(
                 f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
             )
+        if len(first.shape) > 2:
+            raise InputError(
+                f"The shape of the input 'text' must have one axis, got {len(first.shape)}.",
+                "Send one text for each document.",
+            )
     elif manifest.features is not None:
         count = manifest.features.count
         if first.datatype != "FP32" or len(first.shape) != 3 or first.shape[2] != count:
