@@ -1,15 +1,11 @@
 """A body that is a NumPy file (``.npy``) with one document: token ids, or features."""
 
 import math
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from io import BytesIO
-from tokenize import TokenError
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 from fastapi import Request
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from aftexport.errors import InputError
@@ -18,39 +14,11 @@ from aftserve.api.streaming import body_parts
 from aftserve.http.body_limits import BodyTooLargeError
 from aftserve.model.classifier import Classifier
 from aftserve.model.feature_tokens import FeatureSpace, FeatureTokens, FeatureWriter
+from aftserve.model.npy_file import SAVE, NpyHeader, check_header, is_npy, parse_header
 
 NPY = "application/x-npy"
-_MAGIC_BYTES = 8
-_MAX_HEADER_BYTES = 10_000
-_LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
-"""Bytes of the length of the header, by the version of the format."""
-_READERS: dict[tuple[int, int], Callable[..., Any]] = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-}
-_SAVE = "Write the body by numpy.save."
 _BLOCK_BYTES = 1 << 20
 """Bytes of the values that are converted at a time."""
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The header of a file.
-
-    Attributes:
-        bytes: size of the header in the file.
-        shape: the shape of the array.
-        dtype: the type of its values.
-    """
-
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def array_bytes(self) -> int:
-        """The size of the values."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 async def read_npy(
@@ -80,7 +48,7 @@ async def read_npy(
         request.state.body.allow(max_bytes)
     parts = body_parts(request)
     header, rest = await _header(parts)
-    _check_shape(header, classifier)
+    check_header(header, classifier)
     _check_size(request, header, max_bytes)
     classifier.check_count(header.shape[0])
     if classifier.manifest.features is None:
@@ -92,76 +60,22 @@ async def read_npy(
     return writer.finish()
 
 
-async def _header(parts: AsyncIterator[bytes]) -> tuple[_Header, bytes]:
+async def _header(parts: AsyncIterator[bytes]) -> tuple[NpyHeader, bytes]:
     """Return the header, and the values that arrived with it."""
     start = b""
     async for part in parts:
         start += part
-        if (header := _parsed(start)) is not None:
-            return header, start[header.bytes :]
-    raise InputError("The body must be a .npy file, got an incomplete header.", _SAVE)
-
-
-def _parsed(start: bytes) -> _Header | None:
-    """Return the header at the start of a file; None if it is incomplete."""
-    if start[: len(npy.MAGIC_PREFIX)] != npy.MAGIC_PREFIX[: len(start)]:
-        raise NotJsonError(
-            "The body must be a .npy file, got other bytes.",
-            "Write it by numpy.save. Raw bytes need a model with the tokenizer bytes.",
-        )
-    if len(start) < _MAGIC_BYTES:
-        return None
-    version = (start[6], start[7])
-    if version not in _LENGTH_BYTES:
-        raise InputError(
-            f"The .npy file must have version 1.0 or 2.0, got {version[0]}.{version[1]}.", _SAVE
-        )
-    values = _MAGIC_BYTES + _LENGTH_BYTES[version]
-    if len(start) < values:
-        return None
-    size = int.from_bytes(start[_MAGIC_BYTES:values], "little")
-    if size > _MAX_HEADER_BYTES:
-        raise InputError(
-            f"The header of the .npy file must have at most {_MAX_HEADER_BYTES} bytes, got {size}.",
-            _SAVE,
-        )
-    end = values + size
-    if len(start) < end:
-        return None
-    try:
-        # The header is a literal; objects would need pickle, which is never read.
-        shape, is_fortran, dtype = _READERS[version](
-            BytesIO(start[_MAGIC_BYTES:end]), max_header_size=_MAX_HEADER_BYTES
-        )
-    except (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
-        raise InputError("The header of the .npy file is damaged.", _SAVE) from error
-    if is_fortran and len(shape) > 1:
-        raise InputError(
-            "The array must be in C order, got Fortran order.", "Save numpy.ascontiguousarray(x)."
-        )
-    if any(size < 0 for size in shape):
-        raise InputError("The header of the .npy file is damaged.", _SAVE)
-    return _Header(end, shape, dtype)
-
-
-def _check_shape(header: _Header, classifier: Classifier) -> None:
-    """Raise InputError if an array is not a document of the model."""
-    features = classifier.manifest.features
-    got = f"{header.dtype} {list(header.shape)}"
-    if features is None:
-        if header.dtype.kind != "i" or header.dtype.itemsize < 4 or len(header.shape) != 1:
-            raise InputError(
-                f"The array must be token ids int64 [tokens], got {got}.",
-                "Save the ids of one document as int64 or int32.",
+        if not is_npy(start):
+            raise NotJsonError(
+                "The body must be a .npy file, got other bytes.",
+                "Write it by numpy.save. Raw bytes need a model with the tokenizer bytes.",
             )
-    elif header.dtype.kind != "f" or len(header.shape) != 2 or header.shape[1] != features.count:
-        raise InputError(
-            f"The array must be features float32 [tokens, {features.count}], got {got}.",
-            f"Save {features.count} numbers for each token of one document, as float32.",
-        )
+        if (header := parse_header(start)) is not None:
+            return header, start[header.bytes :]
+    raise InputError("The body must be a .npy file, got an incomplete header.", SAVE)
 
 
-def _check_size(request: Request, header: _Header, max_bytes: int) -> None:
+def _check_size(request: Request, header: NpyHeader, max_bytes: int) -> None:
     expected = header.bytes + header.array_bytes
     if expected > max_bytes:
         raise BodyTooLargeError(
@@ -172,12 +86,12 @@ def _check_size(request: Request, header: _Header, max_bytes: int) -> None:
     if announced.isdigit() and int(announced) != expected:
         raise InputError(
             f"The body must have {expected} bytes by the header of the .npy file, got {announced}.",
-            _SAVE,
+            SAVE,
         )
 
 
 async def _values(
-    parts: AsyncIterator[bytes], rest: bytes, header: _Header
+    parts: AsyncIterator[bytes], rest: bytes, header: NpyHeader
 ) -> AsyncIterator[NDArray[Any]]:
     """Yield the values in blocks of whole rows."""
     row_bytes = header.dtype.itemsize * math.prod(header.shape[1:])
@@ -198,7 +112,7 @@ async def _values(
             yield block()
     if received != header.array_bytes:
         raise InputError(
-            f"The array must have {header.array_bytes} bytes by its header, got {received}.", _SAVE
+            f"The array must have {header.array_bytes} bytes by its header, got {received}.", SAVE
         )
     if pending:
         yield block()
@@ -206,4 +120,4 @@ async def _values(
 
 def _check_received(received: int, expected: int) -> None:
     if received > expected:
-        raise InputError(f"The array must have {expected} bytes by its header, got more.", _SAVE)
+        raise InputError(f"The array must have {expected} bytes by its header, got more.", SAVE)

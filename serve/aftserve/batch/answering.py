@@ -2,17 +2,27 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
+from aftexport.errors import (
+    AftexportError,
+    BundleError,
+    EngineError,
+    InputError,
+    ParityError,
+    StorageError,
+)
 from aftserve.batch.sharing import shared_runs
 from aftserve.model.answers import Answer
 from aftserve.model.inputs import TokenizedDocument, cut_document
 from aftserve.model.load import load_model
+from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
 from aftserve.settings import Settings
+from aftserve.types import Tokens
 
 _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
@@ -54,16 +64,18 @@ class OfflineClassifier:
         if digest is not None and bundle.digest != digest:
             raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
         self._budget_tokens = settings.budget_tokens
+        self._spill = settings.spill
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
         self._model.classifier.keep_answers_in_memory()
 
-    def answer(self, documents: Iterable[str | AftexportError]) -> list[Outcome]:
-        """Classify texts in shared runs; if a run fails, each of its texts gets a single run.
+    def answer(self, documents: Iterable[str | Path | AftexportError]) -> list[Outcome]:
+        """Classify documents in shared runs; if a run fails, each of them gets a single run.
 
         Args:
-            documents: texts, or errors in place of texts that could not be read; none is kept.
+            documents: texts, paths of .npy files, or errors in place of texts that could not be
+                read; none is kept.
         """
         outcomes: list[Outcome] = []
         held: dict[int, TokenizedDocument] = {}
@@ -79,13 +91,24 @@ class OfflineClassifier:
         self._run(held, outcomes)
         return outcomes
 
-    def _tokenized(self, document: str | AftexportError) -> TokenizedDocument:
+    def _tokenized(self, document: str | Path | AftexportError) -> TokenizedDocument:
         if isinstance(document, AftexportError):
             raise document
         classifier = self._model.classifier
+        if isinstance(document, Path):
+            tokens = self._read(document)
+            return cut_document(classifier, tokens, tokens, None)
         ids, marks = classifier.encode_marked(document)
         # Only spans need the text: do not hold it for other models.
         return cut_document(classifier, ids if marks is None else document, ids, marks)
+
+    def _read(self, path: Path) -> Tokens:
+        classifier = self._model.classifier
+        try:
+            classifier.check_words(None)
+            return read_npy_file(path, classifier, self._spill)
+        except OSError as error:
+            raise InputError(f"The file cannot be read ({error.strerror}).", "Check it.") from error
 
     def _run(self, documents: dict[int, TokenizedDocument], outcomes: list[Outcome]) -> None:
         """Run tokenized documents, and write their outcomes to their places."""

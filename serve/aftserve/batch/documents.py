@@ -1,4 +1,4 @@
-"""The input: a folder of text files, or Parquet with a column of texts."""
+"""The input: a folder of text files and arrays, or Parquet with a column of texts."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,8 @@ from aftserve.errors import DocumentTooLongError
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
 PATH, TEXT = "path", "text"
+ARRAY = ".npy"
+"""Suffix of a file with the token ids or the features of one document."""
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
 """Suffixes of tables whose rows, not whole files, are the user's documents."""
 _MAX_CHARACTER_BYTES = 4
@@ -159,16 +161,19 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
     return documents
 
 
-def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | AftexportError]:
+def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | AftexportError]:
     """Yield the text of each document of a block, or the error that occurred.
+
+    Of a .npy file, its path is yielded.
 
     Args:
         block: a block of a dataset of ``Documents``.
         max_characters: maximum length of a text; a larger file is not read.
     """
     if PATH in block.column_names:
-        for path in block[PATH]:
-            yield _read(path.as_py(), max_characters)
+        for cell in block[PATH]:
+            path = Path(os.fsdecode(cell.as_py()))
+            yield path if path.suffix == ARRAY else _read(path, max_characters)
         return
     for cell in block[TEXT]:
         yield _text(cell)
@@ -182,10 +187,10 @@ def _text(cell: pa.Scalar) -> str | AftexportError:
     return text if text is not None else InputError("The row has no text.", "Leave the row out.")
 
 
-def _read(path: bytes, max_characters: int) -> str | AftexportError:
+def _read(path: Path, max_characters: int) -> str | AftexportError:
     max_bytes = _MAX_CHARACTER_BYTES * max_characters
     try:
-        with Path(os.fsdecode(path)).open("rb") as file:
+        with path.open("rb") as file:
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             return DocumentTooLongError(
