@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from aftexport.bundle.features import Features
-from aftexport.heads import AnyAnswer, AnyHead, Span
+from aftexport.heads import AnyAnswer, AnyHead
 from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
 from aftserve.types import Document
@@ -180,34 +180,6 @@ class DocumentResult(BaseModel):
     evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
 
 
-class TokensPart(BaseModel):
-    """A line of a streamed answer: the answers of a head for some tokens."""
-
-    head: str = Field(description="Name of the head.")
-    start_token: int = Field(description="Index of the first of these tokens in the document.")
-    labels: tuple[str, ...] | None = Field(default=None, description="Label of each token.")
-    scores: tuple[float, ...] | None = Field(
-        default=None, description="Probability of each of these labels."
-    )
-    vectors: tuple[tuple[float, ...], ...] | None = Field(
-        default=None, description="Vector of each token."
-    )
-
-
-class SpansPart(BaseModel):
-    """A line of a streamed answer: the spans of a head that start in the line before."""
-
-    head: str
-    spans: tuple[Span, ...]
-
-
-class StreamEnd(BaseModel):
-    """The last line of a streamed answer; without it, the answer is not complete."""
-
-    complete: Literal[True] = True
-    lines: int = Field(description="Number of the lines before.")
-
-
 class InferResponse(BaseModel):
     """The answers for several documents, in the order of the request."""
 
@@ -250,74 +222,6 @@ class Limits(BaseModel):
     whole_only: str | None = Field(
         description="Reason why no document can run in chunks; null if they can."
     )
-
-
-class GoldenCase(BaseModel):
-    """A golden case of the bundle, with PyTorch's outputs, run on this machine."""
-
-    case: str
-    subject: str = Field(description="model, or the name of a single operator.")
-    output: str = Field(description="Name of the compared output.")
-    shape: list[int]
-    error: float | Literal["inf"] = Field(
-        description="max |output - reference| / max(1, max |reference|)"
-    )
-    bound: float
-    score_error: float | None = Field(
-        default=None, description="Error of the scores or values that the head makes of it."
-    )
-    label_flips: int
-    passed: bool
-
-
-class ParityReport(BaseModel):
-    """Comparison of the engine with PyTorch's stored outputs."""
-
-    golden: list[GoldenCase]
-    within: bool
-    reference: bool = Field(description="Whether POST /parity can run PyTorch itself.")
-    shadow: float = Field(description="Share of live documents that are also compared.")
-
-
-class OutputParity(BaseModel):
-    """One logit of the engine and of PyTorch."""
-
-    head: str
-    label: str
-    served: float
-    reference: float
-    difference: float
-
-
-class HeadParity(BaseModel):
-    """One output of the engine and of PyTorch, as a whole."""
-
-    error: float | Literal["inf"] = Field(
-        description="max |output - reference| / max(1, max |reference|)"
-    )
-    score_error: float | None = Field(
-        description="Error of the scores, values or vectors made of it, by the same bound."
-    )
-    label_flips: int = Field(description="Number of tokens, or of documents, of another label.")
-    span_flips: int | None = Field(
-        description="Number of spans that only one of both has; null if the head has no spans."
-    )
-    within: bool
-
-
-class ParityCheck(BaseModel):
-    """Comparison of the engine with PyTorch on one document."""
-
-    tokens: int
-    outputs: list[OutputParity] = Field(description="Each logit of the heads for documents.")
-    heads: dict[str, HeadParity] = Field(description="Each output as a whole.")
-    error: float = Field(description="max |output - reference| / max(1, max |reference|)")
-    bound: float
-    score_error: float | None = Field(
-        default=None, description="Error of the scores or values, by the same bound."
-    )
-    within: bool
-    label_flips: int
 
 
 class MeasuredRun(BaseModel):

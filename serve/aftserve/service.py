@@ -25,12 +25,13 @@ from aftserve.observability.tracing import Traces
 from aftserve.parity.breach_handler import BreachHandler
 from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
+from aftserve.parity.schemas import ParityCheck
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.request_record import RequestRecord
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
-from aftserve.schemas import DocumentResult, Evidence, ParityCheck, Timings
+from aftserve.schemas import DocumentResult, Evidence, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document
 

@@ -45,9 +45,10 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
     ]
     for field, is_described, graph in described:
         if is_described != (graph in names):
+            some, none = ("true", "false") if field == "evidence" else ("a value", "none")
             reason = (
-                f"expected a value, as {archive.name} has {graph}.onnx, got none"
+                f"expected {some}, as {archive.name} has {graph}.onnx, got {none}"
                 if graph in names
-                else f"expected none, as {archive.name} has no {graph}.onnx, got a value"
+                else f"expected {none}, as {archive.name} has no {graph}.onnx, got {some}"
             )
             raise BundleError(path, f"manifest.json: chunked.{field}: {reason}", EXPORT_AGAIN)

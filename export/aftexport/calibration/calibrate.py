@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from aftexport.calibration.bands import bands_of
 from aftexport.calibration.calibration_error import calibration_error
 from aftexport.calibration.fit import Fit, fit
-from aftexport.calibration.requirements import check_sample, fit_count
+from aftexport.calibration.requirements import check_truths, fit_count
 from aftexport.calibration.sample import Sample
 from aftexport.calibration.thresholds import NoThreshold, choose_threshold
 from aftexport.errors import AftexportError
@@ -105,7 +105,7 @@ def choose(name: str, sample: Sample, budget: float | None) -> Choice:
     All documents are for the fit if there is no budget. Arguments and exceptions are those of
     ``calibrate``.
     """
-    check_sample(name, sample, budget)
+    check_truths(name, sample.head, sample.truths, budget)
     order = np.random.default_rng(_SEED).permutation(len(sample))
     count = len(sample) if budget is None else fit_count(len(sample))
     fitted, tested = order[:count], order[count:]

@@ -87,9 +87,30 @@ def read_labelled_documents(
     return documents
 
 
-def repeated(documents: Sequence[LabelledDocument]) -> int:
-    """Return the number of documents that are equal to an earlier one."""
-    return len(documents) - len({document.tokens.tobytes() for document in documents})
+def notes_on(documents: Sequence[LabelledDocument], manifest: Manifest) -> list[str]:
+    """Return a sentence on repeated documents, and on each head without labels."""
+    notes = []
+    if count := len(documents) - len({document.tokens.tobytes() for document in documents}):
+        notes.append(
+            f"Expected different documents, got {count:,} that repeat an earlier one. Intervals "
+            "and bounds are too narrow with repeats."
+        )
+    labelled = {name for document in documents for name in document.truths}
+    notes += [
+        f"The head {name!r} gets no calibration, because no document has its labels."
+        for name in heads_to_calibrate(manifest)
+        if name not in labelled
+    ]
+    return notes
+
+
+def truths_by_head(documents: Sequence[LabelledDocument]) -> dict[str, NDArray[np.int64]]:
+    """Return the truths of each labelled head, in the order of its documents."""
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    for document in documents:
+        for name, truth in document.truths.items():
+            found.setdefault(name, []).append(truth)
+    return {name: np.stack(truths) for name, truths in found.items()}
 
 
 def truths_of(

@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.calibration.fit import MIN_EVENTS_PER_PARAMETER
-from aftexport.calibration.sample import Sample
 from aftexport.errors import UsageError
+from aftexport.heads import Head
 
 LEVEL = 0.95
 """The probability of every interval and bound."""
@@ -38,63 +39,49 @@ def fit_count(documents: int) -> int:
     return max(MIN_DOCUMENTS, documents // _FIT_DIVISOR)
 
 
-def check_count(documents: int, budget: float | None, name: str | None = None) -> None:
-    """Check the number of documents.
+def check_truths(name: str, head: Head, truths: NDArray[np.int64], budget: float | None) -> None:
+    """Check that a head has enough labelled documents, also of each label.
 
     Args:
-        documents: the number of labelled documents.
+        name: the name of the head.
+        head: the head.
+        truths: the true labels of its documents; see ``Sample``.
         budget: the error budget; None for no threshold.
-        name: the head that they label; None for any.
 
     Raises:
         UsageError: if there are too few; the message has the number that is needed.
     """
     needed = documents_for(budget)
-    if documents < needed:
+    if len(truths) < needed:
         reason = "" if budget is None else f" with --error-budget {budget:g}"
-        head = "" if name is None else f" of the head {name!r}"
         raise UsageError(
-            f"A calibration{head}{reason} needs at least {needed} labelled documents, got "
-            f"{documents}.",
+            f"A calibration of the head {name!r}{reason} needs at least {needed} labelled "
+            f"documents, got {len(truths)}.",
             "Label more documents."
             if budget is None
             else "Label more documents, or allow a larger --error-budget.",
         )
+    share = 1.0 if budget is None else fit_count(len(truths)) / len(truths)
+    if truths.ndim == 2:
+        _check_independent_labels(name, head, truths, 2 * MIN_EVENTS_PER_PARAMETER / share)
+    else:
+        counts = np.bincount(truths, minlength=len(head.names))
+        for label, count in zip(head.names, counts.tolist(), strict=True):
+            _check_label(name, "with", label, count, MIN_EVENTS_PER_PARAMETER / share)
 
 
-def check_sample(name: str, sample: Sample, budget: float | None) -> None:
-    """Check that there are enough documents, also of each label.
-
-    Args:
-        name: the name of the head.
-        sample: its labelled documents.
-        budget: the error budget; None for no threshold.
-
-    Raises:
-        UsageError: if there are too few; the message has the number that is needed.
-    """
-    check_count(len(sample), budget, name)
-    share = 1.0 if budget is None else fit_count(len(sample)) / len(sample)
-    if sample.has_independent_labels:
-        _check_independent_labels(name, sample, math.ceil(2 * MIN_EVENTS_PER_PARAMETER / share))
-        return
-    needed = math.ceil(MIN_EVENTS_PER_PARAMETER / share)
-    counts = np.bincount(sample.truths, minlength=len(sample.head.names))
-    for label, count in zip(sample.head.names, counts.tolist(), strict=True):
-        if count < needed:
-            raise UsageError(
-                f"The head {name!r} needs at least {needed} documents with the label {label!r}, "
-                f"got {count}.",
-                "Label more documents of this kind.",
-            )
+def _check_independent_labels(
+    name: str, head: Head, truths: NDArray[np.int64], needed: float
+) -> None:
+    for label, held in zip(head.names, truths.sum(0).tolist(), strict=True):
+        _check_label(name, "with", label, held, needed)
+        _check_label(name, "without", label, len(truths) - held, needed)
 
 
-def _check_independent_labels(name: str, sample: Sample, needed: int) -> None:
-    for label, held in zip(sample.head.names, sample.truths.sum(0).tolist(), strict=True):
-        for count, relation in ((held, "with"), (len(sample) - held, "without")):
-            if count < needed:
-                raise UsageError(
-                    f"The head {name!r} needs at least {needed} documents {relation} the label "
-                    f"{label!r} for a temperature and a bias, got {count}.",
-                    "Label more documents of this kind.",
-                )
+def _check_label(name: str, relation: str, label: str, count: int, needed: float) -> None:
+    if count < needed:
+        raise UsageError(
+            f"The head {name!r} needs at least {math.ceil(needed)} documents {relation} the label "
+            f"{label!r}, got {count}.",
+            "Label more documents of this kind.",
+        )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.calibration.data import LabelledDocument, heads_to_calibrate
+from aftexport.calibration.data import LabelledDocument, truths_by_head
 from aftexport.calibration.sample import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
 from aftexport.contract import MAX_TOKENS
@@ -39,24 +39,20 @@ def run_documents(
         StorageError: if there is not enough space for a long document.
     """
     model = _Model(bundle, memory_budget)
-    heads = heads_to_calibrate(bundle.manifest)
-    logits: dict[str, list[Double]] = {name: [] for name in heads}
+    truths = truths_by_head(documents)
+    logits: dict[str, list[Double]] = {name: [] for name in truths}
+    tokens: dict[str, list[int]] = {name: [] for name in truths}
     for done, document in enumerate(documents):
         progress(done, len(documents), "documents")
-        outputs = model.run(document)
-        for name in document.truths:
-            logits[name].append(outputs[name])
-    samples = {}
-    for name, head in heads.items():
-        labelled = [document for document in documents if name in document.truths]
-        if labelled:
-            samples[name] = Sample(
-                head,
-                np.stack(logits[name]),
-                np.array([len(document.tokens) for document in labelled], np.int64),
-                np.stack([document.truths[name] for document in labelled]),
-            )
-    return samples
+        for name, row in model.run(document).items():
+            logits[name].append(row)
+            tokens[name].append(len(document.tokens))
+    heads = bundle.manifest.heads
+    return {
+        name: Sample(heads[name], np.stack(logits[name]), np.array(tokens[name]), truths[name])
+        for name in heads
+        if name in truths
+    }
 
 
 class _Model:

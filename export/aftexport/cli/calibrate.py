@@ -45,9 +45,9 @@ def run(words: list[str]) -> int:
     from aftexport.bundle.bundle import Bundle
     from aftexport.calibration.calibrate import calibrate
     from aftexport.calibration.calibrated_bundle import check_target, write_calibrated
-    from aftexport.calibration.data import read_labelled_documents, repeated
+    from aftexport.calibration.data import notes_on, read_labelled_documents, truths_by_head
     from aftexport.calibration.report import report_of
-    from aftexport.calibration.requirements import check_count
+    from aftexport.calibration.requirements import check_truths
     from aftexport.calibration.runs import run_documents
 
     console = Console(emoji=False)
@@ -57,13 +57,10 @@ def run(words: list[str]) -> int:
         check_target(options.bundle, options.out, force=options.force)
     with stage(console, f"Reading {options.data}"):
         documents = read_labelled_documents(options.data, bundle.manifest, bundle.tokenizer())
-    check_count(len(documents), options.error_budget)
-    if count := repeated(documents):
-        console.print(
-            f"[yellow]{count:,} documents repeat an earlier one. Intervals and bounds hold for "
-            "different documents.[/]",
-            soft_wrap=True,
-        )
+    for name, truths in truths_by_head(documents).items():
+        check_truths(name, bundle.manifest.heads[name], truths, options.error_budget)
+    for note in notes_on(documents, bundle.manifest):
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     with stage(console, f"Running {len(documents):,} documents") as progress:
         samples = run_documents(bundle, documents, progress=progress)
     with stage(console, "Fitting"):

@@ -91,6 +91,7 @@ def _train(
         problem_type=task.problem_type,
     )
     model = build(config, options.seed)
+    steps = options.size.steps or task.steps
     examples = [Example(document.ids, task.target(document)) for document in documents]
     with _progress(console, "loss {task.fields[loss]:.2f}") as progress:
         shown = progress.add_task(f"Training {mechanism}", total=1.0, loss=float("nan"))
@@ -99,7 +100,7 @@ def _train(
             examples,
             seed=options.seed,
             crops=task.crops,
-            steps=options.size.steps,
+            steps=steps,
             max_seconds=options.size.max_seconds,
             report=lambda done, loss: progress.update(shown, completed=done, loss=loss),
         )
@@ -110,7 +111,7 @@ def _train(
     if result.was_cut_short:
         console.print(
             f"[yellow]Training stopped after {options.size.max_seconds:.0f} s, before its "
-            f"{options.size.steps} steps. Accuracy may be lower, and another run may give another "
+            f"{steps} steps. Accuracy may be lower, and another run may give another "
             "result.[/]"
         )
     return model

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftexport.bundle.bundle import is_bundle
-from aftexport.demo.training import MAX_SECONDS, STEPS
+from aftexport.demo.training import MAX_SECONDS
 from aftexport.errors import UsageError
 from aftexport.operators.mechanisms import MECHANISMS
 
@@ -19,13 +19,13 @@ class Size:
     Attributes:
         classes: number of packages whose source files are used.
         per_class: maximum number of files per package; None for the task's own number.
-        steps: number of optimizer steps.
+        steps: number of optimizer steps; None for the task's own number.
         max_seconds: maximum wall time of the training.
     """
 
     classes: int = 8
     per_class: int | None = None
-    steps: int = STEPS
+    steps: int | None = None
     max_seconds: float = MAX_SECONDS
 
 

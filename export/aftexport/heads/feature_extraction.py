@@ -52,6 +52,7 @@ class FeatureExtraction(TokenHead):
     meaning: ClassVar[str] = "vectors"
     takes_probabilities: ClassVar[bool] = True
     is_named: ClassVar[bool] = False
+    takes_documents: ClassVar[bool] = True
     answer_type: ClassVar[type[Answer]] = VectorAnswer
 
     task: Literal["feature_extraction"] = "feature_extraction"

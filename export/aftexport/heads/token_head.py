@@ -1,6 +1,7 @@
 """The base of heads that answer for every token, and of their decoders."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,9 @@ class Decoder(ABC):
 
 class TokenHead(Head):
     """The meaning of an output with a row for every token, ``[batch, tokens, width]``."""
+
+    takes_documents: ClassVar[bool] = False
+    """Whether an output with a row for every document fits too."""
 
     @property
     def is_per_token(self) -> bool:

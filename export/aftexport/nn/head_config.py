@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aftexport.errors import UsageError
-from aftexport.heads import HEADS, FeatureExtraction, Head, TokenClassification
+from aftexport.heads import HEADS, Head, TokenHead
 from aftexport.nn.settings import check_choice, check_count
 
 _POOLINGS = ("mean", "attention", "none")
@@ -34,10 +34,11 @@ class HeadConfig:
     def __post_init__(self) -> None:
         check_choice("problem_type", self.problem_type, tuple(HEADS))
         check_choice("pooling", self.pooling, _POOLINGS)
-        check_count("num_labels", self.num_labels, is_optional=self._is_features)
-        if self._is_features and self.num_labels is not None:
+        is_vector = not HEADS[self.problem_type].is_named
+        check_count("num_labels", self.num_labels, is_optional=is_vector)
+        if is_vector and self.num_labels is not None:
             raise UsageError(
-                f"num_labels must be null for feature_extraction, got {self.num_labels}.",
+                f"num_labels must be null for {self.problem_type}, got {self.num_labels}.",
                 "Set dim to the number of numbers in a vector.",
             )
         if self.pooling == "none" and not self.is_per_token:
@@ -47,15 +48,12 @@ class HeadConfig:
             )
 
     @property
-    def _is_features(self) -> bool:
-        return HEADS[self.problem_type] is FeatureExtraction
-
-    @property
     def is_per_token(self) -> bool:
         """Whether the output has a row for each token of a document."""
-        if self._is_features:
-            return self.pooling == "none"
-        return HEADS[self.problem_type] is TokenClassification
+        kind = HEADS[self.problem_type]
+        if not issubclass(kind, TokenHead):
+            return False
+        return self.pooling == "none" or not kind.takes_documents
 
     def head(self, dim: int, names: Sequence[str] | None) -> Head:
         """Return the meaning of the output.

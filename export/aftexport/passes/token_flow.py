@@ -186,13 +186,13 @@ def _size(step: _Step) -> Kind | None:
 
 def _combined(step: _Step) -> Kind | None:
     node, operands = step.node, step.operands
-    is_joined = Kind.POOLED in operands and operands & {Kind.TOKENS, Kind.MASK}
+    has_rows = step.dims.get(node.output[0], [])[:2] == step.document
+    has_tokens = operands & {Kind.TOKENS, Kind.MASK} or (has_rows and Kind.FILL in operands)
     if _repeats_document(step):
         return Kind.COMBINED
-    if not (Kind.COMBINED in operands or is_joined):
+    if not (Kind.COMBINED in operands or (Kind.POOLED in operands and has_tokens)):
         return None
     _check_scale(step)
-    has_rows = step.dims.get(node.output[0], [])[:2] == step.document
     if not (has_rows and _acts_on_each_token(step)):
         raise _refused(
             node, "brings the pooled document back to its tokens and does not act on each of them"

@@ -7,8 +7,9 @@ from pydantic import BaseModel
 
 from aftserve.api.error_responses import status_of
 from aftserve.errors import DeadlineError
+from aftserve.model.answer_parts import StreamEnd
 from aftserve.model.results import DocumentAnswer
-from aftserve.schemas import LineProblem, StreamEnd
+from aftserve.schemas import LineProblem
 
 
 def answer_lines(answer: DocumentAnswer, deadline: float) -> Iterator[bytes]:

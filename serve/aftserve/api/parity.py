@@ -8,7 +8,8 @@ from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_discon
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import read_json
-from aftserve.schemas import DocumentRequest, ParityCheck, ParityReport, Problem
+from aftserve.parity.schemas import ParityCheck, ParityReport
+from aftserve.schemas import DocumentRequest, Problem
 from aftserve.service import Service
 
 

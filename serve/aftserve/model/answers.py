@@ -145,6 +145,11 @@ class AnswerBuilder:
             else:
                 self._documents[name] = head
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether a head has spans, which need the characters of tokens."""
+        return any("spans" in head.fields.values() for head in self.token_heads.values())
+
     def sinks(self, tokens: int, decoding: Decoding) -> dict[str, RowSink]:
         """Return a sink for the rows of each head for tokens, of a document of this length.
 

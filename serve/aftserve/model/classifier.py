@@ -66,7 +66,7 @@ class Classifier:
         self._builder = AnswerBuilder(self.manifest, spill)
         self._marker = (
             TokenMarker(self._tokenizer, with_words=self.needs_words)
-            if self._tokenizer is not None and self._builder.token_heads
+            if self._tokenizer is not None and self._builder.has_spans
             else None
         )
         self.min_tokens = min_tokens
@@ -153,7 +153,7 @@ class Classifier:
         return self.check_ids(self.tokenize(text))
 
     def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text, and their marks if a head answers for tokens.
+        """Return the checked tokens of a text, and their marks if a head has spans.
 
         Raises:
             InputError, DocumentTooLongError: see ``encode``.

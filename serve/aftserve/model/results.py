@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, Span, TokenResult, is_one_label
+from aftserve.model.answer_parts import SpansPart, TokensPart
 from aftserve.model.answers import Answer
 from aftserve.model.inline_limit import numbers_per_token
 from aftserve.model.inputs import TokenizedDocument
-from aftserve.schemas import DocumentResult, SpansPart, TokensPart
+from aftserve.schemas import DocumentResult
 
 _MAX_PART_TOKENS = 4096
 _MAX_PART_NUMBERS = 1 << 14

@@ -1,5 +1,6 @@
 """The places and words of a text's tokens, for heads that answer for every token."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,10 +77,11 @@ class TokenMarker:
     def _starts(
         self, text: str, encoding: Encoding, characters: NDArray[np.uint32]
     ) -> Iterator[bool]:
+        unknown, has_prefix = self._unknown_id, self._has_prefix
         for id, (start, end) in zip(encoding.ids, map(tuple, characters), strict=True):
-            if id == self._unknown_id:
+            if id == unknown:
                 yield True
-            elif self._has_prefix:
+            elif has_prefix:
                 yield self._lengths[id] == end - start
             else:
                 yield start == 0 or " " in text[start - 1 : start + 1]
@@ -90,7 +92,10 @@ class TokenMarker:
 
     @cached_property
     def _unknown_id(self) -> int | None:
-        name = getattr(self._tokenizer.model, "unk_token", None)
+        model = json.loads(self._tokenizer.to_str())["model"]
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        name = model.get("unk_token")
         return None if name is None else self._tokenizer.token_to_id(name)
 
     @cached_property

@@ -10,7 +10,7 @@ from aftexport.heads import Head, TokenClassification
 from aftexport.heads.token_classification import TokenLabels
 from aftexport.parity import Comparison
 from aftserve.model.answers import Decoding
-from aftserve.schemas import HeadParity
+from aftserve.parity.schemas import HeadParity
 
 Spans = set[tuple[int, int, int]]
 

@@ -21,8 +21,8 @@ from aftserve.model.inputs import TokenizedDocument
 from aftserve.observability.metrics import Metrics
 from aftserve.parity.head_parity import count_span_flips, head_parity
 from aftserve.parity.reference import ReferenceProcess
+from aftserve.parity.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
 from aftserve.scheduling.job import Result
-from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
 
 logger = logging.getLogger("aftserve.parity")
 

@@ -40,7 +40,7 @@ def test_graphs_without_field_are_refused(both: Chunks) -> None:
     assert "chunked.pooled: expected a value, as chunked.zip has pool.onnx" in refused(
         both, pooled={}
     )
-    assert "chunked.evidence: expected a value, as chunked.zip has explain.onnx" in refused(
+    assert "chunked.evidence: expected true, as chunked.zip has explain.onnx" in refused(
         both, evidence=False
     )
 
@@ -49,7 +49,7 @@ def test_fields_without_graph_are_refused(tagger: Chunks) -> None:
     assert "chunked.pooled: expected none, as chunked.zip has no pool.onnx" in refused(
         tagger, pooled={"x": "sum"}
     )
-    assert "chunked.evidence: expected none, as chunked.zip has no explain.onnx" in refused(
+    assert "chunked.evidence: expected false, as chunked.zip has no explain.onnx" in refused(
         tagger, evidence=True
     )
 

@@ -124,8 +124,8 @@ def test_rare_labels_are_refused() -> None:
     several, _ = draw(np.random.default_rng(7), ANY_LABELS, 200)
     held = several.truths.copy()
     held[:, 1] = np.arange(200) >= 19
-    with pytest.raises(UsageError, match=r"at least 20 documents without the label 'b'.*, got 19"):
+    with pytest.raises(UsageError, match=r"at least 20 documents without the label 'b', got 19"):
         calibrate("flags", Sample(ANY_LABELS, several.logits, several.tokens, held))
     held[:, 1] = np.arange(200) < 19
-    with pytest.raises(UsageError, match=r"at least 20 documents with the label 'b'.*, got 19"):
+    with pytest.raises(UsageError, match=r"at least 20 documents with the label 'b', got 19"):
         calibrate("flags", Sample(ANY_LABELS, several.logits, several.tokens, held))

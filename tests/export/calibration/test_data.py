@@ -9,7 +9,12 @@ import tiny_models
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
-from aftexport.calibration.data import heads_to_calibrate, read_labelled_documents, repeated
+from aftexport.calibration.data import (
+    heads_to_calibrate,
+    notes_on,
+    read_labelled_documents,
+    truths_by_head,
+)
 from aftexport.errors import UsageError
 from aftexport.heads import (
     AnyHead,
@@ -70,6 +75,8 @@ def test_heads_are_labelled_by_name(plain: Manifest, tmp_path: Path) -> None:
         "flags": [0, 0, 0],
     }
     assert (one.line, list(one.truths)) == (3, ["flags"])
+    truths = {name: found.tolist() for name, found in truths_by_head([both, one]).items()}
+    assert truths == {"kind": [1], "flags": [[0, 0, 0], [0, 1, 0]]}
 
 
 @pytest.mark.parametrize(
@@ -105,9 +112,14 @@ def test_errors_name_the_line(
     assert problem in caught.value.problem
 
 
-def test_repeated_documents_are_counted(plain: Manifest, tmp_path: Path) -> None:
-    lines = [{"text": text, "label": "letter"} for text in ("a", "b", "a", "aa", "a")]
-    assert repeated(read(tmp_path, with_heads(plain, logits=KIND), *lines)) == 2
+def test_notes_are_on_repeats_and_heads(plain: Manifest, tmp_path: Path) -> None:
+    manifest = with_heads(plain, kind=KIND, age=AGE, flags=FLAGS)
+    lines = [{"text": text, "labels": {"kind": "letter"}} for text in ("a", "b", "a", "aa", "a")]
+    repeats, unlabelled = notes_on(read(tmp_path, manifest, *lines), manifest)
+    assert "got 2 that repeat" in repeats
+    assert "The head 'flags' gets no calibration" in unlabelled
+    only = with_heads(plain, kind=KIND)
+    assert notes_on(read(tmp_path, only, *lines[:2]), only) == []
 
 
 def test_other_heads_are_refused(plain: Manifest, tmp_path: Path) -> None:

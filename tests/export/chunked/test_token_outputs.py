@@ -78,6 +78,14 @@ class BesideDocument(TopicAndTags):
         return {"tags": self.tags(torch.cat([x, pooled], 2))}
 
 
+class FilledByDocument(TopicAndTags):
+    """Adds the document to a zero for each token."""
+
+    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
+        zeros = torch.zeros(x.shape[0], x.shape[1], 1)
+        return {"tags": self.tags(zeros + self.pooling(x, lengths)[:, None])}
+
+
 class PointsToTokens(TopicAndTags):
     """Multiplies each token by the document's vector."""
 
@@ -107,7 +115,8 @@ class BelowMaximum(TopicAndTags):
     "module",
     [
         token_models.AttendedTopicAndTags, EarlyTagsAndVectors, HiddenLayers, OnlyEmbeddings,
-        GatedByDocument, BesideDocument, PointsToTokens, RelativeToFirst, BelowMaximum,
+        GatedByDocument, BesideDocument, FilledByDocument, PointsToTokens, RelativeToFirst,
+        BelowMaximum,
     ],
 )  # fmt: skip
 def test_any_place_of_output_equals_whole(

@@ -87,7 +87,7 @@ def test_dry_run_writes_nothing(
     outcome = run_here(["calibrate", bundle_copy, "--data", data, "--dry-run"], capsys)
     assert outcome.code == 0, outcome.err
     assert "Nothing was written" in outcome.out
-    assert "repeat an earlier one" not in outcome.out
+    assert "Expected different documents" not in outcome.out
     assert listing(bundle_copy.parent) == files
 
 
@@ -115,6 +115,10 @@ def test_bad_requests_are_refused(
     words = ["--data", few, "--error-budget", "0.01"]
     refused = run_here(["calibrate", bundle_copy, *words], capsys)
     assert_refused(refused, "at least 448 labelled documents, got 96")
+    one_kind = write_lines(tmp_path / "one.jsonl", [one | {"label": "letter"} for one in documents])
+    refused = run_here(["calibrate", bundle_copy, "--data", one_kind], capsys)
+    assert_refused(refused, "at least 10 documents with the label 'invoice', got 0")
+    assert "Running" not in refused.out
     bad = write_lines(tmp_path / "bad.jsonl", [*documents[:2], {"text": "a", "label": "bill"}])
     assert_refused(run_here(["calibrate", bundle_copy, "--data", bad], capsys), "line 3", "'bill'")
     (tmp_path / "links").mkdir()

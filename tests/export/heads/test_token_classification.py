@@ -3,9 +3,10 @@
 import itertools
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_labels_are_those_of_transformers(drawn: Any) -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("labels", [BIO, BIOES[:5], ("O", "a", "b", "c", "d")], ids=str)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(RAGGED)
 def test_blocks_do_not_matter(labels: Sequence[str], aggregation: str, drawn: Any) -> None:
     logits, words, cuts = drawn
@@ -234,6 +235,21 @@ def test_part_has_spans_that_start_in_it() -> None:
     whole = result.answer()
     assert sum((part.spans for part in parts), ()) == whole.spans
     assert sum((part.scores for part in parts), ()) == whole.scores
+
+
+@pytest.mark.parametrize("tokens", [0, 200_000])
+def test_files_keep_values_of_tokens(tokens: int) -> None:
+    """The files are mapped, and give the same answer as memory."""
+    logits = np.random.default_rng(0).normal(size=(tokens, len(BIO))).astype(np.float32)
+    head, results = head_of(BIO), []
+    for open_file in (None, tempfile.TemporaryFile):
+        decoder = head.decoder(open_file=open_file)  # type: ignore[arg-type]
+        decoder.add(logits)
+        results.append(cast(TokenLabels, decoder.finish()))
+    in_memory, in_files = results
+    assert isinstance(in_files.labels.base, np.memmap) == (tokens > 0)
+    assert len(in_memory.spans) == len(in_files.spans)
+    assert in_memory.answer() == in_files.answer()
 
 
 def test_words_need_a_text() -> None:

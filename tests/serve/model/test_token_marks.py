@@ -42,7 +42,15 @@ def word_piece() -> Tokenizer:
     return tokenizer
 
 
-TOKENIZERS = {"word pieces": word_piece, "bytes": byte_tokenizer}
+def unigram() -> Tokenizer:
+    """A tokenizer of parts of words without a prefix, with a token for unknown characters."""
+    names = ["[UNK]", "\u2581", "\u2581Ada", "a", "d", "\u2581on", "\u25813", "ay", ".", "\u2581M"]
+    tokenizer = Tokenizer(models.Unigram([(name, -1.0) for name in names], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+TOKENIZERS = {"word pieces": word_piece, "bytes": byte_tokenizer, "unigram": unigram}
 
 
 def marks_of(tokenizer: Tokenizer, text: str) -> tuple[TokenMarks, list[int]]:

@@ -1,5 +1,6 @@
 """The server as a Ray Serve deployment: replicas, options, and refused configurations."""
 
+import json
 import random
 import re
 import socket
@@ -95,6 +96,16 @@ def test_deployment_has_the_servers_routes(address: str, bundle_folder: Path) ->
     assert "label" in lines.text.splitlines()[0]
     assert "no tokens" in lines.text.splitlines()[1]
     assert http.post(f"{address}/infer", json={"text": 1}).status_code == 422
+
+
+def test_proxy_streams_answers(address: str) -> None:
+    with Client(address) as client, client.stream("An invoice.") as answer:
+        assert answer.result.label == client.infer("An invoice.").label
+        assert list(answer) == []  # the heads have no answers for tokens
+    lines = http.post(
+        f"{address}/infer", json={"text": "a"}, headers={"Accept": "application/x-ndjson"}
+    ).text.splitlines()
+    assert [*map(json.loads, lines)][1:] == [{"complete": True, "lines": 1}]
 
 
 def test_request_has_one_id(address: str) -> None:

@@ -17,6 +17,7 @@ from aftexport.demo.options import DemoOptions
 from aftexport.demo.own_documents import read_documents
 from aftexport.demo.split import Split
 from aftexport.demo.tasks.task import Outputs, Task, numbers_table
+from aftexport.demo.training import STEPS
 
 _PER_CLASS = 250
 _LABELS_SHOWN = 20
@@ -37,6 +38,7 @@ class SingleLabel(Task):
     """The package of a source file; package names and leading comments are removed."""
 
     problem_type: ClassVar[str] = "single_label_classification"
+    steps: ClassVar[int] = STEPS
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names

@@ -23,7 +23,7 @@ from aftexport.heads import Head
 Outputs = Sequence[NDArray[np.float32]]
 """The output of a model for each document."""
 
-_PER_CLASS = 120
+_PER_CLASS = 100
 _SHOWN = 60
 
 
@@ -33,6 +33,7 @@ class Task(ABC):
     Attributes:
         problem_type: the task by its name in ``aftexport.heads``.
         evidence: number of passages of evidence to ask the server for.
+        steps: number of optimizer steps.
         crops: the parts of documents in a step of the training.
         window: the window of the mechanisms with one.
         tuned_on: maximum number of training documents for ``tuned``.
@@ -41,6 +42,7 @@ class Task(ABC):
 
     problem_type: ClassVar[str]
     evidence: ClassVar[int] = 0
+    steps: ClassVar[int] = 200
     crops: ClassVar[Crops] = Crops()
     window: ClassVar[int] = 8
     tuned_on: ClassVar[int] = 0
