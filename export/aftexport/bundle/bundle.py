@@ -203,6 +203,15 @@ class Bundle:
             raise BundleError(self.path, f"{GOLDEN}: {error}", EXPORT_AGAIN) from error
         if not any(case.subject == "model" for case in cases):
             raise BundleError(self.path, f"{GOLDEN} has no cases of the model", EXPORT_AGAIN)
+        heads = self.manifest.heads
+        for case in cases:
+            if case.subject == "model" and case.outputs.keys() != heads.keys():
+                raise BundleError(
+                    self.path,
+                    f"{GOLDEN} must have the outputs {', '.join(heads)} in model/{case.name}, got "
+                    f"{', '.join(case.outputs)}",
+                    EXPORT_AGAIN,
+                )
         return cases
 
 

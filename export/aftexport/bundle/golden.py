@@ -65,7 +65,8 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
         inputs, outputs = (_named(parts, kind) for kind in ("input/", "output/"))
         if _OLD_OUTPUT in parts:
             outputs[LOGITS if subject == "model" else OPERATOR_OUTPUT] = parts[_OLD_OUTPUT]
-        if not outputs or not inputs:
+        is_of_operator = subject != "model"
+        if not outputs or not inputs or (is_of_operator and OPERATOR_OUTPUT not in outputs):
             raise ValueError(f"the golden case {subject}/{name} is incomplete")
         cases.append(Case(name, subject, inputs, outputs))
     return sorted(cases, key=lambda case: (case.subject != "model", case.subject, case.name))

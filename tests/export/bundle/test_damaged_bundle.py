@@ -126,6 +126,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         golden({"model/a/input/input_ids": IDS, "model/a/input/lengths": LENGTHS,
                 "model/a/expected": LOGITS,
                 "AftFull/a/input/query": LOGITS, "AftFull/a/expected": LOGITS}), ("AftFull",)),
+    "golden of another output": (
+        golden({"model/a/input/input_ids": IDS, "model/a/input/lengths": LENGTHS,
+                "model/a/output/mood": LOGITS}), ("outputs logits in model/a, got mood",)),
+    "golden of an operator without its output": (
+        golden({"model/a/input/input_ids": IDS, "model/a/expected": LOGITS,
+                "AftSimple/a/input/query": LOGITS, "AftSimple/a/output/x": LOGITS}),
+        ("AftSimple/a is incomplete",)),
     "golden of an operator alone": (
         golden({"AftSimple/a/input/query": LOGITS, "AftSimple/a/expected": LOGITS}),
         ("no cases of the model",)),
