@@ -53,11 +53,18 @@ def test_every_form_is_read(plain: Manifest, tmp_path: Path) -> None:
         None,
         read(tmp_path, with_heads(plain, logits=FLAGS), {**IDS, "labels": ["spam", "urgent"]})[0],
     )
-    assert (first.line, first.ids.tolist(), first.truths["logits"].tolist()) == (1, [64, 65], 1)
+    assert (first.line, first.tokens.tolist(), first.truths["logits"].tolist()) == (1, [64, 65], 1)
     assert third.truths["logits"].tolist() == [1, 0, 1]
     spam = BinaryClassification(labels=("ham", "spam"))
     (binary,) = read(tmp_path, with_heads(plain, logits=spam), {**IDS, "label": "spam"})
     assert binary.truths["logits"].tolist() == 1
+
+
+def test_features_are_read_normalized(feature_bundle: Path, tmp_path: Path) -> None:
+    manifest = Bundle.open(feature_bundle).manifest
+    line = {"input_features": [[1.5, -2.0, 0.0, 10.0], [2.0, 2.0, 1.0, 13.0]], "label": "letter"}
+    (one,) = read(tmp_path, manifest, line)
+    assert one.tokens.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1]]
 
 
 def test_heads_are_labelled_by_name(plain: Manifest, tmp_path: Path) -> None:
