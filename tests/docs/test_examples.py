@@ -67,7 +67,7 @@ def test_prometheus_reads_shown_address(client: httpx.Client) -> None:
     ],
 )
 def test_shown_heads_are_valid(page: str, task: str) -> None:
-    (content,) = map(json.loads, shown(page, "json"))
+    (content,) = [c for c in map(json.loads, shown(page, "json")) if "names" not in c]
     text = json.dumps(content.get("heads", content))
     (head,) = TypeAdapter(dict[str, AnyHead]).validate_json(text).values()
     assert head.task == task

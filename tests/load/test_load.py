@@ -22,8 +22,8 @@ from aftserve.cli import main
 
 classify, last = Classifier.classify, []
 
-def swapping(self, documents, stop=None):
-    answers = last + classify(self, documents, stop)
+def swapping(self, documents, *options, **named):
+    answers = last + classify(self, documents, *options, **named)
     last[:] = answers[-1:]
     return answers[: len(documents)]
 

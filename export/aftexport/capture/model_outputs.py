@@ -12,7 +12,6 @@ from aftexport.contract import AXES, EVIDENCE, LOGITS
 from aftexport.errors import TraceError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_FEATURES = "input_features"
 _EXPECTED = "a tensor from the model's forward, or a dict or NamedTuple of tensors by name"
 _WRAP = "Wrap the model in a module whose forward returns only these tensors."
 
@@ -65,10 +64,10 @@ def check_names(names: Iterable[object]) -> None:
                 f"not a digit, got {str(name)[:80]!r}.",
                 "Rename this entry in the dict that forward returns.",
             )
-        if name in AXES or name == _FEATURES or name.startswith(EVIDENCE):
+        if name in AXES or name.startswith(EVIDENCE):
             raise TraceError(
-                f"Expected names of outputs other than {', '.join(AXES)}, {_FEATURES} and those "
-                f"that begin with {EVIDENCE}, got {name!r}.",
+                f"Expected names of outputs other than {', '.join(AXES)} and those that begin "
+                f"with {EVIDENCE}, got {name!r}.",
                 "Rename this entry in the dict that forward returns.",
             )
 

@@ -56,8 +56,7 @@ def save(
             "package.module:factory.",
         )
     _heads(config, labels)
-    if tokenizer is not None:
-        check_tokenizer(tokenizer, config.vocab_size)
+    _check_tokenizer(tokenizer, config)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -160,8 +159,7 @@ def _build(
         with torch.device("meta"):
             model = build_classifier(parsed)
         heads = _heads(parsed, labels)
-        if tokenizer is not None:
-            check_tokenizer(tokenizer, parsed.vocab_size)
+        _check_tokenizer(tokenizer, parsed)
     except AftexportError as error:
         raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
     load_weights(path, model, state)
@@ -193,3 +191,14 @@ def _plain(labels: Any) -> Any:
     if isinstance(labels, Mapping):
         return {name: list(given) for name, given in labels.items()}
     return None if labels is None else list(labels)
+
+
+def _check_tokenizer(tokenizer: str | None, config: EncoderConfig) -> None:
+    """Raise UsageError if a tokenizer does not fit a model."""
+    if tokenizer is None:
+        return
+    if config.vocab_size is None:
+        raise UsageError(
+            "Expected no tokenizer for a model of features, got one.", "Leave the tokenizer out."
+        )
+    check_tokenizer(tokenizer, config.vocab_size)

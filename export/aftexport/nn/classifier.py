@@ -22,11 +22,16 @@ def build_head(config: HeadConfig, dim: int) -> nn.Module:
 
 
 class _DocumentModel(nn.Module):
-    """The embedding and the encoder of a model of documents."""
+    """The embedding of ids, or the projection of features, and the encoder of a model."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.embedding: nn.Embedding | nn.Linear
+        if config.num_features is not None:
+            self.embedding = nn.Linear(config.num_features, config.dim)
+        else:
+            assert config.vocab_size is not None  # the configuration checks this
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.encoder = Encoder(config)
         learned = config.mechanism in ("aft_full", "aft_local")
         self._max_length = config.max_length if learned else None
@@ -36,13 +41,20 @@ class _DocumentModel(nn.Module):
         """The maximum number of tokens of a document; None if there is no bound."""
         return self._max_length
 
-    def _encode(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        encoded: Tensor = self.encoder(self.embedding(input_ids), lengths)
-        return encoded
+    def _encode(
+        self, input_ids: Tensor | None, lengths: Tensor | None, input_features: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the encoded tokens, and the lengths."""
+        tokens = input_features if input_ids is None else input_ids
+        if tokens is None or lengths is None:
+            raise ValueError("expected lengths, and input_ids or input_features")
+        return self.encoder(self.embedding(tokens), lengths), lengths
 
 
 class DocumentClassifier(_DocumentModel):
-    """A classifier of token ids: embedding, pre-norm encoder, masked pooling, linear head.
+    """A classifier of documents: embedding, pre-norm encoder, masked pooling, linear head.
+
+    With ``num_features`` in its configuration, a linear projection replaces the embedding.
 
     An output of each token has no pooling, and feature_extraction has no linear head.
     """
@@ -53,21 +65,30 @@ class DocumentClassifier(_DocumentModel):
         self.pooling = build_pooling(config.head_config, config.dim)
         self.head = build_head(config.head_config, config.dim)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        lengths: Tensor | None = None,
+        *,
+        input_features: Tensor | None = None,
+    ) -> Tensor:
         """Return the logits, values or vectors of documents.
 
         Args:
-            input_ids: int64 ``[B, T]``, padded on the right with any valid id.
-            lengths: int64 ``[B]``, the number of tokens of each document.
+            input_ids: int64 ``[B, T]``, padded on the right with any valid id; None for a model
+                of features.
+            lengths: int64 ``[B]``, the number of tokens of each document; always needed.
+            input_features: floats ``[B, T, num_features]``, padded on the right, for a model of
+                features.
 
         Returns:
             ``[B, num_labels]``, or ``[B, T, num_labels]`` for an output of each token, whose rows
             of padding mean nothing. For feature_extraction, the last axis has ``dim`` numbers.
 
         Raises:
-            ValueError: if T is more than the mechanism's ``max_length``.
+            ValueError: if T is more than the mechanism's ``max_length``, or an input is missing.
         """
-        encoded = self._encode(input_ids, lengths)
+        encoded, lengths = self._encode(input_ids, lengths, input_features)
         return self.head(encoded if self.pooling is None else self.pooling(encoded, lengths))
 
 
@@ -84,9 +105,15 @@ class MultiHeadClassifier(_DocumentModel):
         )
         self.heads = nn.ModuleList(build_head(head, config.dim) for head in heads)
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        lengths: Tensor | None = None,
+        *,
+        input_features: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """Return each output by its name; see ``DocumentClassifier``."""
-        encoded = self._encode(input_ids, lengths)
+        encoded, lengths = self._encode(input_ids, lengths, input_features)
         outputs = {}
         for (name, config), pooling, head in zip(
             self.config.heads.items(), self.poolings, self.heads, strict=True

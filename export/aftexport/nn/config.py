@@ -8,7 +8,7 @@ from typing import Any, Self
 from aftexport.contract import AXES, EVIDENCE
 from aftexport.errors import UsageError
 from aftexport.heads import Head
-from aftexport.nn.encoder_config import EncoderConfig
+from aftexport.nn.encoder_config import EncoderConfig, required_tokens
 from aftexport.nn.head_config import HeadConfig
 from aftexport.nn.settings import check_entries
 
@@ -41,7 +41,9 @@ class ClassifierConfig(EncoderConfig):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return a configuration; raise UsageError if a name is unknown or missing."""
         is_vector = values.get("problem_type") == "feature_extraction"
-        check_entries(cls, values, ["mechanism", "vocab_size", *["num_labels"][is_vector:]])
+        check_entries(
+            cls, values, ["mechanism", *required_tokens(values), *["num_labels"][is_vector:]]
+        )
         return cls(**values)
 
 
@@ -90,7 +92,7 @@ class MultiHeadConfig(EncoderConfig):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return a configuration; raise UsageError if a name is unknown or missing."""
-        check_entries(cls, values, ["mechanism", "vocab_size", "heads"])
+        check_entries(cls, values, ["mechanism", *required_tokens(values), "heads"])
         heads = values["heads"]
         if not isinstance(heads, Mapping) or not all(
             isinstance(h, Mapping) for h in heads.values()

@@ -1,5 +1,6 @@
-"""The configuration of an encoder of token ids."""
+"""The configuration of an encoder of token ids, or of features."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,16 +15,17 @@ _CHOICES = {
     "normalization": ("softmax", "scaling"),
     "feature_map": ("elu", "relu"),
 }
-_COUNTS = ("vocab_size", "dim", "depth", "num_heads", "ffn_dim", "window", "bias_rank")
+_COUNTS = ("dim", "depth", "num_heads", "ffn_dim", "window", "bias_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Configuration of an embedding and an encoder.
+    """Configuration of an embedding, or a projection of features, and an encoder.
 
     Attributes:
         mechanism: the token-mixing layer; one of ``LAYERS``.
-        vocab_size: number of token ids.
+        vocab_size: number of token ids; None for tokens of features.
+        num_features: number of features of each token; None for token ids.
         dim: channels D.
         depth: number of encoder layers.
         num_heads: number of heads, for mechanisms with heads.
@@ -43,7 +45,8 @@ class EncoderConfig:
     """
 
     mechanism: str
-    vocab_size: int
+    vocab_size: int | None = None
+    num_features: int | None = None
     dim: int = 64
     depth: int = 2
     num_heads: int = 4
@@ -61,6 +64,14 @@ class EncoderConfig:
             check_choice(name, getattr(self, name), choices)
         for name in _COUNTS:
             check_count(name, getattr(self, name))
+        if (self.vocab_size is None) == (self.num_features is None):
+            raise UsageError(
+                "Expected exactly one of vocab_size and num_features, got "
+                f"{self.vocab_size} and {self.num_features}.",
+                "Give vocab_size for token ids, or num_features for features.",
+            )
+        check_count("vocab_size", self.vocab_size, is_optional=self.num_features is not None)
+        check_count("num_features", self.num_features, is_optional=self.vocab_size is not None)
         check_count("max_length", self.max_length, is_optional=True)
         if not isinstance(self.causal, bool):
             raise UsageError(
@@ -78,5 +89,11 @@ class EncoderConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready values."""
-        return asdict(self)
+        """Return the configuration as JSON-ready values, with the kind of its tokens only."""
+        other = "vocab_size" if self.vocab_size is None else "num_features"
+        return {name: value for name, value in asdict(self).items() if name != other}
+
+
+def required_tokens(values: Mapping[str, Any]) -> list[str]:
+    """Return the entry that the kind of a configuration's tokens needs."""
+    return [] if values.get("num_features") is not None else ["vocab_size"]

@@ -131,10 +131,10 @@ def check_rows(cases: Sequence[Case]) -> None:
             rows = case.shape[: output.ndim - 1]
             if output.ndim in (2, 3) and output.shape[:-1] != rows:
                 raise TraceError(
-                    f"Expected rows {list(rows)} of the output {name!r} for input_ids "
+                    f"Expected rows {list(rows)} of the output {name!r} for documents "
                     f"{list(case.shape)}, got {list(output.shape[:-1])}.",
                     "Return one row for each document, [batch, width], or one for each token of "
-                    "input_ids, [batch, tokens, width].",
+                    "the document, [batch, tokens, width].",
                 )
 
 

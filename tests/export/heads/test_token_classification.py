@@ -141,7 +141,7 @@ def test_labels_are_those_of_transformers(drawn: Any) -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("labels", [BIO, BIOES[:5], ("O", "a", "b", "c", "d")], ids=str)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(RAGGED)
 def test_blocks_do_not_matter(labels: Sequence[str], aggregation: str, drawn: Any) -> None:
     logits, words, cuts = drawn

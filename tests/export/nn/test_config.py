@@ -65,3 +65,25 @@ def test_vectors_need_no_number_of_labels() -> None:
     given = {"mechanism": "aft_simple", "vocab_size": 100, "problem_type": "feature_extraction"}
     assert not ClassifierConfig.from_dict(given).head_config.is_per_token
     assert ClassifierConfig.from_dict(given | {"pooling": "none"}).head_config.is_per_token
+
+
+def test_features_replace_vocabulary() -> None:
+    given = {"mechanism": "aft_simple", "num_features": 4, "num_labels": 3}
+    config = ClassifierConfig.from_dict(given)
+    assert (config.num_features, config.vocab_size) == (4, None)
+    assert ClassifierConfig.from_dict(config.to_dict()) == config
+    assert "vocab_size" not in config.to_dict()
+    assert "num_features" not in ClassifierConfig.from_dict(NEEDED).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_features": 4}, "exactly one of vocab_size and num_features, got 100 and 4"),
+        ({"vocab_size": None, "num_features": 0}, "num_features must be a positive .*got 0"),
+        ({"vocab_size": None}, "exactly one of vocab_size and num_features, got None and None"),
+    ],
+)
+def test_ambiguous_tokens_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ClassifierConfig(**NEEDED | changes)

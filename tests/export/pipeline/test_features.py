@@ -13,10 +13,12 @@ import torch
 from commands import assert_refused, listing, run_here
 from feature_models import FEATURES, MEAN, NAMES, SCALE, Sensors
 
+import aftexport
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.features import Features
 from aftexport.capture.capture import capture
-from aftexport.errors import BundleError
+from aftexport.errors import BundleError, UsageError
+from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
 
 
@@ -165,3 +167,27 @@ def test_manifest_of_other_features_is_refused(
     (folder / "manifest.json").write_text(json.dumps(content | changes), "utf-8")
     with pytest.raises(BundleError, match=said):
         Bundle.open(folder)
+
+
+def test_saved_classifier_keeps_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    settings = {**tiny_models.CONFIG, "vocab_size": None, "num_features": FEATURES}
+    model = DocumentClassifier(ClassifierConfig(**settings))
+    features, lengths = torch.randn(2, 5, FEATURES), torch.tensor([5, 3])
+    torch.testing.assert_close(
+        model(features, lengths), model(input_features=features, lengths=lengths)
+    )
+    aftexport.save(tmp_path / "model.pt", model=model, labels=tiny_models.LABELS)
+    manifest = exported(tmp_path, capsys, str(tmp_path / "model.pt")).manifest
+    assert manifest.features == Features.of_count(FEATURES)
+    assert manifest.config is not None
+    assert manifest.config["num_features"] == FEATURES
+    with pytest.raises(UsageError, match="Expected no tokenizer"):
+        aftexport.save(
+            tmp_path / "model.pt",
+            model=model,
+            labels=tiny_models.LABELS,
+            tokenizer=tiny_models.byte_tokenizer().to_str(),
+        )

@@ -1,3 +1,4 @@
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import listing
 
-from aftexport.system.files import aside_folder, move_into_place, replacing_file, sha256
+from aftexport.system.files import aside_folder, move_into_place, replacing_file, sha256, write_json
 
 
 class Stop(Exception):  # noqa: N818
@@ -153,3 +154,14 @@ def test_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_json_sorts_all_but_ordered_mappings(tmp_path: Path) -> None:
+    content = {"b": {"z": 1, "a": ({"d": 1, "c": 2},)}, "a": {"z": {"y": 1, "x": 2}, "b": 0}}
+    write_json(tmp_path / "file.json", content, ordered=["a"])
+    read = json.loads((tmp_path / "file.json").read_text("utf-8"))
+    assert list(read) == ["a", "b"]
+    assert list(read["a"]) == ["z", "b"]
+    assert list(read["a"]["z"]) == ["x", "y"]
+    assert list(read["b"]) == ["a", "z"]
+    assert list(read["b"]["a"][0]) == ["c", "d"]

@@ -297,6 +297,19 @@ def test_info_describes_features(address: str) -> None:
     assert form["required"] == ["input_features"]
 
 
+@pytest.mark.parametrize("tokens", [30, LONG])
+def test_evidence_names_tokens(address: str, tokens: int) -> None:
+    content = saved(measured(tokens))
+    headers = {"Content-Type": NPY}
+    answer = http.post(f"{address}/infer?evidence=3", content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    evidence = answer.json()["evidence"]
+    assert evidence["spans"]
+    for span in evidence["spans"]:
+        assert 0 <= span["start_token"] < span["end_token"] <= tokens
+        assert "text" not in span
+
+
 def test_reference_runs_features(address: str) -> None:
     content = {"input_features": measured(20).tolist()}
     answer = http.post(f"{address}/parity", json=content, timeout=120)  # it imports PyTorch

@@ -1,6 +1,7 @@
 """A model with heads for documents and for tokens is served as PyTorch computes it."""
 
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import served_heads
-from clients import http
+from clients import head, http, raw_connection
 from servers import serving
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -144,6 +145,18 @@ def test_streamed_answer_is_that_of_json(address: str) -> None:
     assert joined(lines).keys() == whole.keys()
 
 
+def test_half_closed_client_gets_every_line(address: str) -> None:
+    body = json.dumps({"text": TEXTS[2] * 30}).encode()
+    received = b""
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body), f"Accept: {LINES}", "Connection: close") + body)
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1 << 16):
+            received += part
+    assert b'{"complete":true,"lines":10}' in received
+    assert received.endswith(b"0\r\n\r\n")
+
+
 @pytest.mark.parametrize("accept", ["*/*", "application/json", f"{LINES};q=0", "text/html, */*"])
 def test_json_unless_lines_are_named(address: str, accept: str) -> None:
     answer = post(address, {"text": "a"}, Accept=accept)
@@ -269,10 +282,10 @@ def test_parity_is_of_every_output(address: str) -> None:
     check = http.post(f"{address}/parity", json={"text": TEXTS[2]}, timeout=120).json()
     assert check["within"]
     assert check["heads"].keys() == served_heads.WIDTHS.keys()
-    for name, head in check["heads"].items():
-        assert 0 < head["error"] <= check["bound"], name
-        assert head["score_error"] <= check["bound"]
-        assert (head["label_flips"], head["span_flips"]) == (0, 0 if name == "tags" else None)
+    for name, found in check["heads"].items():
+        assert 0 < found["error"] <= check["bound"], name
+        assert found["score_error"] <= check["bound"]
+        assert (found["label_flips"], found["span_flips"]) == (0, 0 if name == "tags" else None)
     assert {output["head"] for output in check["outputs"]} == {"topic", "embedding"}
 
 

@@ -48,13 +48,14 @@ def test_accepted_documents_keep_old_bundle(
                 while service.scheduler.waiting_documents < 2 * len(LENGTHS):
                     await asyncio.sleep(0.01)
                 assert old() is not None
-            for result, ids in zip(await accepted, documents(), strict=True):
+            for answer, ids in zip(await accepted, documents(), strict=True):
+                result = answer.result
                 assert result.bundle == digest(bundle_folder)
                 np.testing.assert_allclose(
                     list(result.scores.values()), expected[tuple(ids)], atol=1e-5
                 )
-            assert {result.bundle for result in await later} == {digest(other_bundle)}
-            del accepted, later, result
+            assert {one.result.bundle for one in await later} == {digest(other_bundle)}
+            del accepted, later, answer, result
             for _ in range(100):
                 if old() is None:
                     break
@@ -81,7 +82,8 @@ def test_chunked_document_keeps_old_bundle(
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
                 await service.reloader.run()
-            (result,) = await accepted
+            (answer,) = await accepted
+        result = answer.result
         assert result.bundle == digest(bundle_folder)
         np.testing.assert_allclose(list(result.scores.values()), weights / weights.sum(), atol=1e-5)
 

@@ -322,7 +322,7 @@ def test_short_texts_overtake_waiting_long_texts(
             assert sorted(text[0] for text in begun) == ["a", "d"]
             go_on.set()
             for text, answers in zip(texts, await asyncio.gather(*tasks), strict=True):
-                assert answers[0].tokens_total == len(text)
+                assert answers[0].result.tokens_total == len(text)
 
     asyncio.run(scenario())
 
@@ -332,7 +332,7 @@ def test_cancellation_at_run_start_stops_run(
 ) -> None:
     remove, stops = JobQueue.remove, list[Stop]()
 
-    def hang(documents: Sequence[Tokens], stop: Stop) -> None:
+    def hang(documents: Sequence[Tokens], stop: Stop, decodings: object) -> None:
         stops.append(stop)
         eventually(lambda: stop.is_requested, "the run is stopped")
         raise RunStoppedError

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from aftexport.contract import AXES
+from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
@@ -23,6 +23,7 @@ from aftexport.system.files import replacing_file
 Progress = Callable[[str, int, int], None]
 """A callback with a phase, its completed steps, and its total steps."""
 
+_INPUT_TYPES = {IDS: "int64", FEATURES: "float32", LENGTHS: "int64"}
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 _SMALLER = "Give a smaller --max-length, --max-batch or --workspace."
 
@@ -119,7 +120,7 @@ def check_types(title: str, types: Mapping[str, str], precision: str) -> None:
         EngineError: if a type differs.
     """
     for name, actual in types.items():
-        expected = "int64" if name in AXES else LOGIT_TYPES[precision]
+        expected = _INPUT_TYPES.get(name, LOGIT_TYPES[precision])
         if actual != expected:
             raise EngineError(
                 f"Expected {name} of type {expected} for {precision}, got {actual} from {title}.",

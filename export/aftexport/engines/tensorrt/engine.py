@@ -70,6 +70,16 @@ def bucket(tokens: int, longest: int) -> int:
     return min(-(-tokens // step) * step, longest)
 
 
+def without_padding(outputs: Tensors, tokens: int) -> dict[str, NDArray[np.generic]]:
+    """Return outputs without the rows of a bucket's padding.
+
+    Args:
+        outputs: outputs ``[batch, width]``, or ``[batch, padded tokens, width]``.
+        tokens: the number of tokens of the batch.
+    """
+    return {name: x[:, :tokens] if x.ndim == 3 else x for name, x in outputs.items()}
+
+
 @dataclass
 class _Bucket:
     """A shape with its execution context and its graph."""
@@ -212,8 +222,7 @@ class TensorrtEngine:
         self._stream.wait()
         asked = inputs[self._main].shape[1]
         outputs = {name: self._output(name, ready.shapes[name]) for name in self.output_names}
-        # An output with a row for every token has those of the bucket's padding too.
-        return {n: x[:, :asked] if x.ndim == 3 else x for n, x in outputs.items()}
+        return without_padding(outputs, asked)
 
     def _fill(self, inputs: Tensors, batch: int, tokens: int) -> None:
         given = inputs[self._main]

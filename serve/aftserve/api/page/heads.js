@@ -58,9 +58,13 @@ function answersOf({ heads: given, label, scores, calibrated, abstain }) {
 
 const chip = (name) => [element("span", { className: "chip" }, name), " "];
 
+/** Return the name in an answer: its label, or whatever a head of another kind calls it. */
+const nameIn = (content) => Object.values(content).find((value) => typeof value === "string");
+
 /** Return the names that a head answers with, and a remark on them. */
 function decisionOf(name, content) {
-  const { label, labels, scores, calibrated, abstain, values } = content;
+  const { labels, scores, calibrated, abstain, values } = content;
+  const label = nameIn(content);
   if (isShownAlone(name)) return { names: [summaryOf(content)] };
   if (values) {
     const outside = Object.entries(values).filter(([value, x]) => isOutside(settingsOf(name, value), x));
@@ -84,13 +88,15 @@ function headingsOf(contents) {
   if (contents.every(({ values }) => values)) return ["Values", "Value", "Estimate"];
   const [title, column] = contents.every(({ calibrated }) => calibrated)
     ? ["Calibrated probabilities", "Probability"] : ["Scores", "Score"];
-  if (contents.every(({ label }) => label !== undefined)) return [title, "Class", column];
+  if (contents.every(nameIn)) return [title, "Class", column];
   if (contents.every(({ labels }) => labels)) return [title, "Label", column];
   return ["Scores and values", "Name", "Number"];
 }
 
 /** Return a row for each number of a head: scores from the largest, values in their order. */
-function rowsOf(name, { label, labels, scores, calibrated, values }) {
+function rowsOf(name, content) {
+  const { labels, scores, calibrated, values } = content;
+  const label = nameIn(content);
   if (scores) {
     return Object.entries(calibrated ?? scores).sort(([, one], [, other]) => other - one).map(([one, score]) => {
       const holds = labels?.includes(one);

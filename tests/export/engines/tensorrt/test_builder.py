@@ -7,11 +7,16 @@ from pathlib import Path
 import engines
 import onnx
 import pytest
+import several_heads
+import torch
 
+from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import BuiltEngine, build, network_types
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
+from aftexport.lowering.to_onnx import lower
+from aftexport.passes.finish import finish
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,14 @@ def test_engine_has_types_of_graph(precision: str, rtx: TensorRt, tmp_path: Path
     }  # fmt: skip
     assert engine.operators == {"AftSimple": "portable"}
     assert len(engine.engine) > 10_000
+
+
+def test_engine_has_every_output(rtx: TensorRt, tmp_path: Path) -> None:
+    program = capture(several_heads.Tokens(), dtype=torch.float16)
+    onnx.save(finish(lower(program), precision="fp16", fuse=False), tmp_path / "model.onnx")
+    engine = built(rtx, tmp_path / "model.onnx", "fp16")
+    outputs = {name: kind for name, kind in engine.types.items() if kind != "int64"}
+    assert outputs == dict.fromkeys(several_heads.TOKEN_TASKS, "float16")
 
 
 def test_only_fp32_keeps_product_bits(rtx: TensorRt, tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import device
-from aftexport.engines.tensorrt.engine import Profile, TensorrtEngine, bucket, choose_profile
+from aftexport.engines.tensorrt.builder import check_types
+from aftexport.engines.tensorrt.engine import (
+    Profile,
+    TensorrtEngine,
+    bucket,
+    choose_profile,
+    without_padding,
+)
+from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES
 from aftexport.errors import EngineError
 
 
@@ -16,16 +24,21 @@ class Parts(TensorrtEngine):
 
     input_names = ("input_ids", "lengths")
     max_batch = 2
+    _main, _features = "input_ids", ()
 
     def __init__(self) -> None:
         self.stop = Stop()
+        self.types = dict.fromkeys(self.input_names, "int64")
         self.parts: list[int] = []
 
-    def _run_part(self, inputs: Tensors) -> np.ndarray:
+    def _run_part(self, inputs: Tensors) -> dict[str, np.ndarray]:
         self.parts.append(len(inputs["input_ids"]))
         if len(self.parts) == 2:
             self.stop.request()
-        return np.zeros((len(inputs["input_ids"]), 3))
+        ids = inputs["input_ids"].astype(np.float32)
+        padded = np.pad(ids, ((0, 0), (0, 3)), constant_values=np.nan)
+        outputs = {"topic": ids[:, :1], "tags": padded[..., None]}
+        return without_padding(outputs, ids.shape[1])
 
 
 PROFILES = [
@@ -78,7 +91,7 @@ def documents(count: int) -> Tensors:
 
 def test_large_batch_runs_in_parts() -> None:
     engine = Parts()
-    assert engine.run(documents(5))["logits"].shape == (5, 3)
+    assert engine.run(documents(5))["topic"].shape == (5, 1)
     assert engine.parts == [2, 2, 1]
 
 
@@ -91,3 +104,20 @@ def test_stop_is_seen_between_parts() -> None:
     with pytest.raises(RunStoppedError):
         engine.run(documents(5), engine.stop)
     assert engine.parts == [2, 2]
+
+
+def test_parts_join_every_output() -> None:
+    """Rows of a bucket's padding are left out of outputs for tokens."""
+    ids = np.arange(6).reshape(3, 2)
+    outputs = Parts().run({"input_ids": ids, "lengths": np.array([2, 2, 2])})
+    np.testing.assert_array_equal(outputs["topic"], ids[:, :1])
+    np.testing.assert_array_equal(outputs["tags"], ids[..., None])
+
+
+@pytest.mark.parametrize("precision", LOGIT_TYPES)
+def test_types_are_those_of_precision(precision: str) -> None:
+    types = {"input_features": "float32", "lengths": "int64"}
+    outputs = dict.fromkeys(("topic", "tags"), LOGIT_TYPES[precision])
+    check_types("TensorRT", types | outputs, precision)
+    with pytest.raises(EngineError, match="Expected tags of type"):
+        check_types("TensorRT", types | outputs | {"tags": "int64"}, precision)
