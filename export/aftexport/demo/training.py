@@ -22,8 +22,8 @@ IGNORED = -100
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
 _EMBEDDING_STD = 0.02
-_NEAR = 8.0
-"""Bias of the token itself: its weight is that of 3,000 tokens without a bias."""
+_NEAR = 12.0
+"""Bias of the token itself: its weight is that of 160,000 tokens without a bias."""
 _WIDER = 4
 
 
