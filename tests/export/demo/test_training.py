@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aftexport.demo.documents import Document, Example
 from aftexport.demo.training import Crops, build, fit, predict
-from aftexport.nn import ClassifierConfig
+from aftexport.nn import AftLocal, ClassifierConfig
 
 CONFIG = ClassifierConfig(
     mechanism="aft_local", vocab_size=30, num_labels=3, dim=16, depth=1, ffn_dim=16, window=4
@@ -119,3 +119,21 @@ def test_progress_rises_to_one() -> None:
     assert [progress for progress, _ in reports] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert (result.steps, result.was_cut_short) == (4, False)
     assert not model.training
+
+
+@pytest.mark.parametrize("max_length", [None, 64])
+def test_token_models_begin_near_each_token(max_length: int | None) -> None:
+    """The biases of a distance fall with it; a table of pairs stays as it is."""
+    config = replace(CONFIG, problem_type="token_classification", depth=2, max_length=max_length)
+    first, second = (
+        layer.band().detach()[0] for layer in build(config, seed=0).modules()
+        if isinstance(layer, AftLocal)
+    )  # fmt: skip
+    if max_length is not None:
+        assert max(first.abs().max(), second.abs().max()) < 1
+        return
+    middle = len(first) // 2
+    for band in (first, second):
+        assert (band[: middle + 1].diff() > 0).all()
+        assert torch.equal(band, band.flip(0))
+    assert second[0] > first[0]
