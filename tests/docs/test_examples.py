@@ -74,8 +74,9 @@ def test_shown_heads_are_valid(page: str, task: str) -> None:
 
 
 def test_shown_answers_have_fields_of_tasks() -> None:
-    answers = [json.loads(text)["heads"]["logits"] for text in shown("docs/http.md", "json")]
-    tasks = ("multi_label_classification", "regression")
+    shown_heads = [json.loads(text)["heads"] for text in shown("docs/http.md", "json")]
+    answers = [answer for heads in shown_heads for answer in heads.values()]
+    tasks = ("multi_label_classification", "regression", "token_classification")
     for answer, task in zip(answers, tasks, strict=True):
         read = HEADS[task].answer_type.model_validate(answer)
         assert read.model_dump(mode="json", exclude_none=True) == answer

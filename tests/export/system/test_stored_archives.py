@@ -53,7 +53,7 @@ def test_graph_over_message_limit_is_unread(
     plan = Bundle.open(bundle_copy).manifest.chunked
     assert plan is not None
     model = ChunkedModel(bundle_copy / CHUNKED, plan)
-    monkeypatch.setattr("aftexport.chunked.runner._MAX_GRAPH_BYTES", 1000)
+    monkeypatch.setattr("aftexport.chunked.opened_archive._MAX_GRAPH_BYTES", 1000)
     with pytest.raises(EngineError, match=r"0\.reduce must have at most 1000 bytes, got \d+"):
         model.run(np.arange(3))
 

@@ -67,7 +67,7 @@ def test_openapi_lists_bytes(address: str, server: str) -> None:
 
     assert kinds(address) - kinds(server) == {BYTES}
     refused = post(server, BINARY)
-    assert refused.status_code == 422
+    assert refused.status_code == 415
     assert ".npy" in refused.json()["detail"]
 
 
