@@ -25,6 +25,7 @@ import pytest
 import tiny_models
 from commands import environment
 from labelled_documents import labelled, write_lines
+from sampling import RUN_ALL
 from servers import serving
 
 import aftplugins
@@ -141,8 +142,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.table(keep=0.01, by=lambda page: page == "README.md")
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize("page", RUNNABLE if RUN_ALL else ["README.md"])
 def test_page_runs(
     page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest
 ) -> None:
