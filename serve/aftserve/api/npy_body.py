@@ -37,7 +37,7 @@ async def read_npy(
         InputError: if it is not a document of the model.
         DocumentTooLongError: if it has too many tokens.
         BodyTooLargeError: if it has too many bytes.
-        BusyError: if there is no space for the document now.
+        BusyError: if the document does not fit now.
         ClientGoneError: if the client left before the end of the body.
     """
     check_encoding(request)

@@ -106,7 +106,7 @@ class RowSink:
 
         Raises:
             EngineError: if they are not finite.
-            StorageError: if there is no space for the result.
+            StorageError: if the result does not fit on the disk.
         """
         (rows,) = block
         _check_finite(rows)
@@ -180,7 +180,7 @@ class AnswerBuilder:
 
         Raises:
             EngineError: if an output is not finite.
-            StorageError: if there is no space for a result.
+            StorageError: if a result does not fit on the disk.
         """
         answers = []
         for row, (length, decoding) in enumerate(zip(lengths, decodings, strict=True)):

@@ -129,7 +129,7 @@ class FeatureWriter:
 
         Raises:
             InputError: if a value is not finite.
-            StorageError: if there is no space.
+            StorageError: if the disk is full.
         """
         rows = _normalized(values, self._features, self._count)
         if self._file is None:

@@ -125,7 +125,7 @@ def read_npy_file(path: Path, classifier: Classifier, folder: Path | None) -> To
     Raises:
         InputError: if it is not a document of the model.
         DocumentTooLongError: if it has too many tokens.
-        StorageError: if there is no space.
+        StorageError: if the disk is full.
         OSError: if it cannot be read.
     """
     with path.open("rb") as file:
