@@ -102,7 +102,7 @@ class Choice:
 def choose(name: str, sample: Sample, budget: float | None) -> Choice:
     """Fit the scalings, and choose the threshold on documents outside the fit.
 
-    All documents are for the fit if there is no budget. Arguments and exceptions are those of
+    Without a budget, all documents are for the fit. Arguments and exceptions are those of
     ``calibrate``.
     """
     check_truths(name, sample.head, sample.truths, budget)

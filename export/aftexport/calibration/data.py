@@ -119,7 +119,7 @@ def truths_of(
     """Return the truth of each head that a line labels.
 
     Raises:
-        ValueError: if there are no labels, or a label does not fit its head.
+        ValueError: if the line has no labels, or a label does not fit its head.
     """
     label, labels = content.get("label"), content.get("labels")
     if (label is None) == (labels is None):

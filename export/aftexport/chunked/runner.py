@@ -144,7 +144,7 @@ class ChunkedModel:
             ``aftexport.passes.evidence``.
 
         Raises:
-            InputError: if there are no tokens.
+            InputError: if the document has no tokens.
             UsageError: if a sink is for another output.
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.

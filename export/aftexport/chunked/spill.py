@@ -14,14 +14,21 @@ from aftexport.errors import EngineError, StorageError
 
 Array = NDArray[np.generic]
 
+_VALUES = "values between layers"
+
 
 @contextmanager
-def _storing() -> Iterator[None]:
+def storing(values: str) -> Iterator[None]:
+    """Raise StorageError if the values of a document cannot be stored.
+
+    Args:
+        values: the name of the values for the message.
+    """
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"The values of a document between layers cannot be stored ({error.strerror}).",
+            f"The {values} of a document cannot be stored ({error.strerror}).",
             "Free some space, name another folder by --spill, or send shorter documents.",
         ) from error
 
@@ -40,13 +47,13 @@ class Rows:
         count: the number of rows.
     """
 
-    @_storing()
+    @storing(_VALUES)
     def __init__(self, folder: Path | None) -> None:
         self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed by the caller
         self.count = 0
         self._like: Array = np.empty((1, 0, 0))
 
-    @_storing()
+    @storing(_VALUES)
     def append(self, rows: Array) -> None:
         """Append rows to the file.
 
@@ -58,7 +65,7 @@ class Rows:
         self.file.write(np.ascontiguousarray(rows).data)
         self.file.flush()  # otherwise a full disk would be noticed only on close
 
-    @_storing()
+    @storing(_VALUES)
     def read(self, start: int, end: int) -> Array:
         """Return the rows from ``start`` to ``end``, ``[1, end - start, C]``.
 

@@ -1,6 +1,8 @@
 """An array that grows by blocks of rows, in memory or in a file."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -8,6 +10,19 @@ from numpy.typing import DTypeLike, NDArray
 
 OpenFile = Callable[[], IO[bytes]]
 """A function that opens a new binary file for reading and writing, such as ``TemporaryFile``."""
+
+
+def file_opener(folder: Path | None) -> OpenFile:
+    """Return a function that opens files without a name; they end with their last user.
+
+    Args:
+        folder: folder of the files; None for that of the system.
+    """
+
+    def open_file() -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=folder)
+
+    return open_file
 
 
 class Column:

@@ -101,7 +101,7 @@ class TokenHead(Head):
             open_file: opens files for the values of tokens; None to keep the values in memory.
 
         Raises:
-            InputError: if ``needs_words``, and there are no words.
+            InputError: if ``needs_words``, and ``starts_word`` is None.
         """
 
     def answer(self, logits: Double) -> Answer:

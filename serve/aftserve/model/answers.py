@@ -1,27 +1,28 @@
 """From a model's outputs to the answers of its heads."""
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import Manifest
+from aftexport.chunked.spill import storing
 from aftexport.contract import EVIDENCE
-from aftexport.errors import EngineError, StorageError
+from aftexport.errors import EngineError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult
-from aftexport.heads.column import Column, OpenFile
+from aftexport.heads.column import Column, OpenFile, file_opener
 from aftexport.heads.token_head import Mask
 from aftserve.model.inline_limit import numbers_per_token
 
 Added = NDArray[np.float32]
 """Contribution of each token of a document to the logit of its class, ``[T]``."""
 
+_VALUES = "answers for the tokens"
+"""The name of the values in files, for messages."""
 _MAX_HELD_BYTES = 1 << 20
 """Maximum bytes of a head's result for one document in memory; larger ones are kept in files."""
 
@@ -70,19 +71,6 @@ class Answer:
     tokens: dict[str, TokenResult] = field(default_factory=dict)
 
 
-def file_opener(folder: Path | None) -> OpenFile:
-    """Return a function that opens files without a name; they end with their last user.
-
-    Args:
-        folder: folder of the files; None for that of the system.
-    """
-
-    def open_file() -> IO[bytes]:
-        return tempfile.TemporaryFile(dir=folder)
-
-    return open_file
-
-
 class RowSink:
     """The decoder of a document's rows for one head, which receives them block by block.
 
@@ -93,7 +81,7 @@ class RowSink:
     """
 
     def __init__(self, head: TokenHead, decoding: Decoding, open_file: OpenFile | None) -> None:
-        with _storing():
+        with storing(_VALUES):
             self._decoder = head.decoder(
                 decoding.starts_word, is_special=decoding.is_special, open_file=open_file
             )
@@ -110,14 +98,14 @@ class RowSink:
         """
         (rows,) = block
         _check_finite(rows)
-        with _storing():
+        with storing(_VALUES):
             self._decoder.add(rows)
             if self._rows is not None:
                 self._rows.add(rows)
 
     def finish(self) -> tuple[TokenResult, NDArray[Any] | None]:
         """Return the result, and the rows if they are kept."""
-        with _storing():
+        with storing(_VALUES):
             return self._decoder.finish(), None if self._rows is None else self._rows.array()
 
 
@@ -238,14 +226,3 @@ def _check_finite(logits: NDArray[Any]) -> None:
         raise EngineError(
             "The model's output must be finite, got NaN or infinity.", "Send another document."
         )
-
-
-@contextmanager
-def _storing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"The answers for the tokens of a document cannot be stored ({error.strerror}).",
-            "Free some space, name another folder by --spill, or send shorter documents.",
-        ) from error

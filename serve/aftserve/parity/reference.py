@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
-from aftexport.heads.column import Column
+from aftexport.heads.column import Column, file_opener
 from aftserve.errors import RefusedError
-from aftserve.model.answers import file_opener
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 

@@ -66,7 +66,7 @@ def test_shares_are_within_binomial_bounds(
 
 
 def test_after_is_of_other_documents() -> None:
-    """Each document's score is of a fit without it, and the loss is no better than inside."""
+    """Each score comes from a fit without its document, so that the loss is larger."""
     generator = np.random.default_rng(3)
     sample, _ = draw(generator, ANY_LABELS, 200)
     found = calibrate("logits", sample)
