@@ -70,7 +70,7 @@ def test_plan_without_names_has_logits() -> None:
         ({"tokens": {"logits": 3}}, "tokens: expected outputs beside documents, got logits"),
     ],
 )
-def test_plan_of_no_or_double_outputs_is_refused(changes: dict[str, object], reason: str) -> None:
+def test_missing_or_double_outputs_are_refused(changes: dict[str, object], reason: str) -> None:
     plan = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8} | changes
     with pytest.raises(ValueError, match=reason):
         ChunkedPlan.model_validate_json(json.dumps(plan))

@@ -35,7 +35,7 @@ def test_values_without_normalization_stay() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_bad_value_is_refused_with_its_place(value: float) -> None:
+def test_bad_value_error_names_its_place(value: float) -> None:
     with pytest.raises(
         ValueError, match=rf"got {re.escape(str(value))} for the feature 'y' of token 1"
     ):

@@ -48,13 +48,12 @@ def with_heads(manifest: Manifest, **heads: AnyHead) -> Manifest:
 
 
 def test_every_form_is_read(plain: Manifest, tmp_path: Path) -> None:
-    first, _, third = (
-        read(tmp_path, with_heads(plain, logits=KIND), {"text": "ab", "label": "letter"})[0],
-        None,
-        read(tmp_path, with_heads(plain, logits=FLAGS), {**IDS, "labels": ["spam", "urgent"]})[0],
-    )
+    given = {"text": "ab", "label": "letter"}
+    (first,) = read(tmp_path, with_heads(plain, logits=KIND), given)
+    labels = {**IDS, "labels": ["spam", "urgent"]}
+    (second,) = read(tmp_path, with_heads(plain, logits=FLAGS), labels)
     assert (first.line, first.tokens.tolist(), first.truths["logits"].tolist()) == (1, [64, 65], 1)
-    assert third.truths["logits"].tolist() == [1, 0, 1]
+    assert second.truths["logits"].tolist() == [1, 0, 1]
     spam = BinaryClassification(labels=("ham", "spam"))
     (binary,) = read(tmp_path, with_heads(plain, logits=spam), {**IDS, "label": "spam"})
     assert binary.truths["logits"].tolist() == 1

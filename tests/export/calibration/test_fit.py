@@ -47,7 +47,7 @@ def test_each_label_has_its_own_scaling() -> None:
 
 @pytest.mark.parametrize("head", [ONE_LABEL, TWO_LABELS, ANY_LABELS])
 def test_false_trends_are_rare(head: Head) -> None:
-    """The rate of trends found where there is none is the level of the test."""
+    """Without a trend, the share of fits that find one is within the level of the test."""
     generator = np.random.default_rng(5)
     runs = 200
     false = 0

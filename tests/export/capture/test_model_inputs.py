@@ -101,7 +101,7 @@ def test_mask_can_be_left_out() -> None:
     assert signature.left_out == ("attention_mask",)
 
 
-def test_mask_that_cannot_be_captured_is_left_out() -> None:
+def test_uncapturable_mask_is_left_out() -> None:
     class Branching(Masked):
         def forward(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
             if attention_mask is not None and bool(attention_mask.all()):

@@ -61,7 +61,7 @@ def test_outputs_have_names_of_result(
     assert list(outputs) == names
 
 
-def test_result_with_none_may_be_captured_by_user() -> None:
+def test_program_of_user_may_return_none() -> None:
     module = Returning(lambda x, _: {"loss": None, "topic": x}).eval()
     axes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}}
     ids = torch.zeros(2, 3, dtype=torch.int64)

@@ -92,7 +92,7 @@ def test_no_part_has_whole_document(kind: type[nn.Module], tmp_path: Path) -> No
     assert document.longest <= 256 + 8
 
 
-def test_array_of_a_file_is_a_document(tmp_path: Path) -> None:
+def test_mapped_file_is_a_document(tmp_path: Path) -> None:
     module = Sensors()
     path, plan = chunked(module, tmp_path)
     np.save(tmp_path / "document.npy", features(300))

@@ -226,7 +226,7 @@ def test_special_tokens_end_spans() -> None:
     assert [one[:3] for one in spans_of(result)] == [("PER", 1, 2), ("PER", 3, 4)]
 
 
-def test_part_has_spans_that_start_in_it() -> None:
+def test_part_has_spans_starting_inside() -> None:
     labels = ["B-PER", "I-PER", "O", "B-LOC", "I-LOC", "I-LOC"]
     result = decode(head_of(BIO), logits_of(labels, BIO))
     parts = [result.answer(0, 1), result.answer(1, 4), result.answer(4)]

@@ -142,9 +142,8 @@ def test_probabilities_are_refused(end: Callable[[Tensor], Tensor], operator: st
         UsageError, match=f"Expected logits for 'logits', got the result of {operator}"
     ):
         check_outputs(model, {"logits": EXCLUSIVE})
-    check_outputs(
-        model, {"logits": Regression.of_width(3, None)}
-    )  # a value between 0 and 1 is a value
+    # A regression may have values between 0 and 1.
+    check_outputs(model, {"logits": Regression.of_width(3, None)})
 
 
 def test_logarithms_of_a_softmax_are_logits() -> None:

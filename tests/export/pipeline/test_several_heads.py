@@ -167,7 +167,7 @@ def test_head_file_describes_every_output(tmp_path: Path) -> None:
         choose_heads(tokens, HeadOptions(head_file=file))
 
 
-def test_task_of_file_is_for_one_output() -> None:
+def test_task_of_file_needs_one_output() -> None:
     outputs = {"a": np.zeros((1, 2)), "b": np.zeros((1, 2))}
     options = HeadOptions(own_task="multi_label_classification", own_labels=["x", "y"])
     with pytest.raises(UsageError, match="multi_label_classification from the model file"):

@@ -41,7 +41,7 @@ def test_bytes_are_token_ids(address: str, content: bytes) -> None:
     assert answer.json()["scores"] == pytest.approx(by_ids["scores"], abs=1e-6)
 
 
-def test_text_and_its_bytes_have_one_answer(address: str) -> None:
+def test_text_and_bytes_have_one_answer(address: str) -> None:
     text = "Zwei Verträge: 契約 ✉"
     scores = [post(address, text.encode(), kind).json()["scores"] for kind in (BYTES, "text/plain")]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)

@@ -25,6 +25,7 @@ NPY = "application/x-npy"
 TWO_GIB = 1 << 31
 LONG = 70_000
 """Tokens of a document over the memory budget, whose features are kept in a file."""
+MAX_TOKENS = 450_000
 INFER = "/v2/models/model/infer"
 
 
@@ -37,6 +38,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     described = feature_models.feature_file(folder)
     export(weights, factory=factory, feature_file=described, out=bundle, allow_pickle=True)
     options = ["--memory-budget-mib", "1", "--max-array-mib", "8", "--spill", str(folder)]
+    options += ["--max-tokens", str(MAX_TOKENS)]
     options += ["--reference", str(weights), "--reference-factory", factory]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(feature_models.__file__).parent), prepend=os.pathsep)
@@ -79,7 +81,7 @@ def checked(answer: httpx.Response, document: NDArray[np.float32]) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 1025, LONG])
-def test_file_has_answer_of_pytorch(address: str, tokens: int, tmp_path: Path) -> None:
+def test_file_has_answer_of_pytorch(address: str, tokens: int) -> None:
     document = measured(tokens)
     checked(post(address, saved(document)), document)
     checked(post(address, saved(document, version=(2, 0)), "application/octet-stream"), document)
@@ -218,7 +220,7 @@ def test_bad_file_is_refused(address: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("token", [0, 1, LONG - 1])
-def test_bad_value_is_refused_with_its_place(address: str, token: int) -> None:
+def test_bad_value_error_names_its_place(address: str, token: int) -> None:
     document = measured(LONG)
     document[token, 2] = np.nan
     answer = post(address, saved(document))
@@ -252,15 +254,24 @@ def test_two_gib_are_refused_by_header(address: str, is_chunked: bool) -> None:
     assert b"The body must have at most 8388608 bytes" in body
 
 
-def test_too_many_tokens_are_refused_by_header(address: str) -> None:
-    """One more token than the limit of the server, which is below that of the bytes."""
-    limit = http.get(f"{address}/info").json()["limits"]["max_tokens"]
-    assert limit > 8 * 1024 * 1024 // 16
-    start = declared(8 * 1024 * 1024 // 16)  # with the header it is over the bytes
+def test_header_counts_toward_size_limit(address: str) -> None:
+    """The values have the maximum size of a body, so the header exceeds it."""
+    start = declared(8 * 1024 * 1024 // 16)
     with raw_connection(address) as connection:
         connection.sendall(announced(len(start) + 8 * 1024 * 1024) + start)
         status, body = response(connection)
     assert status == 413, body
+    assert b"at most 8388608 bytes" in body
+
+
+def test_too_many_tokens_are_refused_by_header(address: str) -> None:
+    """The server answers although no value is ever sent."""
+    start = declared(MAX_TOKENS + 1)
+    with raw_connection(address) as connection:
+        connection.sendall(announced(len(start) + 16 * (MAX_TOKENS + 1)) + start)
+        status, body = response(connection)
+    assert status == 413, body
+    assert f"at most {MAX_TOKENS} tokens, got {MAX_TOKENS + 1}".encode() in body
 
 
 def test_values_beyond_header_are_refused(address: str) -> None:
@@ -331,7 +342,7 @@ def test_client_names_refusals(address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<i4", ">i8"])
-def test_ids_of_file_have_answer_of_list(server: str, kind: str) -> None:
+def test_ids_of_file_equal_list(server: str, kind: str) -> None:
     ids = np.arange(50).astype(np.dtype(kind))
     answer = post(server, saved(ids))
     assert answer.status_code == 200, answer.text
@@ -356,6 +367,6 @@ def test_bad_ids_of_file_are_refused(
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
 
 
-def test_features_are_refused_by_model_of_ids(server: str) -> None:
+def test_model_of_ids_refuses_features(server: str) -> None:
     answer = http.post(f"{server}/infer", json={"input_features": [[[1.0, 2.0]]]})
     assert (answer.status_code, "takes input_ids, got input_features" in answer.text) == (422, True)

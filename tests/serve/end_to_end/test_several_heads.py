@@ -84,7 +84,7 @@ def test_answers_are_those_of_pytorch(address: str, text: str) -> None:
     assert_spans_fit(heads["tags"], text)
 
 
-def test_documents_of_one_run_keep_their_tokens(address: str) -> None:
+def test_shared_run_keeps_tokens_apart(address: str) -> None:
     results = post(address, {"texts": TEXTS * 4}).json()["results"]
     assert len(results) == 4 * len(TEXTS)
     for result, text in zip(results, TEXTS * 4, strict=True):
@@ -137,9 +137,8 @@ def test_streamed_answer_is_that_of_json(address: str) -> None:
     answer = post(address, {"text": text}, Accept=LINES)
     assert answer.headers["content-type"] == LINES
     lines = [json.loads(line) for line in answer.content.splitlines()]
-    assert (
-        len(lines) == 11
-    )  # the document, 3 parts of tags and of their spans, 3 of vectors, the end
+    # The document, 3 parts of tags and of their spans, 3 of vectors, the end.
+    assert len(lines) == 11
     assert lines[0]["tokens_used"] == len(text)
     assert joined(lines) == {name: whole[name] for name in joined(lines)}
     assert joined(lines).keys() == whole.keys()

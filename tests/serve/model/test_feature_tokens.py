@@ -51,7 +51,7 @@ def test_space_is_bounded_and_given_back(tmp_path: Path) -> None:
     assert written(8000, space).is_in_file
 
 
-def test_space_of_refused_document_is_given_back(tmp_path: Path) -> None:
+def test_refused_document_gives_space_back(tmp_path: Path) -> None:
     space = FeatureSpace(tmp_path, 1 << 30)
     writer = FeatureWriter(FEATURES, LARGE, space)
     writer.add(np.zeros((5, COUNT)))

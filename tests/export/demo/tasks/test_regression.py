@@ -16,7 +16,7 @@ def of(*texts: str) -> list[Document]:
     return tokenized(BYTES, Corpus(texts, ("a",) * len(texts)))
 
 
-def test_value_is_share_of_lines_in_part() -> None:
+def test_value_is_share_of_lines() -> None:
     (document,) = of(SOURCE)
     part = PLAIN.target(document).part
     middle, end = SOURCE.index("x"), len(document)
