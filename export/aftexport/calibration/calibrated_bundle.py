@@ -62,7 +62,8 @@ def write_calibrated(
         new = aside / target.name
         new.mkdir()
         for name in bundle.files:
-            if name != CALIBRATION:
+            # An engine may be missing: Bundle.open does not check it.
+            if name != CALIBRATION and (bundle.path / name).exists():
                 shutil.copyfile(bundle.path / name, new / name)
         write_json(new / CALIBRATION, report)
         manifest = bundle.manifest.model_copy(update={"calibration": dict(calibration)})

@@ -20,9 +20,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from aftexport.contract import main_input
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
-from aftexport.passes.graph_values import constants_of
+from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 
 _LOCAL = "aftexport.chunked"
@@ -91,11 +90,8 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
     """Replace ``ReduceSum(Mul(Softmax(s), x))`` over the tokens by the first row of a mean."""
     producers = {output: node for node in graph.node for output in node.output}
     constants = constants_of(graph)
-    dims = {
-        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.value_info)
-    }
-    main = main_input([value.name for value in graph.input])
+    dims = dims_of(graph)
+    main = main_input_of(graph)
     tokens = dims[main][:2]
 
     def producer(name: str, op_type: str) -> onnx.NodeProto | None:
@@ -137,8 +133,8 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
 def _pooling_by_mean(graph: onnx.GraphProto) -> None:
     """Replace ``ReduceMean`` over the tokens by a sum and a division by the number of tokens."""
     constants = constants_of(graph)
-    main = main_input([value.name for value in graph.input])
-    described = {value.name: value for value in graph.value_info}
+    main = main_input_of(graph)
+    described = {value.name: value for value in (*graph.value_info, *graph.output)}
     nodes = []
     for node in graph.node:
         if node.op_type != "ReduceMean" or not is_reduction_over_tokens(node, constants):

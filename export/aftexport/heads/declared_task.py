@@ -77,7 +77,7 @@ def declared_beside(path: Path, module: Any) -> Declaration:
     for part in module.modules() if module is not None else ():
         name = f"The configuration of {type(part).__name__}"
         declared = declared.or_else(declared_in(name, part))
-        declared = declared.or_else(_declared_by_class(name, type(part).__name__))
+        declared = declared.or_else(_declared_by_class("The model's class", type(part).__name__))
     return declared
 
 

@@ -165,15 +165,17 @@ def compare(
         heads: the head of each output, to compare its numbers and decisions, in the order of the
             result; None to compare only the outputs.
     """
+    # An operator's output can have the name of one of the model's outputs.
+    own = heads if heads is not None and case.subject == "model" else {}
     return [
-        _compare(case, name, outputs[name], precision, bound, (heads or {}).get(name))
-        for name in _in_order(case.outputs, heads)
+        _compare(case, name, outputs[name], precision, bound, own.get(name))
+        for name in _in_order(case.outputs, own)
     ]
 
 
-def _in_order(names: Iterable[str], heads: "Mapping[str, Head] | None") -> list[str]:
+def _in_order(names: Iterable[str], heads: "Mapping[str, Head]") -> list[str]:
     """Return names of outputs in the order of the heads; a bundle sorts its cases by name."""
-    order = list(heads or ())
+    order = list(heads)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 

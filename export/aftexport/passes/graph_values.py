@@ -1,4 +1,4 @@
-"""The constants of a graph, and the axes of its values."""
+"""The constants of a graph, its main input, and the axes of its values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+
+from aftexport.contract import main_input
 
 Array = NDArray[np.generic]
 Axes = list[str | int]
@@ -18,6 +20,11 @@ def dims_of(graph: onnx.GraphProto) -> dict[str, Axes]:
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*graph.value_info, *graph.output, *graph.input)
     }
+
+
+def main_input_of(graph: onnx.GraphProto) -> str:
+    """Return the name of the input with the tokens."""
+    return main_input([value.name for value in graph.input])
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:

@@ -111,11 +111,12 @@ class ParityMonitor:
             )
         ]
         furthest = worst(results)
+        by_output = {result.output: head_parity(result, flips) for result in results}
         return ParityCheck(
             tokens=len(one.used),
             outputs=numbers,
-            heads={result.output: head_parity(result, flips) for result in results},
-            error=furthest.error,
+            heads=by_output,
+            error=by_output[furthest.output].error,
             bound=furthest.bound,
             score_error=furthest.score_error,
             within=furthest.passed,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.chunked.spill import storing
 from aftexport.errors import UsageError
 from aftexport.heads.column import Column, file_opener
 from aftserve.errors import RefusedError
@@ -27,6 +28,8 @@ _MAX_LOG_LINE_BYTES = 4096
 _LINE_BYTES = 1 << 20
 """Maximum bytes of the worker's line, which has the shapes of outputs, or an error."""
 _PART_BYTES = 1 << 20
+_VALUES = "outputs of PyTorch"
+"""The name of the values in files, for messages."""
 _MAX_HELD_BYTES = 1 << 24
 """Maximum bytes of an output in memory; larger ones are kept in files."""
 
@@ -92,7 +95,7 @@ class ReferenceProcess:
         assert process.stdout is not None
         answer, outputs, is_whole = {}, {}, False
         try:
-            process.stdin.write(json.dumps(ids.tolist()).encode() + b"\n")
+            process.stdin.write(await anyio.to_thread.run_sync(_line, ids))
             await process.stdin.drain()
             answer = json.loads(await process.stdout.readuntil(b"\n"))
             for name, shape in answer.get("outputs", {}).items():
@@ -117,12 +120,15 @@ class ReferenceProcess:
         left = 8 * math.prod(shape)
         is_large = left > _MAX_HELD_BYTES
         open_file = file_opener(self._folder) if is_large else None
-        column = Column(np.float64, open_file=open_file)
+        with storing(_VALUES):
+            column = Column(np.float64, open_file=open_file)
         while left:
             part = await stream.readexactly(min(left, _PART_BYTES))
-            column.add(np.frombuffer(part, np.float64))
+            with storing(_VALUES):  # a lost connection is an OSError too, of another meaning
+                column.add(np.frombuffer(part, np.float64))
             left -= len(part)
-        return column.array().reshape(shape)
+        with storing(_VALUES):
+            return column.array().reshape(shape)
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
@@ -143,6 +149,11 @@ class ReferenceProcess:
             # A pipe rather than the server's own stream: a write to that may block or fail.
             self._logging = asyncio.create_task(log_errors(self._process.stderr))
         return self._process
+
+
+def _line(tokens: Tokens) -> bytes:
+    """Return tokens as a line of JSON, made in small parts so that other threads can run."""
+    return f"[{','.join(map(json.dumps, tokens.tolist()))}]\n".encode()
 
 
 async def log_errors(errors: asyncio.StreamReader) -> None:

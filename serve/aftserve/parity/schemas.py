@@ -64,7 +64,9 @@ class ParityCheck(BaseModel):
     tokens: int
     outputs: list[OutputParity] = Field(description="Each logit of the heads for documents.")
     heads: dict[str, HeadParity] = Field(description="Each output as a whole.")
-    error: float = Field(description="max |output - reference| / max(1, max |reference|)")
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
     bound: float
     score_error: float | None = Field(
         default=None, description="Error of the scores or values, by the same bound."

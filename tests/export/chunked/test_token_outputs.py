@@ -170,3 +170,28 @@ class OneNumber(Tagger):
 def test_obstacle_to_tokens_is_named(module: type[Encoded], reason: str, tmp_path: Path) -> None:
     with pytest.raises(NotChunkable, match=reason):
         Chunks(module(), tmp_path)
+
+
+class MeanVector(TopicAndTags):
+    """The mean over the tokens is an output itself."""
+
+    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
+        return {"embedding": x.mean(1)}
+
+
+class VectorsAndWeightedTopic(TopicAndTags):
+    """The vectors of the tokens are an output, and a softmax pools them."""
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.score = torch.nn.Linear(dim, 1)
+
+    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
+        weights = self.score(x).softmax(1)
+        return {"vectors": x, "topic": self.topic((weights * x).sum(1))}
+
+
+@pytest.mark.parametrize("kind", [MeanVector, VectorsAndWeightedTopic])
+def test_outputs_may_be_pooled_values(kind: type[TopicAndTags], tmp_path: Path) -> None:
+    """The shapes of outputs are those of the graph's outputs, not of its inner values."""
+    Chunks(kind("aft_simple"), tmp_path).check(document(50), 20)

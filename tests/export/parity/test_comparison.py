@@ -55,6 +55,16 @@ def test_incomparable_outputs_never_pass(output: object, expected: object) -> No
     assert worst([result, fine]) is result
 
 
+def test_operator_has_no_head_of_its_name() -> None:
+    """A model's output may have the name that every operator's output has."""
+    output = np.zeros((1, 4, 8))
+    case = Case("c", "AftSimple", {"query": output}, {OPERATOR_OUTPUT: output})
+    heads = {OPERATOR_OUTPUT: SingleLabelClassification(labels=("a", "b"))}
+    (result,) = compare(case, {OPERATOR_OUTPUT: output}, "fp32", heads=heads)
+    assert result.score_error is None
+    assert result.closest_margin is None
+
+
 def test_measures_match_their_names() -> None:
     found = compared(np.float32([[1.5, 4.0], [0.0, 3.0]]), [[1.0, 4.0], [0.0, 2.0]])
     assert found.max_absolute == 1.0
