@@ -147,7 +147,7 @@ def _threshold(
         raise NoThresholdError(
             f"Expected a threshold of the head {name!r} with an error rate of at most {budget:g}, "
             f"got {chosen.wrong} wrong of the {chosen.answered} most certain answers, a rate of up "
-            f"to {chosen.error_bound:.2g} with 95 %.",
+            f"to {chosen.error_bound:.2g} with 95 % probability.",
             "Label more documents, or allow a larger --error-budget.",
         )
     return chosen

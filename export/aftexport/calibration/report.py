@@ -11,7 +11,6 @@ from aftexport.calibration.bands import band_masks, bins_of
 from aftexport.calibration.calibrate import FOLDS, CalibratedHead
 from aftexport.calibration.fit import TREND_LEVEL, Fit
 from aftexport.console import plain_table
-from aftexport.heads import MultiLabelClassification
 from aftexport.heads.calibration import Calibration, Estimate, Scaling
 from aftexport.system.files import sha256
 
@@ -54,8 +53,8 @@ def _head_report(head: CalibratedHead) -> dict[str, Any]:
 
 def _labels(head: CalibratedHead) -> tuple[str | None, ...]:
     """Return the label of each scaling; None for that of all labels."""
-    own = head.sample.head
-    return own.names if isinstance(own, MultiLabelClassification) else (None,)
+    sample = head.sample
+    return sample.head.names if sample.has_independent_labels else (None,)
 
 
 def error_table(calibration: Calibration) -> Table:
@@ -83,10 +82,11 @@ def sentences(head: CalibratedHead) -> list[str]:
     ]
     if (threshold := head.calibration.threshold) is not None:
         found.append(
-            f"Threshold {threshold.confidence:.4g}: of {threshold.documents:,} other documents "
-            f"{threshold.answered:,} reach it, with {threshold.wrong:,} wrong answers, a rate of "
-            f"at most {threshold.error_bound:.3g} with {threshold.level:.0%}. The server abstains "
-            f"on {threshold.abstained:.1%}."
+            f"Threshold {threshold.confidence:.4g}: {threshold.answered:,} of "
+            f"{threshold.documents:,} documents outside the fit reach it, and "
+            f"{threshold.wrong:,} of these answers are wrong. With {100 * threshold.level:.0f} % "
+            f"probability, the error rate is at most {threshold.error_bound:.3g}. The server "
+            f"abstains on {threshold.abstained:.1%}."
         )
     return found
 

@@ -10,7 +10,6 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.calibration.data import LabelledDocument, truths_by_head
 from aftexport.calibration.sample import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
-from aftexport.contract import MAX_TOKENS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.heads.head import Double
@@ -62,19 +61,17 @@ class _Model:
         self._manifest = bundle.manifest
         self._engine = OnnxRuntimeEngine(bundle.model_path)
         self._chunked: ChunkedModel | None = None
-        self._whole_tokens = MAX_TOKENS
         if bundle.manifest.chunked is not None:
             self._chunked = ChunkedModel(
                 bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=memory_budget
             )
-            self._whole_tokens = self._chunked.whole_tokens
 
     def run(self, document: LabelledDocument) -> dict[str, Double]:
         """Return the logits ``[width]`` of each labelled head."""
         tokens: NDArray[Any] = document.tokens
         if self._manifest.features is None:
             tokens = tokens.astype(np.int64)
-        if self._chunked is not None and len(tokens) > self._whole_tokens:
+        if self._chunked is not None and len(tokens) > self._chunked.whole_tokens:
             outputs = self._chunked.run(tokens)
         else:
             outputs = self._engine.run(as_inputs([tokens], self._manifest))

@@ -41,9 +41,7 @@ class ForwardSignature:
     left_out: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, forward: Callable[..., Any], *, features: bool = False, mask: bool = True
-    ) -> "ForwardSignature":
+    def of(cls, forward: Callable[..., Any], *, features: bool = False, mask: bool = True) -> Self:
         """Read a forward's parameters: the tokens go to the parameter of that name, or the first.
 
         Args:
@@ -85,9 +83,7 @@ class ForwardSignature:
     @classmethod
     def for_inputs(cls, forward: Callable[..., Any], inputs: Collection[str]) -> Self:
         """Return the signature with which a forward was exported for these inputs."""
-        return cls.of(  # type: ignore[return-value]
-            forward, features=FEATURES in inputs, mask=LENGTHS in inputs
-        )
+        return cls.of(forward, features=FEATURES in inputs, mask=LENGTHS in inputs)
 
     @property
     def has_mask(self) -> bool:

@@ -38,7 +38,7 @@ def features_of(module: nn.Module, asked: int | None = None) -> int | None:
     Args:
         module: the module, which declares it by its own ``num_features`` or that of its config,
             unless its forward takes ``input_ids``.
-        asked: the number by ``--features``; None without this option.
+        asked: the number by ``--features`` or ``--feature-file``; None without them.
 
     Raises:
         UsageError: if the number is outside the bounds, or differs from the module's own.
@@ -46,8 +46,9 @@ def features_of(module: nn.Module, asked: int | None = None) -> int | None:
     declared = _declared(module)
     if asked is not None and declared is not None and asked != declared:
         raise UsageError(
-            f"--features must be {declared}, the num_features of the model, got {asked}.",
-            f"Give {declared}, or leave --features out.",
+            f"The number of features must be {declared}, the num_features of the model, got "
+            f"{asked}.",
+            "Correct --features or --feature-file, or leave it out.",
         )
     number = declared if asked is None else asked
     if number is not None and not 1 <= number <= MAX_FEATURES:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import onnx
 
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
-from aftexport.contract import LENGTHS, main_input
+from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN, opset_of
-from aftexport.passes.graph_values import constants_of, dims_of
+from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
 from aftexport.passes.token_flow import Kind, classify
 
 
@@ -30,7 +30,7 @@ class GraphParts:
         self.constants = constants_of(graph)
         self.dims = dims_of(graph)
         self.opset = opset_of(model)
-        self.main = main_input([value.name for value in graph.input])
+        self.main = main_input_of(graph)
         self._described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
         self._count_by_lengths()
 

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "aftexport calibrate",
         "Fit the probabilities of a bundle on labelled documents, so that answers with a "
-        "probability of 0.9 are right nine times of ten, and choose when to abstain.",
+        "probability of 0.9 are right nine times out of ten, and choose when to abstain.",
         _EPILOG,
     )
     add = parser.add_argument

@@ -24,7 +24,7 @@ from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
 from aftexport.system.files import replacing_file
 
-__all__ = ["LONG", "MAX_TOKENS", "DemoOptions", "Size", "run"]
+__all__ = ["DemoOptions", "Size", "run"]
 
 MAX_TOKENS = 16_000
 LONG = 10_000

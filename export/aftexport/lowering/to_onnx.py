@@ -4,6 +4,8 @@ The graph has bare custom nodes. Their portable bodies are attached later, becau
 would inline them.
 """
 
+from collections.abc import Sequence
+
 import onnx
 import onnx.inliner
 import torch
@@ -49,8 +51,9 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
         UsageError: if the opset is outside ``OPSETS``.
         TraceError: if torch.onnx cannot translate an operator, or the graph is random.
     """
-    model = _translated(program, opset).model_proto
-    name_outputs(model, output_names(program))
+    outputs = output_names(program)  # before the translation changes the program
+    model = _translated(program, opset, outputs).model_proto
+    name_outputs(model, outputs)
     if random_node(model) is not None:
         node = drawing_node(program)
         raise error_of_node(node) if node is not None else drawing_error("", "")
@@ -75,19 +78,20 @@ def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> Expor
     Raises:
         UsageError, TraceError: if ``lower`` raises them.
     """
-    translated = _translated(program, opset).exported_program
+    translated = _translated(program, opset, output_names(program)).exported_program
     assert translated is not None  # torch.onnx received a program
     return translated
 
 
-def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
+def _translated(
+    program: ExportedProgram, opset: int, outputs: Sequence[str]
+) -> torch.onnx.ONNXProgram:
     if opset not in OPSETS:
         raise UsageError(
             f"--opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset}.",
             f"Omit it for {DEFAULT_OPSET}.",
         )
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
-    outputs = output_names(program)  # before the translation changes the program
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
     cast_size_floats(program)

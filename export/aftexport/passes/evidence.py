@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.contract import EVIDENCE, LOGITS, main_input
-from aftexport.passes.graph_values import constants_of
+from aftexport.contract import EVIDENCE, LOGITS
+from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"
@@ -83,14 +83,9 @@ def add_evidence(model: onnx.ModelProto, output: str = LOGITS) -> tuple[float, .
     graph = model.graph
     graph.output.pop()
     graph.node.extend(products(summed.tokens))
-    axes = _batch_and_tokens(graph)
+    axes = dims_of(graph)[main_input_of(graph)][:2]
     graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, axes))
     return summed.offsets
-
-
-def _batch_and_tokens(graph: onnx.GraphProto) -> list[str | int]:
-    main = main_input([value.name for value in graph.input])
-    return next(_dims(value)[:2] for value in graph.input if value.name == main)
 
 
 def add_direction(model: onnx.ModelProto, output: str = LOGITS) -> Summed:
@@ -134,13 +129,12 @@ class _Finder:
         self.producers: dict[str, onnx.NodeProto] = {
             name: node for node in self.graph.node for name in node.output
         }
-        described = (*self.graph.input, *self.graph.value_info, *self.graph.output)
-        self.shapes = {value.name: _dims(value) for value in described}
+        self.shapes = dims_of(self.graph)
 
     def add(self) -> Summed:
         head = self._head()
         total, factors = self._total_behind(head.pooled)
-        if self.shapes.get(total.input[0], [])[:2] != _batch_and_tokens(self.graph):
+        if self.shapes.get(total.input[0], [])[:2] != self.shapes[main_input_of(self.graph)][:2]:
             raise NoEvidence(f"{total.op_type} ({total.output[0]}) does not sum the input's tokens")
         self.graph.node.extend(self._nodes(head, total, factors))
         self.graph.output.append(
@@ -243,7 +237,3 @@ class _Finder:
             value = scaled
         yield make("Constant", [], [named("axis")], value_ints=[-1])
         yield make("Unsqueeze", [value, named("axis")], [DIRECTION])
-
-
-def _dims(value: onnx.ValueInfoProto) -> list[str | int]:
-    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 from onnx import TensorProto
 
-from aftexport.contract import main_input
-from aftexport.passes.graph_values import constants_of
+from aftexport.passes.graph_values import constants_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -36,7 +35,7 @@ class _Widener:
         self._constants = constants_of(graph)
         described = (*graph.input, *graph.value_info, *graph.output)
         self._described = {value.name: value for value in described}
-        self._tokens = self._dims(main_input([value.name for value in graph.input]))[1]
+        self._tokens = self._dims(main_input_of(graph))[1]
         self._wide: dict[str, str] = {}
         self._sums: set[str] = set()
         self._narrowed: set[str] = set()

@@ -14,7 +14,7 @@ import onnx
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of
+from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
 
 
@@ -68,7 +68,7 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     """
     constants = constants_of(model.graph)
     dims = dims_of(model.graph)
-    document = dims[model.graph.input[0].name][:2]
+    document = dims[main_input_of(model.graph)][:2]
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
     kinds.update({"": Kind.CONSTANT, IDS: Kind.TOKENS, FEATURES: Kind.TOKENS, LENGTHS: Kind.LENGTH})
     for node in model.graph.node:

@@ -187,7 +187,7 @@ def _check_features(spec: InputSpec, declared: int | None) -> None:
         raise UsageError(
             f"Expected {spec.num_features or 'no'} features of each token, as the program has, "
             f"got {declared}.",
-            "Leave --features out.",
+            "Correct --features or --feature-file, or leave it out.",
         )
 
 

@@ -7,7 +7,7 @@ import jinja2
 from aftexport.parity import Comparison
 from aftexport.report.plots import error_plot
 from aftexport.report.report import Report, tolerance_of
-from aftexport.report.tables import meanings_of, subject_of
+from aftexport.report.tables import meanings_of, output_of
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.report", "."),
@@ -27,8 +27,8 @@ _TEMPLATES.filters["number"] = number
 
 
 def _label(comparison: Comparison) -> str:
-    named = subject_of(comparison).partition(", ")[2]
-    return ", ".join(filter(None, (comparison.case, named, comparison.engine)))
+    parts = (comparison.case, output_of(comparison), comparison.engine)
+    return ", ".join(filter(None, parts))
 
 
 def write_page(path: Path, report: Report) -> None:

@@ -12,10 +12,14 @@ from aftexport.heads import Head
 from aftexport.parity import Comparison
 
 
+def output_of(result: Comparison) -> str:
+    """Return ``output NAME`` if the model names the output; else an empty text."""
+    return "" if result.output in (LOGITS, OPERATOR_OUTPUT) else f"output {result.output}"
+
+
 def subject_of(result: Comparison) -> str:
     """Return the subject of a comparison, with the output if the model names it."""
-    named = result.output not in (LOGITS, OPERATOR_OUTPUT)
-    return f"{result.subject}, output {result.output}" if named else result.subject
+    return ", ".join(filter(None, (result.subject, output_of(result))))
 
 
 def meanings_of(heads: Mapping[str, Head]) -> str:

@@ -132,7 +132,7 @@ async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence
         return [await streaming.read_text(request, classifier)], True
     if kind == streaming.BYTES and classifier.takes_bytes:
         return [await streaming.read_bytes(request, classifier)], True
-    if kind == NPY or (kind == streaming.BYTES and not classifier.takes_bytes):
+    if kind in (NPY, streaming.BYTES):
         settings = service.settings
         max_bytes = settings.max_body_bytes
         if classifier.manifest.features is not None:

@@ -30,7 +30,7 @@ async def read_npy(
         request: a request whose body has not been received.
         classifier: the classifier with the features and the limits.
         space: space for the features of a large document.
-        max_bytes: maximum size of a body with features.
+        max_bytes: maximum size of the body.
 
     Raises:
         NotJsonError: if it is compressed, or not a .npy file.
@@ -38,6 +38,7 @@ async def read_npy(
         DocumentTooLongError: if it has too many tokens.
         BodyTooLargeError: if it has too many bytes.
         BusyError: if the document does not fit now.
+        StorageError: if the disk is full.
         ClientGoneError: if the client left before the end of the body.
     """
     check_encoding(request)
@@ -53,7 +54,7 @@ async def read_npy(
     classifier.check_count(header.shape[0])
     if classifier.manifest.features is None:
         blocks = [block async for block in _values(parts, rest, header)]
-        return np.concatenate(blocks).astype(np.int64) if blocks else np.empty(0, np.int64)
+        return np.concatenate(blocks, dtype=np.int64)
     writer = FeatureWriter(classifier.manifest.features, header.shape[0], space)
     async for block in _values(parts, rest, header):
         writer.add(block)
@@ -99,7 +100,7 @@ async def _values(
 
     def block() -> NDArray[Any]:
         whole = len(pending) // row_bytes * row_bytes
-        values = np.frombuffer(bytes(pending[:whole]), header.dtype)
+        values = np.frombuffer(pending[:whole], header.dtype)
         del pending[:whole]
         return values.reshape(-1, *header.shape[1:])
 

@@ -33,7 +33,7 @@ class Outcome:
     """The outcome of a document: an answer or an error.
 
     Attributes:
-        answer: label and scores.
+        answer: the answer of each head.
         error: the problem and its remedy.
         tokens_total: tokens of the document; 0 if unknown.
         tokens_used: tokens that the model saw.

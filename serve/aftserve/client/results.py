@@ -115,10 +115,7 @@ class HeadAnswer:
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Read the answer from a response's JSON; unknown fields are ignored."""
-        given = _known(cls, content)
-        if "spans" in given:
-            given["spans"] = [LabelSpan.read(span) for span in given["spans"]]
-        return cls(**given)
+        return cls(**known_answer(cls, content))
 
 
 @dataclass(frozen=True)
@@ -169,3 +166,11 @@ class Result:
 def _known(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in content.items() if name in names}
+
+
+def known_answer(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an answer that a type has, with its spans of labels."""
+    given = _known(kind, content)
+    if "spans" in given:
+        given["spans"] = [LabelSpan.read(span) for span in given["spans"]]
+    return given

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aftserve.client.errors import ServerError, error_of
-from aftserve.client.results import LabelSpan, Result
+from aftserve.client.results import LabelSpan, Result, known_answer
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,7 @@ class Part:
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "Part":
         """Read a part from a line's JSON; unknown fields are ignored."""
-        spans = content.get("spans")
-        return cls(
-            content["head"],
-            content.get("start_token"),
-            content.get("labels"),
-            content.get("scores"),
-            content.get("vectors"),
-            None if spans is None else [LabelSpan.read(span) for span in spans],
-        )
+        return cls(**known_answer(cls, content))
 
 
 class StreamedAnswer:

@@ -94,8 +94,7 @@ class FeatureTokens:
         if not isinstance(self._rows, Rows):
             return self._rows[tokens]
         start, end, _ = tokens.indices(len(self))
-        rows: NDArray[np.float32] = self._rows.read(start, max(start, end))[0].astype(np.float32)
-        return rows
+        return np.asarray(self._rows.read(start, max(start, end))[0], np.float32)
 
     def tolist(self) -> list[list[float]]:
         """Return all features as lists."""

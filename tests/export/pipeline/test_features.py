@@ -117,7 +117,7 @@ def test_program_keeps_its_features(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["feature_models:Sensors", "--features", "5"], "--features must be 4"),
+        (["feature_models:Sensors", "--features", "5"], "The number of features must be 4"),
         (["feature_models:Undeclared"], "--features N"),
         (["feature_models:Undeclared", "--features", "3"], "also fails in PyTorch"),
         (["feature_models:Sensors", "--vocab-size", "9"], "--vocab-size is for models of token"),

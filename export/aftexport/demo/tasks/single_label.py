@@ -16,7 +16,7 @@ from aftexport.demo.judging import HeldOut
 from aftexport.demo.options import DemoOptions
 from aftexport.demo.own_documents import read_documents
 from aftexport.demo.split import Split
-from aftexport.demo.tasks.task import Outputs, Task, numbers_table
+from aftexport.demo.tasks.task import Outputs, Task, numbers_table, show_counts
 from aftexport.demo.training import STEPS
 
 _PER_CLASS = 250
@@ -83,8 +83,7 @@ class SingleLabel(Task):
         table.add_section()
         table.add_row("documents", str(len(parts.train)), str(len(parts.test)))
         console.print(table)
-        total = len(parts.train) + len(parts.test)
-        console.print(f"{total} documents; {parts.groups} if near-duplicates count once.")
+        show_counts(parts, console)
 
     def target(self, document: Document) -> _Label:
         """Return the label."""

@@ -6,11 +6,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from aftexport.console import escape, stage
+from aftexport.console import escape, plain_table, stage
 from aftexport.demo.corpus import Corpus, installed_packages
 from aftexport.demo.documents import Document, Target
 from aftexport.demo.judging import HeldOut
@@ -115,7 +114,7 @@ def show_counts(parts: Split, console: Console) -> None:
 
 def numbers_table(*columns: str) -> Table:
     """Return an empty table with a column of names and columns of numbers."""
-    table = Table(*columns, box=box.SIMPLE_HEAD)
+    table = plain_table(*columns)
     for column in table.columns[1:]:
         column.justify = "right"
     return table

@@ -32,7 +32,7 @@ TOKEN_FIELDS = ("token_names", "token_numbers", "spans", "vectors")
 """The kinds of fields that grow with the tokens of a document."""
 _NO_NAME = -1
 """The number of a name in padding."""
-_PART_ROWS = 1 << 12
+_MAX_PART_NUMBERS = 1 << 12
 
 
 def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:
@@ -97,7 +97,7 @@ class PaddedRows:
     def parts(self) -> Iterator[tensors.Array]:
         """Yield all rows in arrays of some thousand numbers."""
         _, longest, *width = self.shape
-        step = max(1, _PART_ROWS // int(np.prod(width)))
+        step = max(1, _MAX_PART_NUMBERS // int(np.prod(width)))
         for rows in self.rows:
             for start in range(0, longest, step):
                 own = rows[start : start + step].astype(tensors.dtype_of(self.datatype))
