@@ -22,6 +22,7 @@ from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
 from aftexport.lowering.random_nodes import random_node
 from aftexport.lowering.size_floats import cast_size_floats
+from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
 from aftexport.operators.domain import opset_of
@@ -97,7 +98,7 @@ def _translated(
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        with quiet(), exactly(), record_shape_guards(guards):
+        with quiet(), exactly(), record_shape_guards(guards), shared_table():
             exported = torch.onnx.export(
                 program,
                 (),
