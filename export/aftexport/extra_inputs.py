@@ -171,7 +171,8 @@ def check_values(
     arrays: dict[str, dict[str, Array]] = {"document": {}, "token": {}}
     for extra in extras:
         if given.get(extra.name) is None:
-            raise ValueError(f"expected the input {extra.name!r}, {extra.layout}, got none")
+            expected = _count(extra.shape(tokens))
+            raise ValueError(f"expected the input {extra.name!r}, {expected}, got none")
         arrays[extra.kind][extra.name] = extra.checked(given[extra.name], tokens)
     return ExtraValues(arrays["document"], arrays["token"])
 
@@ -220,10 +221,12 @@ def stacked(
     """
     inputs = {extra.name: extra.zeros(len(documents), tokens) for extra in extras}
     for row, values in enumerate(documents):
-        for name, array in values.document.items():
-            inputs[name][row] = array
-        for name, array in values.tokens.items():
-            inputs[name][row, : len(array)] = array
+        for extra in extras:
+            if extra.kind == "token":
+                array = values.tokens[extra.name]
+                inputs[extra.name][row, : len(array)] = array
+            else:
+                inputs[extra.name][row] = values.document[extra.name]
     return inputs
 
 

@@ -87,7 +87,7 @@ def test_values_get_their_types() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"static": None}, "expected the input 'static', float32 [batch, 3], got none"),
+        ({"static": None}, "expected the input 'static', a list of 3 numbers, got none"),
         ({"static": [1, 2]}, "'static': expected a list of 3 numbers, got a list of 2 numbers"),
         ({"static": 1}, "expected a list of 3 numbers, got one number"),
         ({"static": [1, 2, "3"]}, "expected a list of 3 numbers, got list"),
