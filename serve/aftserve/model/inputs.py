@@ -9,6 +9,7 @@ from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Document, Tokens
 
 
@@ -42,8 +43,7 @@ async def tokenize_documents(
     pool: TokenizerPool,
     classifier: Classifier,
     documents: Sequence[Document],
-    *,
-    with_evidence: bool,
+    wanted: Wanted = EVERY_HEAD,
 ) -> list[TokenizedDocument]:
     """Tokenize documents, and cut them by the policy for long documents.
 
@@ -51,22 +51,26 @@ async def tokenize_documents(
         pool: threads of the tokenizer.
         classifier: the classifier with the tokenizer and the limits.
         documents: texts or token ids.
-        with_evidence: whether to check that the model has evidence for each document.
+        wanted: the wanted part of the answers.
 
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
     inputs = [
-        await tokenize_document(pool, classifier, index, document)
+        await tokenize_document(pool, classifier, index, document, wanted)
         for index, document in enumerate(documents)
     ]
-    for one in inputs if with_evidence else ():
-        classifier.check_evidence(len(one.used))
+    for one in inputs:
+        classifier.check_evidence(wanted, len(one.used))
     return inputs
 
 
 async def tokenize_document(
-    pool: TokenizerPool, classifier: Classifier, index: int, document: Document
+    pool: TokenizerPool,
+    classifier: Classifier,
+    index: int,
+    document: Document,
+    wanted: Wanted = EVERY_HEAD,
 ) -> TokenizedDocument:
     """Tokenize a document, and cut it by the policy for long documents.
 
@@ -75,6 +79,7 @@ async def tokenize_document(
         classifier: the classifier with the tokenizer and the limits.
         index: index of the document in its request, for the error message.
         document: a text or token ids.
+        wanted: the wanted part of the answer.
 
     Raises:
         InputError: if the document cannot be classified.
@@ -88,7 +93,7 @@ async def tokenize_document(
             seconds = time.perf_counter() - start
         else:
             ids = classifier.check(document)
-        classifier.check_words(marks)
+        classifier.check_words(marks, wanted)
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
     return cut_document(classifier, document, ids, marks, seconds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
 
@@ -63,6 +64,7 @@ class Job:
         progress: state of a document that runs in chunks; None for others.
         backlog: queued documents of the same request, this one included.
         decoding: decoding of the rows of its tokens.
+        wanted: wanted part of the answer.
     """
 
     active: ActiveBundle
@@ -74,6 +76,7 @@ class Job:
     progress: Progress | None = None
     backlog: Backlog = field(default_factory=Backlog)
     decoding: Decoding = NO_MARKS
+    wanted: Wanted = EVERY_HEAD
 
     @property
     def tokens(self) -> int:
