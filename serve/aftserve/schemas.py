@@ -159,10 +159,15 @@ class EvidenceSpan(BaseModel):
 
 
 class Evidence(BaseModel):
-    """Contributions of the tokens to the largest logit, at the last layer."""
+    """Contributions of the tokens to a logit, at the last layer."""
 
+    head: str | None = Field(
+        default=None, description="Output of that logit; present if it was chosen by `explain`."
+    )
     name: str | None = Field(
-        default=None, description="Label or value of that logit, if it is not the answer's label."
+        default=None,
+        description="Label or value of that logit; without `explain` only if it is not the "
+        "answer's label.",
     )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
@@ -198,7 +203,16 @@ class DocumentResult(BaseModel):
     truncated: bool = Field(description="Whether the model saw less than the document.")
     policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
-    evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
+    evidence: Evidence | None = Field(
+        default=None,
+        description="Evidence for the largest logit; present if it was requested without "
+        "`explain`.",
+    )
+    explained: list[Evidence] | None = Field(
+        default=None,
+        description="Evidence for each label or value that `explain` chose; without labels that "
+        "do not hold, if it chose an output.",
+    )
 
 
 class InferResponse(BaseModel):
@@ -320,5 +334,8 @@ class Info(BaseModel):
     operators: dict[str, int]
     tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
     evidence: bool = Field(description="Whether the model returns the contribution of each token.")
+    explainable: list[str] = Field(
+        description="Outputs whose labels or values `explain` may choose for evidence."
+    )
     limits: Limits
     calibration: Calibration

@@ -40,11 +40,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.chunked
         else None,
         "batching": None if manifest.batching else "no: each document runs separately",
-        "evidence": f"no: {manifest.no_evidence}"
-        if manifest.no_evidence
-        else "of each token"
-        if manifest.evidence
-        else None,
+        "evidence": _evidence(manifest),
         **_heads(manifest),
         "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
@@ -127,6 +123,18 @@ def _parity(bundle: Bundle) -> str:
         ) from error
     checked = isinstance(record, dict) and record.get("checked")
     return f"checked, see {PARITY}" if checked else "not checked"
+
+
+def _evidence(manifest: Manifest) -> str | None:
+    if manifest.no_evidence:
+        return f"no: {manifest.no_evidence}"
+    if manifest.evidence is None:
+        return None
+    if manifest.evidence_heads is None:
+        return f"of each token, for the largest logit of {manifest.explained}"
+    lines = [f"of each token, for {', '.join(manifest.evidence_heads)}"]
+    lines += [f"not for {name}: {why}" for name, why in manifest.refused_evidence.items()]
+    return "\n".join(lines)
 
 
 def _calibration(manifest: Manifest) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from aftexport import __version__
 from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
+from aftserve.model.wanted import explainable
 from aftserve.schemas import Calibration, Info, Limits
 from aftserve.service import Service
 
@@ -34,6 +35,7 @@ def describe(service: Service) -> Info:
         operators=manifest.operators,
         tokenizer=classifier.has_tokenizer,
         evidence=manifest.evidence is not None,
+        explainable=explainable(manifest),
         limits=Limits(
             max_tokens=classifier.max_tokens,
             max_characters=settings.max_characters,

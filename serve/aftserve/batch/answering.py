@@ -167,9 +167,7 @@ class OfflineClassifier:
                 yield from self._answers([one])
 
     def _in_chunks(self, one: TokenizedDocument) -> Answer:
-        parts = self._model.classifier.parts(
-            one.used, one.extras, evidence=False, decoding=one.decoding
-        )
+        parts = self._model.classifier.parts(one.used, one.extras, decoding=one.decoding)
         while True:
             try:
                 next(parts)

@@ -56,6 +56,7 @@ class Run:
                 self.stop,
                 [job.decoding for job in self.batch],
                 [job.extras for job in self.batch],
+                [job.wanted for job in self.batch],
             )
         try:
             next(progress.parts)
