@@ -47,6 +47,7 @@ LAYERS = {
         ("lowering", "bundle"),
         ("capture", "heads", "engines", "nn"),
         ("operators", "system", "onnx_io", "console"),
+        ("internals",),
         ("contract", "errors", "_version"),
     ),
 }

@@ -1,0 +1,13 @@
+"""Parts of torch.onnx for translations of operators to ONNX."""
+
+from aftexport.internals.versions import Versions
+
+VERSIONS = Versions("torch", "2.9", "2.15")
+
+with VERSIONS.named():
+    from torch.onnx._internal.exporter._errors import DispatchError
+    from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
+
+ATTRIBUTES: tuple[str, ...] = ()
+
+__all__ = ["DispatchError", "call_op"]
