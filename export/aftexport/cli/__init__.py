@@ -10,7 +10,6 @@ from rich.console import Console
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.system.gc import no_collection_at_exit
 from aftexport.system.signals import exit_status, interruptible
 
 COMMANDS = {
@@ -35,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
-    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         with warnings.catch_warnings(), interruptible():

@@ -10,6 +10,7 @@ import onnx
 import torch
 from torch import Tensor
 
+from aftexport.internals.torch_operators import OpOverload
 from aftexport.operators.schema import Attribute, OnnxOperator
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
@@ -38,7 +39,7 @@ class Operator(OnnxOperator):
     stem: str
     reference: Callable[..., Tensor]
     compute: Callable[..., Tensor]
-    torch_op: torch._ops.OpOverload
+    torch_op: OpOverload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class _TorchOp:
         self._compute = partial(mechanism.compute, causal=causal)
         self._count = len(mechanism.inputs)
 
-    def register(self) -> torch._ops.OpOverload:
+    def register(self) -> OpOverload:
         name = _snake_case(self._op_type)
         parameters = [f"Tensor {i}" for i in self._mechanism.inputs]
         parameters += [
@@ -126,7 +127,7 @@ class _TorchOp:
         )
         custom_op.register_fake(self._fake)
         custom_op.register_autograd(self._backward, setup_context=self._setup_context)
-        overload: torch._ops.OpOverload = getattr(torch.ops.aftexport, name).default
+        overload: OpOverload = getattr(torch.ops.aftexport, name).default
         return overload
 
     def _forward(self, *arguments: Any) -> Tensor:

@@ -8,7 +8,6 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.system.gc import no_collection_at_exit
 from aftexport.system.signals import exit_status
 from aftserve.cli import batch, deploy, key
 from aftserve.observability import tracing
@@ -38,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accept_any_terminal()
     if command is None:
         unblock_output()
-    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     tracing.leave_out_unknown_propagators()
     try:
