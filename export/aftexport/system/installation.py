@@ -7,6 +7,7 @@ another project's package.
 import json
 import shlex
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +55,20 @@ def missing_module_error(
     extra = {**_EXTRAS, **(extras or {})}.get(module)
     if extra is None:
         return None
+    return _missing(module, extra)
+
+
+def check_installed(module: str) -> None:
+    """Check that a module is installed which another process will import.
+
+    Raises:
+        UsageError: if it is not; the remedy is the command.
+    """
+    if find_spec(module) is None:
+        raise _missing(module, _EXTRAS[module])
+
+
+def _missing(module: str, extra: str) -> UsageError:
     return UsageError(
         f"This command needs {module}, which is not installed.", f"Run: {install_command(extra)}"
     )

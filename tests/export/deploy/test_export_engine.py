@@ -13,7 +13,7 @@ from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.errors import EngineError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 from aftexport.pipeline.export import export
 from aftexport.system.installation import install_command
 
