@@ -46,6 +46,7 @@ LAYERS = {
         ("passes", "checkpoint"),
         ("lowering", "bundle"),
         ("capture", "heads", "engines", "nn"),
+        ("extra_inputs",),
         ("operators", "system", "onnx_io", "console"),
         ("contract", "errors", "_version"),
     ),

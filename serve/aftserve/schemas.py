@@ -16,10 +16,11 @@ from pydantic import (
 )
 
 from aftexport.bundle.features import Features
+from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import AnyAnswer, AnyHead
 from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 
 def _convert_whole_floats(ids: Any) -> Any:
@@ -58,12 +59,31 @@ class InferRequest(BaseModel):
         fail_fast=True,
     )
 
+    inputs: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        None,
+        description="Extra inputs by name: an object with text, else a list of objects, one for "
+        "each document.",
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = [self.text, self.texts, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
             raise ValueError("give exactly one of text, texts, input_ids and input_features")
+        if self.inputs is None:
+            return self
+        if isinstance(self.inputs, dict) is (self.text is None):
+            raise ValueError("give inputs as an object with text, else as a list of objects")
+        if len(self.given or ()) != len(self.documents):
+            raise ValueError(
+                f"give inputs for each of {len(self.documents)} documents, got {len(self.inputs)}"
+            )
         return self
+
+    @property
+    def given(self) -> Sequence[ExtraFields] | None:
+        """The extra inputs of each document; None without any."""
+        return [self.inputs] if isinstance(self.inputs, dict) else self.inputs
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -82,6 +102,7 @@ class DocumentRequest(BaseModel):
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
     input_features: list[Any] | None = None
+    inputs: dict[str, Any] | None = Field(None, description="Extra inputs by name.")
 
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
 
@@ -287,6 +308,10 @@ class Info(BaseModel):
     features: Features | None = Field(
         description="Features of each token, which the server normalizes by (x - mean) / scale; "
         "null for token ids."
+    )
+    extra_inputs: tuple[ExtraInput, ...] = Field(
+        description="Inputs beside the tokens: values of each document or of each token, to send "
+        "by name in `inputs`."
     )
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(

@@ -33,7 +33,7 @@ from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Evidence, Timings
 from aftserve.settings import Settings
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class Service:
         self,
         documents: Sequence[Document],
         deadline: float,
+        given: Sequence[ExtraFields] | None = None,
         *,
         spans: int = 0,
         backlog: Backlog | None = None,
@@ -126,6 +127,7 @@ class Service:
         Args:
             documents: all documents of the request, or some, in order.
             deadline: the client's deadline by ``time.monotonic``.
+            given: the extra inputs of each document; None for none.
             spans: maximum number of evidence spans of each document; 0 for no evidence.
             backlog: queued documents of the same request, if they arrive one after the other.
             inline: the tokens of the request whose answers are part of JSON objects; None if
@@ -142,7 +144,11 @@ class Service:
             active = parity.active
             began = time.monotonic()
             inputs = await tokenize_documents(
-                self._tokenizers, active.model.classifier, documents, with_evidence=spans > 0
+                self._tokenizers,
+                active.model.classifier,
+                documents,
+                given,
+                with_evidence=spans > 0,
             )
             if inline is not None:
                 inline.add(active.bundle.manifest.heads, [len(one.used) for one in inputs])
@@ -166,7 +172,7 @@ class Service:
         record.trace(self.traces, inputs, done)
         return results
 
-    async def compare(self, document: Document, deadline: float) -> ParityCheck:
+    async def compare(self, document: Document, deadline: float, given: ExtraFields) -> ParityCheck:
         """Classify a document and compare the outputs with PyTorch; see ``classify``.
 
         Raises:
@@ -176,7 +182,7 @@ class Service:
         async with self.parity.held() as parity:
             active = parity.active
             classifier = active.model.classifier
-            one = await tokenize_document(self._tokenizers, classifier, 0, document)
+            one = await tokenize_document(self._tokenizers, classifier, 0, document, given)
             if classifier.in_chunks(len(one.ids)):
                 raise DocumentTooLongError(
                     f"A document for PyTorch must have at most {classifier.whole_tokens} tokens, "
@@ -209,6 +215,7 @@ class Service:
                 evidence=evidence,
                 backlog=backlog,
                 decoding=decoding,
+                extras=one.extras,
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]
@@ -223,7 +230,7 @@ class Service:
         promised = time.monotonic() + self.scheduler.backlog_seconds
         decoding = one.decoding.with_rows()
         return await self.scheduler.submit(
-            active, one.used, promised, single=True, decoding=decoding
+            active, one.used, promised, single=True, decoding=decoding, extras=one.extras
         )
 
     def _result(

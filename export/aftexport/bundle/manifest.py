@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from aftexport.bundle.features import Features
 from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
+from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
 
@@ -148,11 +149,12 @@ class Manifest(BaseModel):
         source: kind and sha256 of the model file.
         config: the configuration of the classifier; None if the checkpoint has none.
         inputs: the names of the model's inputs: ``input_ids`` int64 ``[batch, tokens]`` or
-            ``input_features`` float32 ``[batch, tokens, features]`` and, if used, ``lengths``
-            int64 ``[batch]``.
+            ``input_features`` float32 ``[batch, tokens, features]``; if used, ``lengths`` int64
+            ``[batch]``; and the extra inputs.
         vocab_size: the number of token ids; every id is below it. None for a model of features.
         features: the features of a token; None for a model of token ids.
         max_tokens: the maximum length of a document in tokens; None for no bound.
+        extra_inputs: the inputs beside tokens and lengths.
         batching: whether documents may share a run.
         heads: each head by the name of its output, in the order of the outputs.
         precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
@@ -182,10 +184,11 @@ class Manifest(BaseModel):
 
     source: dict[str, str | None]
     config: dict[str, Any] | None
-    inputs: tuple[Literal["input_ids", "input_features", "lengths"], ...]
+    inputs: tuple[str, ...]
     vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)] | None
     features: Features | None = None
     max_tokens: Annotated[Tokens, Ge(1)] | None
+    extra_inputs: Annotated[tuple[ExtraInput, ...], Len(0, MAX_INPUTS)] = ()
     batching: bool = True
     heads: Annotated[dict[str, AnyHead], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
@@ -225,8 +228,17 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _inputs_fit(self) -> Self:
-        if self.inputs not in INPUTS:
-            raise ValueError(f"inputs: expected one of {INPUTS}, got {self.inputs}")
+        extras = [extra.name for extra in self.extra_inputs]
+        own = tuple(name for name in self.inputs if name not in extras)
+        if own not in INPUTS or len(set(self.inputs)) < len(self.inputs):
+            raise ValueError(f"inputs: expected one of {INPUTS}, got {own}")
+        if sorted(extras) != sorted(set(self.inputs) - set(own)):
+            raise ValueError(f"extra_inputs: expected inputs of the model, got {extras}")
+        for extra in self.extra_inputs:
+            if extra.dtype == "int64" and extra.maximum is None:
+                raise ValueError(f"extra_inputs: expected a maximum of {extra.name!r}, got none")
+            if extra.name in self.heads:
+                raise ValueError(f"extra_inputs: expected no output {extra.name!r}, got one")
         field = {IDS: "vocab_size", FEATURES: "features"}
         for main, name in field.items():
             if (getattr(self, name) is None) is (main == self.main_input):

@@ -79,12 +79,12 @@ class _Cutter(GraphParts):
         documents = [name for name in self.outputs if self.kinds[name] is Kind.POOLED]
         pool = head = tokens = None
         if documents or back:
-            pool = self.model(self.subgraph([*kept, self.main, "lengths"], list(pooled)))
+            pool = self.model(self.subgraph([*kept, *self.given], list(pooled)))
             results = list(dict.fromkeys([*documents, *back]))
-            head = self.model(self.subgraph([*pooled, self.main, "lengths"], results))
+            head = self.model(self.subgraph([*pooled, *self.given], results))
         widths = self._widths()
         if widths:
-            tokens = self.model(self.subgraph([*kept, self.main, "lengths", *back], list(widths)))
+            tokens = self.model(self.subgraph([*kept, *self.given, *back], list(widths)))
         return Partition(
             stages=tuple(stages),
             pool=pool,
@@ -131,7 +131,7 @@ class _Cutter(GraphParts):
         return widths
 
     def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
-        graph = self.subgraph([*kept, self.main, "lengths"], [summed])
+        graph = self.subgraph([*kept, *self.given], [summed])
         graph.node.extend(products(summed))
         graph.input.append(described(DIRECTION, _FLOAT))
         del graph.output[:]

@@ -20,6 +20,7 @@ from aftexport.chunked.token_outputs import Sink, TokenOutputs
 from aftexport.contract import EVIDENCE, FEATURES, IDS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 
 
 class Tokens(Protocol):
@@ -45,9 +46,10 @@ _MAX_CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Document:
-    """A document's tokens, and their kept values."""
+    """A document's tokens and extra inputs, and the kept values of its tokens."""
 
     tokens: Tokens
+    extras: ExtraValues
     kept: Mapping[str, Rows]
 
     def inputs(
@@ -64,7 +66,8 @@ class _Document:
             start, end: the range of tokens.
             late: values of the whole document, such as those pooled from its tokens.
         """
-        inputs = {name: late[name] for name in engine.input_names if name in late}
+        known = {**self.extras.part(start, end).batch(), **late}
+        inputs = {name: known[name] for name in engine.input_names if name in known}
         for name in engine.input_names:
             if name in (IDS, FEATURES):
                 inputs[name] = self.tokens[start:end][None]
@@ -126,6 +129,7 @@ class ChunkedModel:
     def run(
         self,
         tokens: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool = False,
         sinks: Mapping[str, Sink] | None = None,
@@ -134,6 +138,7 @@ class ChunkedModel:
 
         Args:
             tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
+            extras: the extra inputs of the document.
             evidence: whether to return the evidence of each token; only if the plan has it.
             sinks: the receivers of outputs per token. A sink gets every row once, in order, as
                 soon as it is computed.
@@ -149,7 +154,7 @@ class ChunkedModel:
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(tokens, evidence=evidence, sinks=sinks)
+        parts = self.parts(tokens, extras, evidence=evidence, sinks=sinks)
         while True:
             try:
                 next(parts)
@@ -159,6 +164,7 @@ class ChunkedModel:
     def parts(
         self,
         tokens: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool = False,
         sinks: Mapping[str, Sink] | None = None,
@@ -174,12 +180,12 @@ class ChunkedModel:
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(plan.stages):
-                document = _Document(tokens, kept)
+                document = _Document(tokens, extras, kept)
                 with ExitStack() as stage_files:
                     summaries = Summaries(self._folder, stage_files)
                     others = yield from self._summarized(number, stage, document, chunks, summaries)
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
-            document = _Document(tokens, kept)
+            document = _Document(tokens, extras, kept)
             late = (yield from self._pooled(document, chunks)) if plan.pooled else {}
             results = {name: late[name] for name in plan.documents}
             if plan.tokens:

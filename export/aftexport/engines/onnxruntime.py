@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 import aftplugins
-from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.contract import LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.onnxruntime_package import native, onnxruntime
@@ -43,6 +43,12 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this
 option; it is for earlier exports and for other graphs."""
+_TYPES = {
+    "tensor(int64)": np.int64,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+"""The types of a model's inputs by ONNX Runtime's names."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
 _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxruntime-gpu requires."
 
@@ -95,10 +101,7 @@ class OnnxRuntimeEngine:
         return dict(zip(names, outputs, strict=True))
 
     def release(self) -> None:
-        """Return the memory of earlier runs to the system; see ``Engine.release``.
-
-        The model may only have the inputs of ``contract.INPUTS``.
-        """
+        """Return the memory of earlier runs to the system; see ``Engine.release``."""
         options = _run_options()
         # The runtime only shrinks its arena at the end of a run; this is the shortest run.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -112,13 +115,11 @@ class OnnxRuntimeEngine:
 
     def _shortest(self) -> Tensors:
         """Return the inputs for one document of one token."""
-        shapes = {i.name: i.shape for i in self._session.get_inputs()}
-        arrays: Tensors = {
-            IDS: np.zeros((1, 1), np.int64),
-            FEATURES: np.zeros((1, 1, *shapes.get(FEATURES, ())[2:]), np.float32),
-            LENGTHS: np.ones(1, np.int64),
-        }
-        return {name: arrays[name] for name in self.input_names}
+        inputs: dict[str, NDArray[np.generic]] = {}
+        for value in self._session.get_inputs():
+            shape = [size if isinstance(size, int) else 1 for size in value.shape]
+            inputs[value.name] = np.zeros(shape, _TYPES[value.type])
+        return inputs | ({LENGTHS: np.ones(1, np.int64)} if LENGTHS in inputs else {})
 
 
 def _run_options() -> onnxruntime.RunOptions:

@@ -14,6 +14,7 @@ from aftexport.contract import EVIDENCE
 from aftexport.engines import Engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
+from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
 from aftexport.parity import Comparison, compare
 
@@ -105,7 +106,8 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     model = ChunkedModel(
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, tokens.shape[1] // 3)
     )
-    outputs = model.run(tokens[0], evidence=plan.evidence)
+    extras = values_of(bundle.manifest.extra_inputs, case.inputs, 0, tokens.shape[1])
+    outputs = model.run(tokens[0], extras, evidence=plan.evidence)
     results = [
         *_compare(bundle, case, outputs),
         *(_evidence(bundle, case, outputs) if plan.evidence else ()),

@@ -81,6 +81,7 @@ def make_manifest(
             "vocab_size": traced.spec.vocab_size,
             "features": features,
             "max_tokens": traced.spec.max_tokens,
+            "extra_inputs": traced.spec.extras,
             "batching": options.batching,
             "heads": heads,
             "precision": traced.precision,

@@ -30,6 +30,7 @@ def show_bundle(path: Path, console: Console) -> None:
     rows |= manifest.config or {}
     rows |= {
         "inputs": ", ".join(manifest.inputs),
+        "extra inputs": _extra_inputs(manifest),
         "vocabulary": manifest.vocab_size,
         "features": _features(manifest),
         "longest document": _tokens(manifest.max_tokens),
@@ -166,6 +167,14 @@ def _features(manifest: Manifest) -> str | None:
     shown += f" and {more} more" if more > 0 else ""
     is_raw = features.mean is None and features.scale is None
     return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
+
+
+def _extra_inputs(manifest: Manifest) -> str | None:
+    lines = []
+    for extra in manifest.extra_inputs:
+        limit = "" if extra.maximum is None else f", 0 to {extra.maximum}"
+        lines.append(f"{extra.name}: {extra.layout}{limit}")
+    return "\n".join(lines) or None
 
 
 def _heads(manifest: Manifest) -> dict[str, object]:

@@ -28,6 +28,7 @@ def describe(service: Service) -> Info:
         head_calibrations=manifest.calibration,
         vocab_size=manifest.vocab_size,
         features=manifest.features,
+        extra_inputs=manifest.extra_inputs,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,

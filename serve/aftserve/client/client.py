@@ -26,6 +26,8 @@ from aftserve.client.stream import StreamedAnswer
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")
+Fields = Mapping[str, Any]
+"""The extra inputs of one document by name."""
 
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
@@ -79,7 +81,12 @@ class Client:
 
     @overload
     def infer(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, documents: str, *, evidence: int = 0, deadline: float | None = None
+        self,
+        documents: str,
+        *,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        deadline: float | None = None,
     ) -> Result: ...
 
     @overload
@@ -87,13 +94,19 @@ class Client:
         self,
         documents: Sequence[str] | Sequence[Sequence[int]],
         *,
+        inputs: Sequence[Fields] | None = None,
         evidence: int = 0,
         deadline: float | None = None,
     ) -> list[Result]: ...
 
     @overload
     def infer(
-        self, *, features: Array, evidence: int = 0, deadline: float | None = None
+        self,
+        *,
+        features: Array,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        deadline: float | None = None,
     ) -> Result: ...
 
     def infer(
@@ -101,6 +114,7 @@ class Client:
         documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         *,
         features: Array | None = None,
+        inputs: Fields | Sequence[Fields] | None = None,
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:
@@ -109,6 +123,8 @@ class Client:
         Args:
             documents: one text, several texts, or several documents of token ids.
             features: one document of features instead, an array ``[tokens, features]``.
+            inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, a
+                list of mappings for several documents. Features are then sent as JSON.
             evidence: maximum passages of each document that support its label, up to 100.
             deadline: maximum seconds until the answer; by default the client's deadline.
 
@@ -119,7 +135,13 @@ class Client:
         """
         if (documents is None) == (features is None):
             raise TypeError("give exactly one of documents and features")
+        beside = {} if inputs is None else {"inputs": inputs}
         if features is not None:
+            if inputs is not None:  # a .npy body has no place for them
+                content = {"input_features": [features], "inputs": [inputs]}
+                response = self._ask(content, evidence, deadline)
+                with _valid_response():
+                    return Result.read(response.json()["results"][0])
             body = ArrayBody(features)
             response = self._repeat(
                 lambda left: self._post(body.content_type, body, evidence, left), deadline
@@ -127,12 +149,12 @@ class Client:
             with _valid_response():
                 return Result.read(response.json())
         if isinstance(documents, str):
-            response = self._ask({"text": documents}, evidence, deadline)
+            response = self._ask({"text": documents, **beside}, evidence, deadline)
             with _valid_response():
                 return Result.read(response.json())
         listed = list(documents or ())
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        response = self._ask({form: listed}, evidence, deadline)
+        response = self._ask({form: listed, **beside}, evidence, deadline)
         with _valid_response():
             return [Result.read(result) for result in response.json()["results"]]
 
@@ -140,6 +162,7 @@ class Client:
         self,
         documents: Iterable[str | Sequence[int]],
         *,
+        inputs: Iterable[Fields] | None = None,
         batch_size: int = 64,
         evidence: int = 0,
         deadline: float | None = None,
@@ -151,6 +174,7 @@ class Client:
 
         Args:
             documents: texts or token ids; consumed as needed.
+            inputs: the extra inputs of each document; consumed as needed.
             batch_size: maximum documents of one request.
             evidence: see ``infer``.
             deadline: maximum seconds of each request, or of each part of a split request; by
@@ -162,20 +186,27 @@ class Client:
         Raises:
             ServerError: if a request as a whole has no answer.
             TypeError: if ``documents`` is a single text.
-            ValueError: if ``batch_size`` is less than 1.
+            ValueError: if ``batch_size`` is less than 1, or ``inputs`` has another length.
         """
         if isinstance(documents, str):
             raise TypeError("documents must be several texts or token ids, got one text: use infer")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        left = iter(documents)
-        while batch := list(islice(left, batch_size)):
-            lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
+        fields = None if inputs is None else iter(inputs)
+        left = (_line(one, fields) for one in documents)
+        while lines := list(islice(left, batch_size)):
             yield from self._ask_each(lines, evidence, deadline)
+        if fields is not None and next(fields, None) is not None:
+            raise ValueError("inputs must have an entry for each document, got more")
 
     @contextmanager
     def stream(
-        self, document: str | Sequence[int], *, evidence: int = 0, deadline: float | None = None
+        self,
+        document: str | Sequence[int],
+        *,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        deadline: float | None = None,
     ) -> Iterator[StreamedAnswer]:
         """Classify one document, and read the answers for its tokens as they arrive.
 
@@ -183,6 +214,7 @@ class Client:
 
         Args:
             document: a text or token ids.
+            inputs: the extra inputs by name.
             evidence: see ``infer``.
             deadline: maximum seconds until the end of the answer; by default the client's
                 deadline.
@@ -193,8 +225,10 @@ class Client:
         Raises:
             ServerError: if the document has no answer; its subclass names the reason.
         """
-        content = {"text": document} if isinstance(document, str) else {"input_ids": [document]}
-        body = _json(content)
+        content: dict[str, Any] = {"text": document, "inputs": inputs}
+        if not isinstance(document, str):
+            content = {"input_ids": [document], "inputs": None if inputs is None else [inputs]}
+        body = _json({name: value for name, value in content.items() if value is not None})
         with ExitStack() as closing:
 
             def opened(left: float) -> httpx.Response:
@@ -283,6 +317,16 @@ class Client:
         return self._transport.post(path, body, headers, left + _GRACE)
 
 
+def _line(document: str | Sequence[int], fields: Iterator[Fields] | None) -> bytes:
+    """Return a line with a document and the next extra inputs."""
+    content: dict[str, Any] = {"text" if isinstance(document, str) else "input_ids": document}
+    if fields is not None:
+        if (given := next(fields, None)) is None:
+            raise ValueError("inputs must have an entry for each document, got fewer")
+        content["inputs"] = given
+    return _json(content)
+
+
 def _request(content_type: str, evidence: int, left: float) -> tuple[str, dict[str, str]]:
     """Return the path and the headers of a request with ``left`` seconds for its answer."""
     if left <= 0:
@@ -312,7 +356,9 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _to_list(value: Any) -> Any:
-    """Convert an array of token ids to a list."""
+    """Convert an array to a list, and a mapping of another type to a dict."""
+    if isinstance(value, Mapping):
+        return dict(value)
     try:
         return value.tolist()
     except AttributeError:

@@ -15,12 +15,13 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import FEATURES, IDS, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.errors import InputError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, check_values, stacked
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
 from aftserve.model.feature_tokens import FeatureTokens
 from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.settings import Policy
-from aftserve.types import Tokens
+from aftserve.types import ExtraFields, Tokens
 
 PIECE_CHARACTERS = 1 << 16
 """Length of the pieces in which texts are counted, which is fast and needs little memory."""
@@ -248,6 +249,21 @@ class Classifier:
             return np.zeros(tokens, np.int64)
         return np.zeros((tokens, features.count), np.float32)
 
+    def check_extras(self, given: ExtraFields, tokens: int) -> ExtraValues:
+        """Return the checked extra inputs of a document of ``tokens`` tokens.
+
+        Raises:
+            InputError: if one is missing, unknown, or does not fit.
+        """
+        try:
+            return check_values(self.manifest.extra_inputs, given, tokens)
+        except ValueError as error:
+            problem = str(error)
+            raise InputError(
+                f"{problem[0].upper()}{problem[1:]}.",
+                "Send inputs beside the document, as extra_inputs of GET /info describes them.",
+            ) from None
+
     def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Check the token ids of one document, and return them as an array; see ``check``."""
         self.check_count(len(ids))
@@ -291,7 +307,12 @@ class Classifier:
                 head.decoder()
 
     def parts(
-        self, ids: Tokens, *, evidence: bool, decoding: Decoding = NO_MARKS
+        self,
+        ids: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
+        *,
+        evidence: bool,
+        decoding: Decoding = NO_MARKS,
     ) -> Generator[None, None, Answer]:
         """Classify a checked document in chunks; the generator yields after every part.
 
@@ -301,7 +322,7 @@ class Classifier:
         """
         assert self.chunked is not None  # checked by in_chunks
         sinks = self._builder.sinks(len(ids), decoding)
-        outputs = yield from self.chunked.parts(ids, evidence=evidence, sinks=sinks)
+        outputs = yield from self.chunked.parts(ids, extras, evidence=evidence, sinks=sinks)
         return self._builder.answer(outputs, 0, len(ids), sinks)
 
     def classify(
@@ -309,6 +330,7 @@ class Classifier:
         documents: Sequence[Tokens],
         stop: Stop | None = None,
         decodings: Sequence[Decoding] | None = None,
+        extras: Sequence[ExtraValues] | None = None,
     ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
 
@@ -316,6 +338,7 @@ class Classifier:
             documents: the tokens of each document.
             stop: ends the run early; None without a way to end it.
             decodings: the decoding of each document; None for documents without marks.
+            extras: the extra inputs of each document; None for a model without extra inputs.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.
@@ -326,7 +349,12 @@ class Classifier:
         padded = np.zeros((len(documents), *blank.shape), blank.dtype)
         for row, one in zip(padded, documents, strict=True):
             row[: len(one)] = one[:]
-        inputs = {self.manifest.main_input: padded, "lengths": lengths}
+        given = [NO_EXTRAS] * len(documents) if extras is None else extras
+        inputs = {
+            self.manifest.main_input: padded,
+            "lengths": lengths,
+            **stacked(self.manifest.extra_inputs, given, len(blank)),
+        }
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
         if decodings is None:
             decodings = [NO_MARKS] * len(documents)

@@ -13,6 +13,7 @@ from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
+from aftexport.extra_inputs import blank_values
 from aftexport.parity import Comparison
 from aftexport.parity.run_cases import verify, verify_engine
 from aftserve.model.answers import Decoding
@@ -139,10 +140,12 @@ def _prepare(
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
+    extras = bundle.manifest.extra_inputs
     costs = calibrate(
         lambda documents, tokens: classifier.classify(
             [classifier.blank(tokens)] * documents,
             decodings=[Decoding(starts_word=np.ones(tokens, np.bool_))] * documents,
+            extras=[blank_values(extras, tokens)] * documents,
         ),
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
@@ -152,7 +155,7 @@ def _prepare(
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
         timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
         in_chunks = measure_chunks(
-            lambda tokens: timed.run(classifier.blank(tokens)),
+            lambda tokens: timed.run(classifier.blank(tokens), blank_values(extras, tokens)),
             timed.chunk_tokens,
             classifier.max_tokens,
         )

@@ -55,6 +55,7 @@ class Run:
                 [job.ids for job in self.batch],
                 self.stop,
                 [job.decoding for job in self.batch],
+                [job.extras for job in self.batch],
             )
         try:
             next(progress.parts)

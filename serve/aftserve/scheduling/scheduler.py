@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
@@ -126,6 +127,7 @@ class Scheduler:
         evidence: bool = False,
         backlog: Backlog | None = None,
         decoding: Decoding = NO_MARKS,
+        extras: ExtraValues = NO_EXTRAS,
     ) -> "asyncio.Future[Result]":
         """Put a checked document in the queue.
 
@@ -137,6 +139,7 @@ class Scheduler:
             evidence: whether the answer needs the contribution of each token.
             backlog: queued documents of the same request; this one is added.
             decoding: decoding of the rows of its tokens.
+            extras: extra inputs of the document.
 
         Returns:
             A future of the result. Cancel it once the answer is no longer wanted. It raises
@@ -158,10 +161,11 @@ class Scheduler:
             single,
             backlog=backlog or Backlog(),
             decoding=decoding,
+            extras=extras,
         )
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
-                classifier.parts(ids, evidence=evidence, decoding=decoding),
+                classifier.parts(ids, extras, evidence=evidence, decoding=decoding),
                 classifier.part_count(len(ids), evidence=evidence),
             )
         future.add_done_callback(lambda _: self._settle(job))

@@ -158,7 +158,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         inline = None
         if messages.needs_inline_tokens(message, manifest):
             inline = InlineTokens(is_padded=True)
-        work = service.classify(message.documents, deadline, inline=inline)
+        work = service.classify(message.documents, deadline, message.given, inline=inline)
         answers = await run_until_disconnect(work, request.receive, deadline)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)
