@@ -9,24 +9,21 @@ from typing import Literal
 
 import numpy as np
 import onnx
-import onnxruntime
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.explained_input import padded_choices, take_choice
+from aftexport.engines.onnxruntime_package import native, onnxruntime
 from aftexport.errors import EngineError, UsageError
 from aftexport.onnx_io import read_model, without_links
 from aftexport.operators.domain import operators_in
 from aftexport.system.cores import usable_cores
+from aftexport.system.installation import install_command
 from aftexport.system.memory import give_back
-
-# The environment variable has no effect if onnxruntime was imported before aftexport.
-onnxruntime.disable_telemetry_events()
 
 VERSION: str = onnxruntime.__version__
 _ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.InvalidProtobuf,
@@ -203,7 +200,7 @@ def session(
     if name not in onnxruntime.get_available_providers():
         raise EngineError(
             f"ONNX Runtime {VERSION} has no {name}.",
-            "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
+            f"Run: pip uninstall --yes onnxruntime; then {install_command('cuda')}.",
         )
     try:
         if isinstance(model, Path):
