@@ -12,6 +12,7 @@ from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
 from aftexport.system.gc import no_collection_at_exit
 from aftexport.system.signals import exit_status, interruptible
+from aftexport.system.suggestions import check_command
 
 COMMANDS = {
     "verify": verify.run,
@@ -23,6 +24,8 @@ COMMANDS = {
     "demo": demo.run,
 }
 """The subcommands. Any other first word is a model to export."""
+_EXPORT = "export"
+"""A word that may stand before the model. Write ./export for a folder with this name."""
 _REMEDIES = {
     errno.EDQUOT: "Free disk space there, or choose another disk.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
@@ -44,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             if words and words[0] in COMMANDS:
                 return COMMANDS[words[0]](words[1:])
+            if words[:1] == [_EXPORT]:
+                return export.run(words[1:])
+            if words:
+                check_command(words[0], {*COMMANDS, _EXPORT}, "aftexport", "a model file")
             return export.run(words)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
