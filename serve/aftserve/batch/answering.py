@@ -69,6 +69,7 @@ class OfflineClassifier:
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
         self._model.classifier.keep_answers_in_memory()
+        self._model.measurement.measure_all()
 
     def answer(self, documents: Iterable[str | Path | AftexportError]) -> list[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.
