@@ -260,7 +260,7 @@ class Limits(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """A run measured at start."""
+    """The measured time of a run."""
 
     documents: int
     tokens: int = Field(description="Tokens of each document.")
@@ -269,7 +269,7 @@ class MeasuredRun(BaseModel):
 
 
 class ChunkedRun(BaseModel):
-    """A document in chunks, measured at start."""
+    """The measured time of a document in chunks."""
 
     documents: int
     tokens: int
@@ -279,6 +279,9 @@ class ChunkedRun(BaseModel):
 class Calibration(BaseModel):
     """The cost of documents on this machine."""
 
+    measuring: bool = Field(
+        description="Whether the costs are first estimates, which further measurements improve."
+    )
     measurements: list[MeasuredRun]
     batch_up_to_tokens: int = Field(description="Maximum length of documents that share runs.")
     batch_up_to_documents: int

@@ -68,6 +68,7 @@ class Service:
             stall_seconds=settings.stall_seconds,
             idle_seconds=settings.idle_seconds,
         )
+        self.scheduler.measure(model)
         self.parity = self._monitor(self.active)
         self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
@@ -211,9 +212,9 @@ class Service:
     ) -> tuple[float, list[Result]]:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
-        now = time.monotonic()
         lengths = [len(one.used) for one in documents]
-        predicted = self._admission.admit(active.model, lengths, deadline - now, backlog)
+        predicted = await self._admission.admit(active.model, lengths, deadline, backlog)
+        now = time.monotonic()
         futures = [
             self.scheduler.submit(
                 active,
@@ -311,7 +312,7 @@ class Service:
         await self._breaches.wait()
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
-        self.scheduler.forget()
+        self.scheduler.measure(active.model)
         self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
         await before.retire()
 

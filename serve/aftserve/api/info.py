@@ -50,7 +50,11 @@ def describe(service: Service) -> Info:
             long_documents=settings.long_documents,
             whole_only=_whole_only(active),
         ),
-        calibration=Calibration(slowdown=service.scheduler.slowdown.value, **model.costs.to_dict()),
+        calibration=Calibration(
+            slowdown=service.scheduler.slowdown.value,
+            measuring=not model.measurement.is_done,
+            **model.costs.to_dict(),
+        ),
     )
 
 

@@ -70,6 +70,7 @@ class OfflineClassifier:
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
         self._model.classifier.keep_answers_in_memory()
+        self._model.measurement.measure_all()
 
     def answer(
         self,
