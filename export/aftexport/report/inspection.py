@@ -61,15 +61,21 @@ def show_bundle(path: Path, console: Console) -> None:
 
 
 def show_checkpoint(
-    path: Path, console: Console, *, factory: str | None = None, allow_pickle: bool = False
+    path: Path,
+    console: Console,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> None:
     """Print the kind of a model file and the number of its weights.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads.
+        path: any of the six kinds that ``aftexport.load`` reads.
         console: the console of the output.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -77,7 +83,9 @@ def show_checkpoint(
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+    checkpoint = load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:
