@@ -21,6 +21,7 @@ from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
@@ -57,6 +58,7 @@ def export(
     vocab_size: int | None = None,
     features: int | None = None,
     feature_file: str | Path | None = None,
+    inputs: Mapping[str, str] | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -91,6 +93,9 @@ def export(
             token ids; by default the ``num_features`` of the module or of its config.
         feature_file: path of a JSON file with the names, the means and the scales of the features;
             see ``bundle.features.Features``.
+        inputs: the kind of each further parameter of the forward that is an input, by its name:
+            number, vector:K, category, categories:K or token_category; see
+            ``extra_inputs.parse_inputs``.
         engine: further options of an engine.
         timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
             back.
@@ -130,6 +135,7 @@ def export(
         vocab_size=vocab_size,
         features=features,
         feature_file=None if feature_file is None else Path(feature_file),
+        inputs=parse_inputs(inputs or {}),
         engine=engine or EngineOptions(),
         timing_cache=timing_cache,
         opset=opset,
@@ -227,6 +233,7 @@ class _Export:
                 batching=options.batching,
                 vocab_size=options.vocab_size,
                 num_features=options.features if described is None else described.count,
+                extras=options.inputs,
                 progress=progress,
             )
             give_back()  # release the memory of intermediate graphs

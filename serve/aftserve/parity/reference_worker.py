@@ -1,8 +1,8 @@
 """The process that runs the PyTorch model for comparison.
 
 Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids or features, and writes a JSON line with an ``error``, or with the shapes
-of ``outputs``; their numbers follow in this order, as float64.
+JSON line with token ids or features, and extra inputs. It writes a JSON line with an ``error``, or
+with the shapes of ``outputs``; their numbers follow in this order, as float64.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import numpy as np
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError
+from aftexport.extra_inputs import check_values
 from aftexport.verify.reference_model import load_source, torch_engine
 
 _NICENESS = 19
@@ -44,9 +45,15 @@ def main() -> int:
     )
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
-        tokens = json.loads(line)
+        content = json.loads(line)
+        tokens = content["tokens"]
+        extras = check_values(bundle.manifest.extra_inputs, content["inputs"], len(tokens))
         given = np.array([tokens], np.int64 if bundle.manifest.features is None else np.float32)
-        inputs = {bundle.manifest.main_input: given, "lengths": np.array([len(tokens)])}
+        inputs = {
+            bundle.manifest.main_input: given,
+            "lengths": np.array([len(tokens)]),
+            **extras.batch(),
+        }
         try:
             found = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
             outputs = {name: output[0].astype(np.float64) for name, output in found.items()}
