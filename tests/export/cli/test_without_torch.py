@@ -34,7 +34,7 @@ RUN = {
 }
 """Commands that need no torch."""
 REFUSED = {
-    "export": ["model.pt", "--to", "onnx"],
+    "export": ["model.pt", "--to", "onnx", "--out", "other.bundle"],
     "inspect a model": ["inspect", "model.pt"],
     "verify with a model": ["verify", "model.bundle", "--model", "model.pt"],
     "bench with a model": ["bench", "model.bundle", "--model", "model.pt", "--lengths", "64"],
