@@ -36,9 +36,13 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 
 ## Test
 
+# SLOW=1: with the tests that take seconds each, as continuous integration runs them.
+SLOW ?=
+
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the test suite with a part of its large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples
+test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
+	  $(if $(SLOW),,-m "not slow")
 
 test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
