@@ -6,6 +6,7 @@ import {
   marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
+import { bodyOf, describeInputs } from "./inputs.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -42,9 +43,9 @@ async function request(path, options = {}) {
 }
 
 /** Return the answer, and the reason why it has no evidence; null if it has evidence. */
-async function infer(content, passages, signal) {
+async function infer(body, passages, signal) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal };
-  const ask = (query) => request(`infer${query}`, { ...options, body: JSON.stringify({ text: content }) });
+  const ask = (query) => request(`infer${query}`, { ...options, body });
   if (!passages) return [await ask(""), "It was not requested."];
   try {
     return [await ask(`?evidence=${passages}`), null];
@@ -55,15 +56,17 @@ async function infer(content, passages, signal) {
 }
 
 async function classify() {
-  pending?.abort();
-  const current = (pending = new AbortController());
   // Replace lone surrogates: they cannot be sent as UTF-8.
   const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
+  const body = bodyOf(content);
+  if (body === null) return;
+  pending?.abort();
+  const current = (pending = new AbortController());
   byId("stop").hidden = false;
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
   try {
-    const [answer, without] = await infer(content, byId("passages").valueAsNumber, current.signal);
+    const [answer, without] = await infer(body, byId("passages").valueAsNumber, current.signal);
     const seconds = (performance.now() - sent) / 1000;
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
@@ -175,6 +178,7 @@ function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
   const reads = info.tokenizer ? "" : " It has no tokenizer: send token ids to POST /infer.";
+  describeInputs(info.extra_inputs);
   byId("model").textContent = `${describeHeads(info.heads)}${reads}`;
   fillFacts("facts", [
     ["Engine", info.engine],
