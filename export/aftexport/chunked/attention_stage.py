@@ -8,7 +8,7 @@ import onnx
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
-from aftexport.operators.numerics import MASKED
+from aftexport.operators.constants import MASKED
 
 _FLOAT = onnx.TensorProto.FLOAT
 

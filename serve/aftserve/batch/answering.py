@@ -70,6 +70,7 @@ class OfflineClassifier:
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
         self._model.classifier.keep_answers_in_memory()
+        self._model.measurement.measure_all()
 
     def answer(
         self,
@@ -167,9 +168,7 @@ class OfflineClassifier:
                 yield from self._answers([one])
 
     def _in_chunks(self, one: TokenizedDocument) -> Answer:
-        parts = self._model.classifier.parts(
-            one.used, one.extras, evidence=False, decoding=one.decoding
-        )
+        parts = self._model.classifier.parts(one.used, one.extras, decoding=one.decoding)
         while True:
             try:
                 next(parts)
