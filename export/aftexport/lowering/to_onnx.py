@@ -25,6 +25,7 @@ from aftexport.lowering.size_floats import cast_size_floats
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
 from aftexport.operators.domain import opset_of
+from aftexport.system.gc import collection_paused
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -97,7 +98,9 @@ def _translated(
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        with quiet(), exactly(), record_shape_guards(guards):
+        # torch.onnx parses the source of 500 functions. In CPython 3.11 (gh-106905) a collection in
+        # ast.parse may let another thread parse, and then both raise SystemError.
+        with collection_paused(), quiet(), exactly(), record_shape_guards(guards):
             exported = torch.onnx.export(
                 program,
                 (),
