@@ -1,23 +1,8 @@
-"""Random tokens of the cases of a model: ids, or features as they are after normalization."""
+"""Documents of unusual features, for the cases of a model."""
 
 import numpy as np
 
 from aftexport.bundle.golden import Array
-from aftexport.capture.input_spec import InputSpec
-
-
-def sample_tokens(spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]) -> Array:
-    """Return tokens ``[*sizes]`` or, for a model of features, ``[*sizes, features]``.
-
-    Args:
-        spec: the model's inputs.
-        generator: the source of the random numbers.
-        sizes: the numbers of documents and tokens.
-    """
-    if spec.num_features is not None:
-        return generator.standard_normal((*sizes, spec.num_features), np.float32)
-    assert spec.vocab_size is not None  # a model has ids or features
-    return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
 
 
 def extreme_features(features: Array) -> dict[str, Array]:
