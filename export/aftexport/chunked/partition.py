@@ -9,7 +9,7 @@ import onnx
 from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import GraphParts, described
-from aftexport.contract import EVIDENCE
+from aftexport.contract import EVIDENCE, LENGTHS
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
 from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable
@@ -79,12 +79,12 @@ class _Cutter(GraphParts):
         documents = [name for name in self.outputs if self.kinds[name] is Kind.POOLED]
         pool = head = tokens = None
         if documents or back:
-            pool = self.model(self.subgraph([*kept, self.main, "lengths"], list(pooled)))
+            pool = self.model(self.subgraph([*kept, self.main, LENGTHS], list(pooled)))
             results = list(dict.fromkeys([*documents, *back]))
-            head = self.model(self.subgraph([*pooled, self.main, "lengths"], results))
+            head = self.model(self.subgraph([*pooled, self.main, LENGTHS], results))
         widths = self._widths()
         if widths:
-            tokens = self.model(self.subgraph([*kept, self.main, "lengths", *back], list(widths)))
+            tokens = self.model(self.subgraph([*kept, self.main, LENGTHS, *back], list(widths)))
         return Partition(
             stages=tuple(stages),
             pool=pool,
@@ -131,7 +131,7 @@ class _Cutter(GraphParts):
         return widths
 
     def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
-        graph = self.subgraph([*kept, self.main, "lengths"], [summed])
+        graph = self.subgraph([*kept, self.main, LENGTHS], [summed])
         graph.node.extend(products(summed))
         graph.input.append(described(DIRECTION, _FLOAT))
         del graph.output[:]

@@ -17,7 +17,7 @@ from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
-from aftexport.contract import EVIDENCE, FEATURES, IDS
+from aftexport.contract import EVIDENCE, FEATURES, IDS, LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError
 
@@ -68,7 +68,7 @@ class _Document:
         for name in engine.input_names:
             if name in (IDS, FEATURES):
                 inputs[name] = self.tokens[start:end][None]
-            elif name == "lengths":
+            elif name == LENGTHS:
                 inputs[name] = np.array([end - start])
             elif name in self.kept:
                 inputs[name] = self.kept[name].read(start, end)
@@ -278,8 +278,7 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        whole = document.inputs(head, 0, len(document.tokens))
-        outputs = head.run({**whole, **pooled})
+        outputs = head.run(document.inputs(head, 0, len(document.tokens), pooled))
         self._check_names(set(self._plan.documents), outputs, "the output")
         return outputs
 

@@ -108,8 +108,8 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         if accepted is not None:
             return PartsResponse(answer_lines(answers[0], deadline), accepted)
         if any(answer.tokens.results for answer in answers):
-            work = _with_tokens(answers, is_one)
-            return await run_until_disconnect(work, request.receive, deadline)
+            building = _with_tokens(answers, is_one)
+            return await run_until_disconnect(building, request.receive, deadline)
         results = [answer.result for answer in answers]
         return results[0] if is_one else InferResponse(results=results)
 

@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import FEATURES, IDS, MAX_TOKENS
+from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
@@ -83,7 +83,7 @@ class Classifier:
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
-        return "lengths" in self.manifest.inputs
+        return LENGTHS in self.manifest.inputs
 
     @property
     def needs_words(self) -> bool:
@@ -326,7 +326,7 @@ class Classifier:
         padded = np.zeros((len(documents), *blank.shape), blank.dtype)
         for row, one in zip(padded, documents, strict=True):
             row[: len(one)] = one[:]
-        inputs = {self.manifest.main_input: padded, "lengths": lengths}
+        inputs = {self.manifest.main_input: padded, LENGTHS: lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
         if decodings is None:
             decodings = [NO_MARKS] * len(documents)
