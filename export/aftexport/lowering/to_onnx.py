@@ -27,6 +27,7 @@ from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
 from aftexport.operators.domain import opset_of
+from aftexport.system.gc import collection_paused
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -99,8 +100,11 @@ def _translated(
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        # Otherwise torch 2.9 takes branches for sizes above 1 in its decompositions.
+        # torch.onnx parses the source of 500 functions. In CPython 3.11 (gh-106905) a collection in
+        # ast.parse may let another thread parse, and then both raise SystemError.
+        # Without sizes of 1, torch 2.9 takes branches for sizes above 1 in its decompositions.
         with (
+            collection_paused(),
             quiet(),
             exactly(),
             shared_table(),

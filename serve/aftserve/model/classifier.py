@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, MAX_TOKENS, largest
+from aftexport.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, LENGTHS, MAX_TOKENS, largest
 from aftexport.engines import Engine, Stop
 from aftexport.engines.explained_input import padded_choices
 from aftexport.errors import InputError
@@ -86,7 +86,7 @@ class Classifier:
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
-        return "lengths" in self.manifest.inputs
+        return LENGTHS in self.manifest.inputs
 
     @property
     def needs_words(self) -> bool:
@@ -364,7 +364,7 @@ class Classifier:
         given = extras or [NO_EXTRAS] * len(documents)
         inputs = {
             self.manifest.main_input: padded,
-            "lengths": lengths,
+            LENGTHS: lengths,
             **stacked(self.manifest.extra_inputs, given, len(blank)),
         }
         decodings = decodings or [NO_MARKS] * len(documents)
