@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aftexport.errors import InputError
 from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.model.wanted import EVERY_HEAD, Wanted
@@ -61,7 +62,7 @@ async def tokenize_documents(
         for index, document in enumerate(documents)
     ]
     for one in inputs:
-        classifier.check_evidence(wanted, len(one.used))
+        check_evidence(classifier, wanted, len(one.used))
     return inputs
 
 
