@@ -127,10 +127,9 @@ def test_observed_methods_have_known_parameters() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_versions_agree_with_requirements(module: str) -> None:
     versions: Versions = importlib.import_module(module).VERSIONS
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-        "optional-dependencies"
-    ]
-    wanted = [Requirement(text) for texts in extras.values() for text in texts]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [Requirement(text) for texts in groups for text in texts]
     (bounds,) = {r.specifier for r in wanted if r.name == versions.library}
     assert f">={versions.oldest}" in str(bounds)
     assert Version(versions.newest) in bounds
