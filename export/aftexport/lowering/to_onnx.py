@@ -35,8 +35,8 @@ _FILLS = (
     (_aten.masked_fill_.Tensor, _aten.masked_fill.Tensor),
     (_aten.masked_scatter_.default, _aten.masked_scatter.default),
 )
-OPSETS = range(18, 26)
-"""Opsets that the portable bodies support and torch.onnx can produce."""
+OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
+"""Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
 DEFAULT_OPSET = 20
 
 
