@@ -17,7 +17,7 @@ from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
-from aftserve.model.results import DocumentAnswer, head_fields, token_answers
+from aftserve.model.results import DocumentAnswer, document_answer
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
@@ -31,7 +31,7 @@ from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.request_record import RequestRecord
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
-from aftserve.schemas import DocumentResult, Evidence, Timings
+from aftserve.schemas import Evidence, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
 
@@ -241,22 +241,14 @@ class Service:
         queue_seconds: float,
         predicted: float,
     ) -> DocumentAnswer:
-        heads = active.bundle.manifest.heads
-        content = DocumentResult(
-            bundle=active.bundle.digest,
-            **head_fields(heads, result.answer),
-            tokens_total=len(one.ids),
-            tokens_used=len(one.used),
-            truncated=len(one.used) < len(one.ids),
-            policy=self.settings.long_documents,
-            timings=Timings(
-                tokenize_seconds=one.tokenize_seconds,
-                queue_seconds=queue_seconds,
-                inference_seconds=result.inference_seconds,
-                predicted_seconds=predicted,
-            ),
+        timings = Timings(
+            tokenize_seconds=one.tokenize_seconds,
+            queue_seconds=queue_seconds,
+            inference_seconds=result.inference_seconds,
+            predicted_seconds=predicted,
         )
-        return DocumentAnswer(content, token_answers(heads, one, result.answer))
+        policy = self.settings.long_documents
+        return document_answer(active.bundle, policy, one, result.answer, timings)
 
     async def _explain(
         self, active: ActiveBundle, one: TokenizedDocument, result: Result, spans: int
