@@ -4,13 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.capture.model_spec import InputSpec
-from aftexport.pipeline.token_samples import (
-    extreme_extras,
-    extreme_features,
-    sample_tokens,
-    with_extras,
-)
+from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
@@ -21,9 +17,17 @@ def few_tokens(spec: InputSpec) -> dict[str, Array]:
     count = min(7, spec.vocab_size or 7, spec.max_tokens or 7)
     tokens: Array = np.arange(count)[None]
     if spec.num_features is not None:
-        tokens = sample_tokens(spec, np.random.default_rng(2), (1, count))
+        tokens = _random_tokens(spec, np.random.default_rng(2), (1, count))
     inputs = {spec.main: tokens, "lengths": np.array([count])}
     return with_extras(inputs, spec, np.random.default_rng(2))
+
+
+def _random_tokens(
+    spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]
+) -> Array:
+    return random_tokens(
+        generator, sizes, vocab_size=spec.vocab_size, num_features=spec.num_features
+    )
 
 
 def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, dict[str, Array]]:
@@ -38,7 +42,7 @@ def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, d
     rows = _FEW_IDS if order is None else len(order)
 
     def tokens(*sizes: int) -> Array:
-        ids = sample_tokens(spec, generator, sizes)
+        ids = _random_tokens(spec, generator, sizes)
         if spec.vocab_size is None or spec.vocab_size <= _MANY_IDS:
             return ids
         # A model may clamp ids: then nearly all of so many ids would use the same row.

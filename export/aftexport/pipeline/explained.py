@@ -2,7 +2,8 @@
 
 import onnx
 
-from aftexport.passes.evidence import Explainable, NoEvidence, add_evidence
+from aftexport.passes.evidence import Explainable, add_evidence
+from aftexport.passes.summed_heads import NoEvidence
 
 
 def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.capture.model_spec import InputSpec
 from aftexport.contract import main_input
 from aftexport.engines import Engine
 from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
-from aftexport.pipeline.token_samples import sample_tokens
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""
@@ -95,7 +95,9 @@ def _batches(spec: InputSpec, order: NDArray[np.int64] | None) -> Iterator[dict[
         lowest, highest = int(order[0]), int(order[-1])
 
     def documents(tokens: int) -> Array:
-        rows = sample_tokens(spec, generator, (4, tokens))
+        rows = random_tokens(
+            generator, (4, tokens), vocab_size=spec.vocab_size, num_features=spec.num_features
+        )
         if spec.num_features is None:
             rows[1], rows[2] = highest, lowest
         else:

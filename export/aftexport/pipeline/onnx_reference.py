@@ -1,5 +1,7 @@
 """The own answers of an ONNX model, the reference where there is no PyTorch."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -30,6 +32,8 @@ class OnnxReference:
     """
 
     name = "onnxruntime"
+    takes_choice = False
+    takes_choice = False
 
     def __init__(self, model: onnx.ModelProto, sample: Tensors) -> None:
         wide = onnx.ModelProto()
@@ -47,13 +51,18 @@ class OnnxReference:
             self._engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
             self.run(sample)
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
         """Run the model once; see ``Engine.run``."""
         given = {
             name: array.astype(np.float64) if self._is_wide and array.dtype.kind == "f" else array
             for name, array in inputs.items()
         }
-        return self._engine.run(given, stop)
+        return self._engine.run(given, stop, outputs)
 
     def release(self) -> None:
         """Do nothing: the model lives only during an export."""

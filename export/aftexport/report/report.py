@@ -30,6 +30,7 @@ class Report:
         inputs: inputs of each case of the model, by name of the case.
         environment: software versions and hardware of the machine; empty if they do not matter.
         layers: comparison of every intermediate tensor; None if it was not requested.
+        calibration: content of the bundle's ``calibration.json``; None if it has none.
     """
 
     manifest: Manifest
@@ -39,6 +40,7 @@ class Report:
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     layers: Layers | None = None
+    calibration: Mapping[str, Any] | None = None
 
     @property
     def compared_with(self) -> str:
@@ -137,6 +139,7 @@ class Report:
             "comparisons": [c.to_dict() for c in self.comparisons],
             "worst_tokens": self.worst_tokens(),
             "layers": self.layers.to_dict() if self.layers else None,
+            "calibration": self.calibration,
             "notes": list(self.notes),
             "environment": dict(self.environment),
             "made_with": dict(self.manifest.versions),

@@ -1,6 +1,5 @@
 """The endpoint that classifies documents."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response, params
 from aftexport.errors import InputError
 from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
+from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.npy_body import NPY, read_npy
@@ -21,7 +21,7 @@ from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -44,7 +44,6 @@ _INFER = body_schema(
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 _MAX_NAMES = 256
-_DEFAULT_SPANS = 5
 """Maximum passages of each logit that ``explain`` chooses, without another number."""
 EvidenceSpans = Annotated[
     int,
@@ -61,7 +60,7 @@ Explain = Annotated[
         max_length=_MAX_NAMES,
         description="Label or value to explain in place of the largest logit, as `NAME` or "
         "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
-        f"several. The answer has `explained`, with {_DEFAULT_SPANS} passages of each unless "
+        f"several. The answer has `explained`, with {DEFAULT_SPANS} passages of each unless "
         "`evidence` has another number.",
     ),
 ]
@@ -114,7 +113,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         """
         service.check_open()
         if explain and "evidence" not in request.query_params:
-            evidence = _DEFAULT_SPANS
+            evidence = DEFAULT_SPANS
         options = AnswerOptions(evidence, explain, outputs)
         options.wanted(service.active.bundle.manifest)  # before the body is read
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
@@ -144,7 +143,8 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         if accepted is not None:
             return PartsResponse(answer_lines(answers[0], deadline), accepted)
         if any(answer.tokens.results for answer in answers):
-            return await _with_tokens(answers, is_one)
+            building = _with_tokens(answers, is_one)
+            return await run_until_disconnect(building, request.receive, deadline)
         results = [answer.result for answer in answers]
         return results[0] if is_one else InferResponse(results=results)
 
@@ -153,10 +153,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
 
 async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
     """Return a response with answers for tokens, which are in memory for one document at a time."""
-    contents = []
-    for answer in answers:
-        contents.append(answer.complete().model_dump_json(exclude_none=True).encode())
-        await asyncio.sleep(0)  # the answer of each document may take milliseconds
+    contents = [await complete_json(answer) for answer in answers]
     content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
     return Response(content, media_type=JSON)
 
