@@ -46,7 +46,9 @@ LAYERS = {
         ("passes", "checkpoint"),
         ("lowering", "bundle"),
         ("capture", "heads", "engines", "nn"),
+        ("extra_inputs",),
         ("operators", "system", "onnx_io", "console"),
+        ("internals",),
         ("contract", "errors", "_version"),
     ),
 }

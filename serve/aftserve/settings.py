@@ -182,6 +182,11 @@ class Settings(BaseSettings):
     reference_allow_pickle: bool = Field(
         False, description="allow --reference to be a pickled module, whose code is run"
     )
+    reference_trust_remote_code: bool = Field(
+        False,
+        description="allow --reference to be a transformers folder with a class of its own, whose "
+        "code is run",
+    )
     shadow: float = Field(
         0,
         ge=0,

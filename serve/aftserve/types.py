@@ -1,11 +1,11 @@
 """Types that every layer of the server shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aftexport.chunked import runner as chunked
+from aftexport.chunked import document as chunked
 
 
 class Tokens(chunked.Tokens, Protocol):
@@ -16,5 +16,7 @@ class Tokens(chunked.Tokens, Protocol):
         ...
 
 
+ExtraFields = Mapping[str, Any]
+"""The extra inputs of one document by name, which are not checked yet."""
 Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any] | Tokens
 """A text, or token ids or features that are not checked yet."""

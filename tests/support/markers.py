@@ -31,6 +31,7 @@ BY_MODULE = {
     "test_batch": {"slow"},
     "test_batch_refusals": {"slow"},
     "test_deployment": {"slow"},
+    "test_transformers_folders": {"slow"},
 }
 BY_FIXTURE = {"ray": {"ray", "slow"}, "rtx_bundle": {"tensorrt"}}
 

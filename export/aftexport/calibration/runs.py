@@ -72,9 +72,9 @@ class _Model:
         if self._manifest.features is None:
             tokens = tokens.astype(np.int64)
         if self._chunked is not None and len(tokens) > self._chunked.whole_tokens:
-            outputs = self._chunked.run(tokens)
+            outputs = self._chunked.run(tokens, document.extras)
         else:
-            outputs = self._engine.run(as_inputs([tokens], self._manifest))
+            outputs = self._engine.run(as_inputs([tokens], self._manifest, [document.extras]))
         logits = {name: outputs[name][0].astype(np.float64) for name in document.truths}
         if not all(np.isfinite(one).all() for one in logits.values()):
             raise EngineError(

@@ -10,7 +10,7 @@ from rich.console import Console
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.system.gc import no_collection_at_exit
+from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status, interruptible
 from aftexport.system.suggestions import check_command
 
@@ -24,6 +24,8 @@ COMMANDS = {
     "demo": demo.run,
 }
 """The subcommands. Any other first word is a model to export."""
+_EXTRAS = {"demo": {"torch": "demo", "scipy": "demo"}}
+"""Extras that bring all that a command needs, by the module that it misses."""
 _EXPORT = "export"
 """A word that may stand before the model. Write ./export for a folder with this name."""
 _REMEDIES = {
@@ -38,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
-    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         with warnings.catch_warnings(), interruptible():
@@ -61,17 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "onnxscript", "scipy", "sklearn"):
+        missing = missing_module_error(error, _EXTRAS.get(words[0]) if words else None)
+        if missing is None:
             raise
-        extra = "demo" if package in ("scipy", "sklearn") else "torch"
-        if words[:1] == ["calibrate"]:
-            extra = "calibrate"
-        errors.print(
-            f"[bold red]error:[/] This command needs {package}, which is not installed.\n"
-            f"  Run: pip install 'aftexport\\[{extra}]'"
-        )
-        return 2
+        errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
+        return missing.exit_code
     except KeyboardInterrupt as stop:
         errors.print("interrupted; no bundle was written")
         return exit_status(stop)

@@ -21,6 +21,7 @@ from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
@@ -56,6 +57,7 @@ def export(
     vocab_size: int | None = None,
     features: int | None = None,
     feature_file: str | Path | None = None,
+    inputs: Mapping[str, str] | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -64,6 +66,7 @@ def export(
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     task: str | Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     heads: str | Path | None = None,
@@ -73,7 +76,7 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads; None for the module that the
+        path: any of the six kinds that ``aftexport.load`` reads; None for the module that the
             factory returns.
         to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
@@ -89,6 +92,9 @@ def export(
             token ids; by default the ``num_features`` of the module or of its config.
         feature_file: path of a JSON file with the names, the means and the scales of the features;
             see ``bundle.features.Features``.
+        inputs: the kind of each further parameter of the forward that is an input, by its name:
+            number, vector:K, category, categories:K or token_category; see
+            ``extra_inputs.parse_inputs``.
         engine: further options of an engine.
         timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
             back.
@@ -99,6 +105,8 @@ def export(
         force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether the class of a transformers folder may come from code in the
+            folder, which then runs.
         task: the task of the only output, or of each output by name, one of ``heads.HEADS``; by
             default that of the file, or single_label_classification for two or more logits of a
             document.
@@ -126,6 +134,7 @@ def export(
         vocab_size=vocab_size,
         features=features,
         feature_file=None if feature_file is None else Path(feature_file),
+        inputs=parse_inputs(inputs or {}),
         engine=engine or EngineOptions(),
         timing_cache=timing_cache,
         opset=opset,
@@ -134,6 +143,7 @@ def export(
         force=force,
         factory=factory,
         allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
         task=task,
         labels=labels,
         heads=None if heads is None else Path(heads),
@@ -196,7 +206,10 @@ class _Export:
                 checkpoint = from_factory(options.factory or "")
             else:
                 checkpoint = load(
-                    options.source, factory=options.factory, allow_pickle=options.allow_pickle
+                    options.source,
+                    factory=options.factory,
+                    allow_pickle=options.allow_pickle,
+                    trust_remote_code=options.trust_remote_code,
                 )
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
@@ -212,6 +225,7 @@ class _Export:
                 batching=options.batching,
                 vocab_size=options.vocab_size,
                 num_features=options.features if described is None else described.count,
+                extras=options.inputs,
                 progress=progress,
             )
             give_back()  # release the memory of intermediate graphs

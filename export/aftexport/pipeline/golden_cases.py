@@ -18,9 +18,10 @@ from aftexport.errors import TraceError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
-from aftexport.pipeline.token_samples import extreme_features
+from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
@@ -56,8 +57,7 @@ def model_cases(
         _refuse_breach(reference, spec, embedding, program)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
-        chosen = {key: inputs[key] for key in spec.names}
-        cases.append(Case(name, "model", chosen, reference.run(chosen)))
+        cases.append(Case(name, "model", inputs, reference.run(inputs)))
     return cases
 
 
@@ -121,7 +121,7 @@ def _few_tokens(spec: InputSpec) -> dict[str, Array]:
     if spec.num_features is not None:
         tokens = _random_tokens(spec, np.random.default_rng(2), (1, count))
     inputs = {spec.main: tokens, "lengths": np.array([count])}
-    return {name: inputs[name] for name in spec.names}
+    return with_extras(inputs, spec, np.random.default_rng(2))
 
 
 def _random_tokens(
@@ -174,7 +174,8 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
     for number, batch in {"two": 2, "three": 3}.items():
         for length in range(1, fit(3) + 1):
             inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
-    return inputs
+    cases = {name: with_extras(case, spec, generator) for name, case in inputs.items()}
+    return cases | extreme_extras(cases["seven tokens"], spec)
 
 
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
@@ -196,7 +197,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
             inputs = _operator_inputs(operator, attributes, magnitude, dtype)
             tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
             wide = [t.double() if t.is_floating_point() else t for t in tensors]
-            expected = torch.cat(operator.expected(*wide, **attributes), dim=-1)
+            expected = torch.cat(expected_outputs(operator, *wide, **attributes), dim=-1)
             cases.append(Case(name, op_type, inputs, {OPERATOR_OUTPUT: expected.numpy()}))
     return cases
 

@@ -5,7 +5,7 @@ exact only if the model computes each row of a batch separately.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +17,7 @@ from aftexport.capture.input_spec import InputSpec
 from aftexport.contract import main_input
 from aftexport.engines import Engine
 from aftexport.errors import TraceError
+from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
 from aftexport.pipeline.divergence import first_divergence
 
@@ -31,14 +32,16 @@ class Breach:
     """A document whose scores differ between a batch of one and a larger batch.
 
     Attributes:
-        inputs: the batch, ids or features, and ``lengths`` ``[batch]``.
+        inputs: the batch, ids or features, ``lengths`` ``[batch]`` and extra inputs.
         row: the document's row in the batch.
         error: the largest difference, relative to the largest score if that is above 1.
+        extras: the extra inputs of the model.
     """
 
     inputs: dict[str, Array]
     row: int
     error: float
+    extras: tuple[ExtraInput, ...] = ()
 
     @property
     def is_of_padding(self) -> bool:
@@ -51,7 +54,8 @@ class Breach:
         length = int(self.inputs["lengths"][self.row])
         main = main_input(self.inputs)
         tokens = self.inputs[main][self.row : self.row + 1, :length]
-        return {main: tokens, "lengths": np.array([length], np.int64)}
+        own = values_of(self.extras, self.inputs, self.row, length).batch()
+        return {main: tokens, "lengths": np.array([length], np.int64), **own}
 
 
 def find_breach(
@@ -69,11 +73,11 @@ def find_breach(
     for inputs in _batches(spec, embedding):
         together = reference.run(_chosen(inputs, spec))
         for row in range(len(inputs["lengths"])):
-            breach = Breach(inputs, row, 0.0)
+            breach = Breach(inputs, row, 0.0, spec.extras)
             alone = reference.run(_chosen(breach.alone(), spec))
             errors = [_error(together[name][row : row + 1], alone[name]) for name in alone]
             if (error := max(errors)) > bound:
-                return Breach(inputs, row, error)
+                return replace(breach, error=error)
     return None
 
 
@@ -130,17 +134,24 @@ def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Ar
             rows[2] = 0
         return rows
 
+    def batch(tokens: Array, lengths: Array) -> dict[str, Array]:
+        count, length = tokens.shape[:2]
+        drawn = {extra.name: extra.sample(generator, count, length) for extra in spec.extras}
+        one_each = [values_of(spec.extras, drawn, i, n) for i, n in enumerate(lengths.tolist())]
+        # As the server pads.
+        return {spec.main: tokens, "lengths": lengths, **stacked(spec.extras, one_each, length)}
+
     longest = spec.max_tokens or _PADDED_TOKENS
     for tokens in (min(_TOKENS, longest), 1):
         rows = documents(tokens)
-        for batch in (rows, rows[:2]):
-            yield {spec.main: batch, "lengths": np.full(len(batch), tokens, np.int64)}
+        for chosen in (rows, rows[:2]):
+            yield batch(chosen, np.full(len(chosen), tokens, np.int64))
     if "lengths" in spec.names:
         tokens = min(_PADDED_TOKENS, longest)
         lengths = np.maximum([tokens // 2, tokens, 1, tokens - 1], 1).astype(np.int64)
         padded = documents(tokens)
         padded[np.arange(tokens) >= lengths[:, None]] = 0  # as the server pads
-        yield {spec.main: padded, "lengths": lengths}
+        yield batch(padded, lengths)
 
 
 def _chosen(inputs: dict[str, Array], spec: InputSpec) -> dict[str, Array]:

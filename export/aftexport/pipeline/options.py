@@ -12,6 +12,7 @@ from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
@@ -37,6 +38,7 @@ class ExportOptions:
     vocab_size: int | None
     features: int | None
     feature_file: Path | None
+    inputs: tuple[ExtraInput, ...]
     engine: EngineOptions
     timing_cache: Path | None
     opset: int
@@ -45,6 +47,7 @@ class ExportOptions:
     force: bool
     factory: str | None
     allow_pickle: bool
+    trust_remote_code: bool
     task: str | Mapping[str, str] | None
     labels: Sequence[str] | None
     heads: Path | None
@@ -83,6 +86,12 @@ class ExportOptions:
             )
         _check_choice("--precision", self.precision, tuple(PRECISIONS))
         _check_tolerance(self.precision, self.tolerance, to=self.to)
+        if self.inputs and self.to != "onnx":
+            raise UsageError(
+                f"--input needs --to onnx, got --to {self.to}: its engines take only tokens and "
+                "lengths.",
+                "Export with --to onnx.",
+            )
         engine = replace(self.engine, max_length=self.max_length)
         check_options(self.to, engine, precision=self.precision, timing_cache=self.timing_cache)
         check_output_path(self.out, self.source, self.force)

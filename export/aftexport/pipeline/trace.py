@@ -15,18 +15,21 @@ from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture, copied
 from aftexport.capture.forward_signature import ForwardSignature
 from aftexport.capture.input_spec import InputSpec, input_spec
+from aftexport.capture.model_outputs import output_names
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.contract import MAX_TOKENS
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.evidence import NoEvidence, add_evidence, explained_output
+from aftexport.passes.evidence import Explainable, add_evidence
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
+from aftexport.passes.summed_heads import NoEvidence
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.recognition.graph.normalize import normalize
@@ -42,7 +45,7 @@ class TracedModel:
     Attributes:
         lowered: the model before the encoder is fused.
         model: the model after the encoder is fused.
-        evidence: the result of ``add_evidence``, or the reason why there is no evidence.
+        evidence: the heads with evidence, or the reason why there is no evidence.
         spec: the model's inputs.
         precision: precision of the graph.
         cases: cases of the model and of its operators.
@@ -54,7 +57,7 @@ class TracedModel:
 
     lowered: onnx.ModelProto
     model: onnx.ModelProto
-    evidence: tuple[float, ...] | str
+    evidence: Explainable | str
     spec: InputSpec
     precision: str
     cases: Sequence[Case]
@@ -74,6 +77,7 @@ def trace(
     batching: bool = True,
     vocab_size: int | None = None,
     num_features: int | None = None,
+    extras: tuple[ExtraInput, ...] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
@@ -82,16 +86,19 @@ def trace(
         checkpoint: the checkpoint of the model.
         to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
         num_features: the declared number of features of a token; None if it is not declared.
+        extras: the declared extra inputs.
         progress: see ``recognize``.
 
     Raises:
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
+    read_spec = partial(input_spec, vocab_size=vocab_size, extras=extras)
     module, program, precision = _captured(
-        checkpoint, to, precision, max_length, num_features, vocab_size
+        checkpoint, to, precision, max_length, num_features, extras, read_spec
     )
-    spec = input_spec(program, vocab_size)
+    spec = read_spec(program)
+    _check_extras(spec, program)
     _check_max_length(spec, max_length)
     _check_features(spec, num_features)
     if precision == "auto":
@@ -128,7 +135,8 @@ def _captured(
     precision: str,
     max_length: int | None,
     num_features: int | None,
-    vocab_size: int | None,
+    extras: tuple[ExtraInput, ...],
+    read_spec: Callable[[ExportedProgram], InputSpec],
 ) -> tuple[nn.Module, ExportedProgram, str]:
     """Return the checkpoint's module, its program and the precision of the program."""
     if checkpoint.program is not None:
@@ -139,22 +147,30 @@ def _captured(
     limit = _max_tokens(checkpoint.module, max_length)
     dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
     capturing = partial(
-        capture, checkpoint.module, dtype=dtype, max_tokens=limit, num_features=num_features
+        capture,
+        checkpoint.module,
+        dtype=dtype,
+        max_tokens=limit,
+        num_features=num_features,
+        extras=extras,
     )
     program = capturing()
-    if not _masks_padding(checkpoint.module, program, vocab_size):
+    if not _masks_padding(checkpoint.module, program, read_spec):
         program = capturing(mask=False)
     return checkpoint.module, program, precision
 
 
-def _masks_padding(module: nn.Module, program: ExportedProgram, vocab_size: int | None) -> bool:
+def _masks_padding(
+    module: nn.Module,
+    program: ExportedProgram,
+    read_spec: Callable[[ExportedProgram], InputSpec],
+) -> bool:
     """Return False if a forward gets a mask of the padding, but its scores depend on padding."""
     names = tuple(map(str, program.graph_signature.user_inputs))
     if not ForwardSignature.for_inputs(module.forward, names).has_mask:
         return True
     reference = TorchEngine(ReferenceModule(copied(module), names), names)
-    spec = input_spec(program, vocab_size)
-    breach = find_breach(reference, spec, None, bound=TOLERANCES["fp32"].bound)
+    breach = find_breach(reference, read_spec(program), None, bound=TOLERANCES["fp32"].bound)
     return breach is None or not breach.is_of_padding
 
 
@@ -191,6 +207,15 @@ def _check_features(spec: InputSpec, declared: int | None) -> None:
         )
 
 
+def _check_extras(spec: InputSpec, program: ExportedProgram) -> None:
+    outputs = output_names(program)
+    if clash := next((extra.name for extra in spec.extras if extra.name in outputs), None):
+        raise UsageError(
+            f"An input must have another name than the outputs, got {clash!r} for both.",
+            "Rename this entry in the dict that forward returns.",
+        )
+
+
 def _type_of(program: ExportedProgram) -> str:
     """Return the narrowest type of a captured program's weights, in which it computes."""
     types = {t.dtype for t in program.state_dict.values() if t.is_floating_point()}
@@ -206,15 +231,13 @@ def _recognize(
     return (ir.to_proto(graph) if recognition.matches else lowered), recognition
 
 
-def _explained(
-    lowered: onnx.ModelProto, to: str
-) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
+def _explained(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
     if to != "onnx":
         return lowered, "TensorRT engines only output logits"
     explained = onnx.ModelProto()
     explained.CopyFrom(lowered)
     try:
-        return explained, add_evidence(explained, explained_output(explained))
+        return explained, add_evidence(explained)
     except NoEvidence as reason:
         return lowered, str(reason)
 

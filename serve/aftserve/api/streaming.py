@@ -3,8 +3,8 @@
 import asyncio
 import codecs
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 import anyio.to_thread
 import numpy as np
@@ -20,10 +20,20 @@ from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
 from aftserve.model.results import DocumentAnswer
 from aftserve.schemas import DocumentRequest, LineProblem
-from aftserve.types import Document, Tokens
+from aftserve.types import Document, ExtraFields, Tokens
 
 T = TypeVar("T")
-Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentAnswer]]]
+
+
+class Classify(Protocol):
+    """A function that classifies documents with their extra inputs."""
+
+    def __call__(
+        self, documents: Sequence[Document], *, given: Sequence[ExtraFields]
+    ) -> Coroutine[Any, Any, list[DocumentAnswer]]:
+        """Return the answers, in order."""
+        ...
+
 
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
@@ -156,7 +166,8 @@ async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
 
 async def _classify_line(line: bytes, classify: Classify) -> bytes:
     try:
-        (answer,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
+        parsed = request_body.parse(line, DocumentRequest, {})
+        (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
         return await complete_json(answer) + b"\n"
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None

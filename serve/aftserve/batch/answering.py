@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
 from aftserve.settings import Settings
-from aftserve.types import Tokens
+from aftserve.types import ExtraFields, Tokens
 
 _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
@@ -71,19 +72,25 @@ class OfflineClassifier:
         self._model.classifier.keep_answers_in_memory()
         self._model.measurement.measure_all()
 
-    def answer(self, documents: Iterable[str | Path | AftexportError]) -> list[Outcome]:
+    def answer(
+        self,
+        documents: Iterable[str | Path | AftexportError],
+        given: Iterable[ExtraFields] | None = None,
+    ) -> list[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.
 
         Args:
             documents: texts, paths of .npy files, or errors in place of texts that could not be
                 read; none is kept.
+            given: extra inputs of each document; None for none.
         """
         outcomes: list[Outcome] = []
         held: dict[int, TokenizedDocument] = {}
-        for index, document in enumerate(documents):
+        fields = repeat({}) if given is None else given
+        for index, (document, extras) in enumerate(zip(documents, fields, strict=False)):
             outcomes.append(Outcome())
             try:
-                held[index] = self._tokenized(document)
+                held[index] = self._tokenized(document, extras)
             except AftexportError as error:
                 outcomes[index] = Outcome(error=str(error))
             if sum(len(one.ids) for one in held.values()) > _MAX_HELD_TOKENS:
@@ -92,16 +99,21 @@ class OfflineClassifier:
         self._run(held, outcomes)
         return outcomes
 
-    def _tokenized(self, document: str | Path | AftexportError) -> TokenizedDocument:
+    def _tokenized(
+        self, document: str | Path | AftexportError, given: ExtraFields
+    ) -> TokenizedDocument:
         if isinstance(document, AftexportError):
             raise document
         classifier = self._model.classifier
         if isinstance(document, Path):
             tokens = self._read(document)
-            return cut_document(classifier, tokens, tokens, None)
+            return cut_document(
+                classifier, tokens, tokens, None, classifier.check_extras(given, len(tokens))
+            )
         ids, marks = classifier.encode_marked(document)
         # Only spans need the text: do not hold it for other models.
-        return cut_document(classifier, ids if marks is None else document, ids, marks)
+        extras = classifier.check_extras(given, len(ids))
+        return cut_document(classifier, ids if marks is None else document, ids, marks, extras)
 
     def _read(self, path: Path) -> Tokens:
         classifier = self._model.classifier
@@ -144,6 +156,7 @@ class OfflineClassifier:
                 yield from classifier.classify(
                     [one.used for one in documents],
                     decodings=[one.decoding for one in documents],
+                    extras=[one.extras for one in documents],
                 )
         except StorageError as error:
             yield error
@@ -155,7 +168,7 @@ class OfflineClassifier:
                 yield from self._answers([one])
 
     def _in_chunks(self, one: TokenizedDocument) -> Answer:
-        parts = self._model.classifier.parts(one.used, evidence=False, decoding=one.decoding)
+        parts = self._model.classifier.parts(one.used, one.extras, decoding=one.decoding)
         while True:
             try:
                 next(parts)

@@ -8,7 +8,7 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.system.gc import no_collection_at_exit
+from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status
 from aftexport.system.suggestions import check_command
 from aftserve.cli import batch, deploy, key
@@ -19,12 +19,6 @@ COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""
 _SERVE = "serve"
 """A word that may stand before the bundle. Write ./serve for a bundle with this name."""
-_EXTRAS = {
-    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
-    **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
-    "ray": "ray",
-    "pyarrow": "ray",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accept_any_terminal()
     if command is None:
         unblock_output()
-    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     tracing.leave_out_unknown_propagators()
     try:
@@ -64,10 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        missing = missing_module_error(error)
+        if missing is None:
             raise
-        errors.print(
-            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
-            f"  Run: pip install 'aftexport\\[{_EXTRAS[error.name]}]'"
-        )
-        return 2
+        errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
+        return missing.exit_code

@@ -15,6 +15,7 @@ from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
+from aftexport.extra_inputs import blank_values
 from aftexport.parity import Comparison
 from aftexport.parity.run_cases import verify, verify_engine
 from aftserve.model.answers import Decoding
@@ -159,12 +160,14 @@ def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> 
 
     def run(shape: Shape, stop: Stop | None) -> None:
         blank = classifier.blank(shape.tokens)
+        extras = blank_values(bundle.manifest.extra_inputs, shape.tokens)
         if shape.chunk_tokens is None:
             words = Decoding(starts_word=np.ones(shape.tokens, np.bool_))
-            classifier.classify([blank] * shape.documents, stop, [words] * shape.documents)
+            count = shape.documents
+            classifier.classify([blank] * count, stop, [words] * count, [extras] * count)
             return
         assert chunked is not None  # otherwise no such shape is measured
-        with closing(chunked.in_chunks_of(shape.chunk_tokens).parts(blank)) as parts:
+        with closing(chunked.in_chunks_of(shape.chunk_tokens).parts(blank, extras)) as parts:
             for _ in parts:
                 if stop is not None and stop.is_requested:
                     raise RunStoppedError

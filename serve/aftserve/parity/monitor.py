@@ -94,7 +94,7 @@ class ParityMonitor:
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file that the bundle was exported from.",
             )
-        outputs, expected = answer.outputs, await self._reference.outputs(one.used)
+        outputs, expected = answer.outputs, await self._reference.outputs(one.used, one.extras)
         results = await self._judge("reference", one, outputs, expected)
         heads = self.active.bundle.manifest.heads
         flips = await anyio.to_thread.run_sync(

@@ -62,6 +62,8 @@ class Run:
                 [job.ids for job in self.batch],
                 self.stop,
                 [job.decoding for job in self.batch],
+                [job.extras for job in self.batch],
+                [job.wanted for job in self.batch],
             )
         try:
             next(progress.parts)

@@ -8,12 +8,14 @@ from contextlib import contextmanager, suppress
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.cost_measurement import CostMeasurement
 from aftserve.model.load import LoadedModel
 from aftserve.model.slowdown import SlowdownFactor
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.engine_state import Idle, Measuring, Run
@@ -157,9 +159,10 @@ class Scheduler:
         promised: float,
         *,
         single: bool = False,
-        evidence: bool = False,
         backlog: Backlog | None = None,
         decoding: Decoding = NO_MARKS,
+        extras: ExtraValues = NO_EXTRAS,
+        wanted: Wanted = EVERY_HEAD,
     ) -> "asyncio.Future[Result]":
         """Put a checked document in the queue.
 
@@ -168,9 +171,10 @@ class Scheduler:
             ids: its tokens.
             promised: predicted time of the answer by ``time.monotonic``.
             single: whether the document must not share a run.
-            evidence: whether the answer needs the contribution of each token.
             backlog: queued documents of the same request; this one is added.
             decoding: decoding of the rows of its tokens.
+            extras: extra inputs of the document.
+            wanted: wanted part of the answer.
 
         Returns:
             A future of the result. Cancel it once the answer is no longer wanted. It raises
@@ -192,11 +196,13 @@ class Scheduler:
             single,
             backlog=backlog or Backlog(),
             decoding=decoding,
+            extras=extras,
+            wanted=wanted,
         )
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
-                classifier.parts(ids, evidence=evidence, decoding=decoding),
-                classifier.part_count(len(ids), evidence=evidence),
+                classifier.parts(ids, extras, decoding=decoding, wanted=wanted),
+                classifier.part_count(len(ids), wanted),
             )
         future.add_done_callback(lambda _: self._settle(job))
         self._queue.put(job)

@@ -14,6 +14,7 @@ from labelled_documents import labelled, write_lines
 from aftexport.bundle.bundle import Bundle
 from aftexport.calibration.data import read_labelled_documents
 from aftexport.calibration.runs import run_documents
+from aftexport.system.installation import install_command
 
 TEMPERATURE = 0.2
 
@@ -151,7 +152,7 @@ def test_bad_requests_are_refused(
 def test_command_needs_scipy_but_no_torch(bundle_copy: Path, data: Path, tmp_path: Path) -> None:
     words = ("calibrate", bundle_copy, "--data", data)
     refused = without(["scipy"], "aftexport", *words, cwd=tmp_path)
-    assert_refused(refused, "aftexport[calibrate]")
+    assert_refused(refused, install_command("calibrate"))
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert Bundle.open(bundle_copy).manifest.calibration is not None

@@ -22,6 +22,11 @@ from aftserve.api.open_inference.columns import (
     columns_of,
     prefix,
 )
+from aftserve.api.open_inference.extra_tensors import (
+    check_extra_tensors,
+    extra_fields,
+    extra_tensors,
+)
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -32,7 +37,7 @@ from aftserve.api.open_inference.schemas import (
 from aftserve.api.parts_response import PartsResponse
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.results import DocumentAnswer
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
@@ -40,6 +45,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _BINARY = "application/octet-stream"
 _TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
 _IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
+_INTEGERS = ("INT64", "INT32")
 _LENGTHS = TensorMetadata(name="lengths", datatype="INT64", shape=[-1])
 
 
@@ -47,8 +53,10 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
     """Return the inputs of a model."""
     if manifest.features is not None:
         shape = [-1, -1, manifest.features.count]
-        return TensorMetadata(name=FEATURES, datatype="FP32", shape=shape), _LENGTHS
-    return (*([_TEXT] if has_tokenizer else []), _IDS, _LENGTHS)
+        own = [TensorMetadata(name=FEATURES, datatype="FP32", shape=shape)]
+    else:
+        own = [*([_TEXT] if has_tokenizer else []), _IDS]
+    return (*own, _LENGTHS, *extra_tensors(manifest))
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,12 @@ class Message:
     Attributes:
         request: the JSON of the request.
         documents: texts, token ids or features.
+        given: the extra inputs of each document.
     """
 
     request: InferenceRequest
     documents: Sequence[Document]
+    given: Sequence[ExtraFields]
 
 
 def parse(
@@ -108,13 +118,15 @@ def parse(
             f"Every byte after the JSON must belong to an input, got {len(binary)} more.",
             "Set binary_data_size of each input.",
         )
-    return Message(request, _documents(arrays))
+    documents = _documents(arrays)
+    return Message(request, documents, extra_fields(arrays, documents, manifest))
 
 
 def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
     """Check the names, types and shapes of the inputs before their values are read."""
+    extras = [extra.name for extra in manifest.extra_inputs]
     names = [tensor.name[:100] for tensor in inputs]
-    _check_names(names, manifest)
+    _check_names([name for name in names if name not in extras], manifest)
     described = dict(zip(names, inputs, strict=True))
     first = described.get("text") or described[manifest.main_input]
     lengths = described.get("lengths")
@@ -127,12 +139,15 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
             f"A request must have at most {max_documents} documents, got {count}.",
             "Send them in several requests.",
         )
-    if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
+    if lengths is not None and (
+        math.prod(lengths.shape) != count or lengths.datatype not in _INTEGERS
+    ):
         raise InputError(
             f"The input 'lengths' must be integers [{count}], "
             f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
             "Send one INT64 for each document.",
         )
+    check_extra_tensors(described, count, manifest)
 
 
 def _check_names(names: Sequence[str], manifest: Manifest) -> None:
@@ -173,7 +188,7 @@ def _check_first(first: InputTensor, manifest: Manifest) -> None:
                 f"{first.datatype} {first.shape}.",
                 f"Send {count} numbers for each token.",
             )
-    elif len(first.shape) != 2 or first.datatype == "BYTES":
+    elif len(first.shape) != 2 or first.datatype not in _INTEGERS:
         raise InputError(
             f"The input 'input_ids' must be integers [documents, tokens], "
             f"got {first.datatype} of {len(first.shape)} axes.",
@@ -207,6 +222,15 @@ def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:
         for field, kind in head.fields.items()
         if kind in TOKEN_FIELDS
     )
+
+
+def requested_heads(message: Message, manifest: Manifest) -> Sequence[str]:
+    """Return the heads of the requested outputs; empty for all heads."""
+    heads = manifest.heads
+    wanted = [output.name for output in message.request.outputs or ()]
+    return [
+        name for name in heads if any(output.startswith(prefix(heads, name)) for output in wanted)
+    ]
 
 
 def _is_wanted(request: InferenceRequest, name: str) -> bool:
