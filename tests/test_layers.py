@@ -16,6 +16,7 @@ LAYERS = {
     "aftserve": (
         ("__main__",),
         ("cli",),
+        ("predictor",),
         ("batch",),
         ("ray",),
         ("server",),

@@ -12,13 +12,13 @@ from aftexport.bundle.bundle import Bundle
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Answer, Decoding
-from aftserve.model.evidence import explain
+from aftserve.model.evidence import add_evidence, explain
 from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
-from aftserve.model.results import DocumentAnswer, head_fields, token_answers
+from aftserve.model.results import DocumentAnswer, document_answer
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.model.wanted import EVERY_HEAD, NO_OPTIONS, AnswerOptions, Wanted
 from aftserve.observability.health import Health
@@ -250,22 +250,14 @@ class Service:
         queue_seconds: float,
         predicted: float,
     ) -> DocumentAnswer:
-        heads = active.bundle.manifest.heads
-        content = DocumentResult(
-            bundle=active.bundle.digest,
-            **head_fields(heads, result.answer),
-            tokens_total=len(one.ids),
-            tokens_used=len(one.used),
-            truncated=len(one.used) < len(one.ids),
-            policy=self.settings.long_documents,
-            timings=Timings(
-                tokenize_seconds=one.tokenize_seconds,
-                queue_seconds=queue_seconds,
-                inference_seconds=result.inference_seconds,
-                predicted_seconds=predicted,
-            ),
+        timings = Timings(
+            tokenize_seconds=one.tokenize_seconds,
+            queue_seconds=queue_seconds,
+            inference_seconds=result.inference_seconds,
+            predicted_seconds=predicted,
         )
-        return DocumentAnswer(content, token_answers(heads, one, result.answer))
+        policy = self.settings.long_documents
+        return document_answer(active.bundle, policy, one, result.answer, timings)
 
     async def _explain(
         self,
@@ -281,14 +273,7 @@ class Service:
             explain, classifier, one.document, answer, first=one.first, max_spans=options.spans
         )
         explained = await self._tokenizers.run(one.document, explaining)
-        if options.explain:
-            result.explained = explained
-            return
-        # Without a choice, the label of the answer is not repeated.
-        (largest,) = explained
-        is_label = getattr(answer.heads[largest.head or ""], "label", None) == largest.name
-        name = None if is_label else largest.name
-        result.evidence = largest.model_copy(update={"head": None, "name": name})
+        add_evidence(result, answer, explained, is_chosen=bool(options.explain))
 
     def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled():

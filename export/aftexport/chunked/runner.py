@@ -249,10 +249,10 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        inputs = document.inputs(head, 0, len(document.tokens), pooled)
+        whole = document.inputs(head, 0, len(document.tokens), pooled)
         if head.takes_choice:
-            inputs[EXPLAINED] = padded_choices([request.explained])
-        outputs = head.run(inputs)
+            whole[EXPLAINED] = padded_choices([request.explained])
+        outputs = head.run(whole)
         self._check_names(set(self._plan.documents), outputs, "the output")
         return outputs
 

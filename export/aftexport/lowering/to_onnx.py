@@ -35,8 +35,8 @@ _FILLS = (
     (_aten.masked_fill_.Tensor, _aten.masked_fill.Tensor),
     (_aten.masked_scatter_.default, _aten.masked_scatter.default),
 )
-OPSETS = range(18, 26)
-"""Opsets that the portable bodies support and torch.onnx can produce."""
+OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
+"""Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
 DEFAULT_OPSET = 20
 
 
@@ -102,7 +102,7 @@ def _translated(
     try:
         # torch.onnx parses the source of 500 functions. In CPython 3.11 (gh-106905) a collection in
         # ast.parse may let another thread parse, and then both raise SystemError.
-        # Without sizes of one, torch 2.9 takes branches for sizes above 1 in its decompositions.
+        # Without sizes of 1, torch 2.9 takes branches for sizes above 1 in its decompositions.
         with (
             collection_paused(),
             quiet(),

@@ -56,7 +56,7 @@ def model_cases(
     if batching:
         _refuse_breach(reference, spec, embedding, program)
     cases = []
-    for name, inputs in _inputs(spec, embedding).items():
+    for name, inputs in case_inputs(spec, embedding).items():
         cases.append(Case(name, "model", inputs, reference.run(inputs)))
     return cases
 
@@ -132,7 +132,8 @@ def _random_tokens(
     )
 
 
-def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+def case_inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+    """Return the inputs of the model's cases by name, with lengths also where it takes none."""
     generator = np.random.default_rng(0)
     rows = _FEW_IDS if embedding is None else len(embedding)
 

@@ -1,4 +1,4 @@
-"""Extra inputs and unusual features, for the cases of a model."""
+"""Random and unusual extra inputs, and unusual features, for the cases of a model."""
 
 from collections.abc import Mapping
 from typing import Any

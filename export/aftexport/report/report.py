@@ -45,7 +45,7 @@ class Report:
     @property
     def compared_with(self) -> str:
         """The reference, in words."""
-        stored = f"PyTorch's {self.manifest.reference} outputs stored in the bundle"
+        stored = f"{self.manifest.reference_title}, by its outputs stored in the bundle"
         return self.against or stored
 
     @property
@@ -68,15 +68,15 @@ class Report:
     @property
     def reason(self) -> str:
         """The reason of the verdict, in a sentence."""
-        furthest = self.worst
+        furthest, name = self.worst, self.manifest.reference_name
         if furthest is None:
-            return "The comparison with PyTorch was turned off in the export."
+            return f"The comparison with {name} was turned off in the export."
         count = len(self.comparisons)
         outside = sum(not c.passed for c in self.comparisons)
         place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
         if not outside:
             return (
-                f"All {count} comparisons with PyTorch are within tolerance; the largest error is "
+                f"All {count} comparisons with {name} are within tolerance; the largest error is "
                 f"{_percent(furthest.largest_error / furthest.bound)} of the tolerance ({place})."
             )
         of_scores = " in its scores or values" if furthest.error < furthest.largest_error else ""

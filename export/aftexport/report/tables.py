@@ -40,12 +40,18 @@ def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
     console.print(f"Scores: {escape(meanings_of(heads))}.")
 
 
-def parity_table(results: Sequence[Comparison], reference: str) -> Table:
-    """Return a table of each case's error and bound; ``reference`` is the type of PyTorch."""
+def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "PyTorch") -> Table:
+    """Return a table of each case's error and bound.
+
+    Args:
+        results: the comparisons.
+        reference: the type of the reference.
+        name: the model that is the reference.
+    """
     outputs = {result.output for result in results if _is_of_model(result)}
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")
-    table = plain_table("parity with PyTorch", *named, *columns)
+    table = plain_table(f"parity with {name}", *named, *columns)
     formula = "max |output - reference| / max(1, max |reference|)"
     table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
     table.caption_justify = "left"

@@ -21,7 +21,7 @@ from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -44,7 +44,6 @@ _INFER = body_schema(
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 _MAX_NAMES = 256
-_DEFAULT_SPANS = 5
 """Maximum passages of each logit that ``explain`` chooses, without another number."""
 EvidenceSpans = Annotated[
     int,
@@ -61,7 +60,7 @@ Explain = Annotated[
         max_length=_MAX_NAMES,
         description="Label or value to explain in place of the largest logit, as `NAME` or "
         "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
-        f"several. The answer has `explained`, with {_DEFAULT_SPANS} passages of each unless "
+        f"several. The answer has `explained`, with {DEFAULT_SPANS} passages of each unless "
         "`evidence` has another number.",
     ),
 ]
@@ -114,7 +113,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         """
         service.check_open()
         if explain and "evidence" not in request.query_params:
-            evidence = _DEFAULT_SPANS
+            evidence = DEFAULT_SPANS
         options = AnswerOptions(evidence, explain, outputs)
         options.wanted(service.active.bundle.manifest)  # before the body is read
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)

@@ -14,7 +14,7 @@ from tokenizers import Encoding
 
 from aftserve.model.answers import Added, Answer
 from aftserve.model.classifier import Classifier
-from aftserve.schemas import Evidence, EvidenceSpan
+from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
 from aftserve.types import Document
 
 
@@ -72,6 +72,27 @@ def explain(
         )
         for one in answer.explained
     ]
+
+
+def add_evidence(
+    result: DocumentResult, answer: Answer, explained: list[Evidence], *, is_chosen: bool
+) -> None:
+    """Add the evidence of a document to its result.
+
+    Args:
+        result: the result.
+        answer: the answer of the document.
+        explained: the evidence of each logit.
+        is_chosen: whether the request chose the logits; else there is one, the largest.
+    """
+    if is_chosen:
+        result.explained = explained
+        return
+    # Without a choice, the label of the answer is not repeated.
+    (largest,) = explained
+    is_label = getattr(answer.heads[largest.head or ""], "label", None) == largest.name
+    name = None if is_label else largest.name
+    result.evidence = largest.model_copy(update={"head": None, "name": name})
 
 
 def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle.bundle import Bundle
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, Span, TokenResult, is_one_label
 from aftserve.model.answer_parts import SpansPart, TokensPart
 from aftserve.model.answers import Answer
 from aftserve.model.inline_limit import numbers_per_token
 from aftserve.model.inputs import TokenizedDocument
-from aftserve.schemas import DocumentResult
+from aftserve.schemas import DocumentResult, Timings
+from aftserve.settings import Policy
 
 _MAX_PART_TOKENS = 4096
 _MAX_PART_SPANS = 1024
@@ -121,6 +123,31 @@ def token_answers(
     text = one.document if isinstance(one.document, str) else None
     characters = None if one.marks is None else one.marks.characters
     return TokenAnswers(heads, answer.tokens, one.first, text, characters)
+
+
+def document_answer(
+    bundle: Bundle, policy: Policy, one: TokenizedDocument, answer: Answer, timings: Timings
+) -> DocumentAnswer:
+    """Return the result of a document, with the answers for its tokens apart.
+
+    Args:
+        bundle: the bundle that answered.
+        policy: policy for documents over the memory budget.
+        one: the document.
+        answer: its answer.
+        timings: times of the stages.
+    """
+    heads = bundle.manifest.heads
+    content = DocumentResult(
+        bundle=bundle.digest,
+        **head_fields(heads, answer),
+        tokens_total=len(one.ids),
+        tokens_used=len(one.used),
+        truncated=len(one.used) < len(one.ids),
+        policy=policy,
+        timings=timings,
+    )
+    return DocumentAnswer(content, token_answers(heads, one, answer))
 
 
 def head_fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from arrow_arrays import unchecked_strings
 from calibrations import calibration
 
+from aftexport.errors import InputError
 from aftexport.heads import (
     BinaryClassification,
     Head,
@@ -100,7 +101,10 @@ def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     row = np.array(logits)
     answer = Answer({"logits": head.answer(row)}, row)
-    outcomes = [Outcome(answer, None, 9, 7), Outcome(None, "It has no tokens.", 3, 0)]
+    outcomes = [
+        Outcome(answer, None, 9, 7),
+        Outcome(None, InputError("It has no tokens.", "Send some."), 3, 0),
+    ]
     ids = pa.chunked_array([pa.array(["a.txt", "b.txt"])])
     path = tmp_path / f"out{suffix}"
     with output.Writer(path, path, columns, numbered=False) as writer:
@@ -116,7 +120,7 @@ def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
         {"id": "a.txt", **answered, "tokens_total": 9, "tokens_used": 7, "truncated": True, **MARKS,
          "error": None},
         {"id": "b.txt", **dict.fromkeys(types), "tokens_total": 3, "tokens_used": 0,
-         "truncated": None, **MARKS, "error": "It has no tokens."},
+         "truncated": None, **MARKS, "error": "It has no tokens. Send some."},
     ]  # fmt: skip
 
 
@@ -154,7 +158,10 @@ def test_calibration_adds_columns(task: str, above: float | None) -> None:
     added = ["calibrated"] if above is None else ["calibrated", "abstain"]
     row = np.array(logits)
     answer = found.applied(head, head.answer(row), row, 64)
-    outcomes = [Outcome(Answer({"logits": answer}, row), None, 9, 7), Outcome(None, "No.", 3, 0)]
+    outcomes = [
+        Outcome(Answer({"logits": answer}, row), None, 9, 7),
+        Outcome(None, InputError("No.", "Stop."), 3, 0),
+    ]
     first, second = output.table(None, outcomes, columns, **MARKS).to_pylist()
     if "heads" in types:
         assert columns.names == plain.names
@@ -173,7 +180,14 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     columns = output.schema(TWO_CLASSES, None)
     with output.Writer(tmp_path / "out", Path("out.jsonl"), columns, numbered=True) as writer:
         for count in (2, 3):
-            writer.write(output.table(None, [Outcome(error="no answer")] * count, columns, **MARKS))
+            writer.write(
+                output.table(
+                    None,
+                    [Outcome(error=InputError("No answer.", "Stop."))] * count,
+                    columns,
+                    **MARKS,
+                )
+            )
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
 
@@ -198,7 +212,7 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
 )
 def test_ids_of_any_type_become_json(ids: pa.Array, shown: list[Any], tmp_path: Path) -> None:
     columns = output.schema(TWO_CLASSES, ids.type)
-    outcomes = [Outcome(error="no answer")] * len(ids)
+    outcomes = [Outcome(error=InputError("No answer.", "Stop."))] * len(ids)
     rows = output.table(pa.chunked_array([ids]), outcomes, columns, **MARKS)
     path = tmp_path / "out.jsonl"
     with output.Writer(path, path, columns, numbered=False) as writer:

@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from aftexport.operators.constants import MASKED
 from aftexport.operators.numerics import (
-    MASKED,
     Sums,
     apply_gate,
     biased_mean,

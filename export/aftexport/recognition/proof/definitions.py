@@ -152,7 +152,8 @@ def _linear_attention(
         similarity = np.tril(similarity)
     sums = np.einsum("bhtu,buhe->bthe", similarity, _heads(value, num_heads))
     normalizer = similarity.sum(3).transpose(0, 2, 1)[..., None]
-    return (sums / (normalizer + eps)).reshape(value.shape)
+    mean: Array = sums / (normalizer + eps)
+    return mean.reshape(value.shape)
 
 
 _DEFINITIONS: Mapping[str, Callable[..., Array]] = {
@@ -193,7 +194,8 @@ def _softmax(logits: Array, axis: int) -> Array:
     """Return the softmax over an axis; it is 0 if every logit is -inf."""
     weights = np.exp(logits - np.maximum(logits.max(axis, keepdims=True), _LOWEST))
     total = weights.sum(axis, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
+    probabilities: Array = weights / np.where(total == 0, 1, total)
+    return probabilities
 
 
 _LOWEST = np.finfo(np.float64).min
