@@ -1,7 +1,7 @@
 """Parts of onnxscript: the rewrite rules that torch.onnx applies to every graph."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aftexport.internals.versions import Versions
@@ -13,9 +13,9 @@ with VERSIONS.named():
     from onnxscript.rewriter.pattern import RewriteRule
     from onnxscript.rewriter.rules.common import _no_op
 
-    DEFAULT_RULES: Sequence[RewriteRule] = rewriter._DEFAULT_REWRITE_RULES
-    NO_OP_RULES: Sequence[RewriteRule] = tuple(_no_op.rules)
-    DROPOUT_RULES: Sequence[RewriteRule] = (
+    DEFAULT_RULES: tuple[RewriteRule, ...] = rewriter._DEFAULT_REWRITE_RULES
+    NO_OP_RULES: tuple[RewriteRule, ...] = tuple(_no_op.rules)
+    DROPOUT_RULES: tuple[RewriteRule, ...] = (
         _no_op.dropout_zero_rule,
         _no_op.dropout_inference_rule,
     )
@@ -32,7 +32,7 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def use_rules(rules: Sequence[RewriteRule]) -> Iterator[None]:
+def use_rules(rules: tuple[RewriteRule, ...]) -> Iterator[None]:
     """Make ``rules`` the default rules of the whole process during the block."""
     with _LOCK:
         rewriter._DEFAULT_REWRITE_RULES = rules
