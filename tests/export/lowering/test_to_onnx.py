@@ -211,7 +211,7 @@ class PaddedByZeros(tiny_models.Bag):
 
 def test_size_error_omits_unknown_line() -> None:
     """A size without a known line is refused without speaking of one."""
-    with pytest.raises(TraceError, match=r"only for sizes where 8 - tokens <= 0\.") as refused:
+    with pytest.raises(TraceError, match=r"only for sizes where .*8 - tokens.*\.") as refused:
         lower(capture(PaddedByZeros()))
     assert "line" not in refused.value.remedy
     assert "padding" in refused.value.remedy
