@@ -49,6 +49,7 @@ LAYERS = {
         ("capture", "heads", "engines", "nn"),
         ("extra_inputs",),
         ("operators", "system", "onnx_io", "console"),
+        ("internals",),
         ("contract", "errors", "_version"),
     ),
 }

@@ -1,7 +1,15 @@
 """The ``aftexport`` command by ``python -m aftexport``."""
 
-import sys
+from typing import NoReturn
 
 from aftexport.cli import main
+from aftexport.system.process_end import end_process
 
-sys.exit(main())
+
+def run() -> NoReturn:
+    """Run the command, and end the process with its status."""
+    end_process(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -29,6 +29,17 @@ LOGITS = "logits"
 """The name of the output of a forward that returns one tensor."""
 EVIDENCE = "evidence"
 """The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""
+EXPLAINED = "evidence_explained"
+"""The constant with the numbers of the logits to explain, int64 ``[1, 1]``; see ``largest``.
+
+An engine may take ``[batch, chosen]`` instead. The output ``evidence`` is then
+``[batch, chosen * tokens]``.
+"""
+
+
+def largest(head: int) -> int:
+    """Return the number that stands for the largest logit of a head, by the head's index."""
+    return -1 - head
 
 
 def main_input(names: Collection[str]) -> str:

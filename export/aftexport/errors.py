@@ -44,6 +44,10 @@ class TraceError(AftexportError):
     """The model cannot be expressed as one ONNX graph for every length."""
 
 
+class LibraryError(AftexportError):
+    """An installed library lacks a part that aftexport uses."""
+
+
 class EngineError(AftexportError):
     """A runtime refused the model or failed while running it."""
 

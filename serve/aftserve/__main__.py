@@ -1,7 +1,15 @@
 """``python -m aftserve`` is the ``aftserve`` command."""
 
-import sys
+from typing import NoReturn
 
+from aftexport.system.process_end import end_process
 from aftserve.cli import main
 
-sys.exit(main())
+
+def run() -> NoReturn:
+    """Run the command, and end the process with its status."""
+    end_process(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -21,9 +21,11 @@ from aftexport.heads import AnyHead
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
-from aftserve.model.evidence import explain
+from aftserve.model.evidence import add_evidence
+from aftserve.model.evidence import explain as find_evidence
 from aftserve.model.inputs import TokenizedDocument
 from aftserve.model.results import document_answer
+from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
@@ -31,6 +33,8 @@ Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
 """A text, token ids ``[T]``, or features ``[T, F]``."""
 Fields = Mapping[str, Any]
 """The extra inputs of one document by name."""
+Names = str | Sequence[str]
+"""One name, or several."""
 
 _SILENT_SECONDS = 2.0
 
@@ -101,7 +105,13 @@ class Predictor:
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, documents: str, *, inputs: Fields | None = None, evidence: int = 0
+        self,
+        documents: str,
+        *,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
     ) -> Result: ...
 
     @overload
@@ -111,6 +121,8 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
         progress: bool | None = None,
     ) -> list[Result]: ...
 
@@ -120,6 +132,8 @@ class Predictor:
         *,
         inputs: Fields | Iterable[Fields] | None = None,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
         progress: bool | None = None,
     ) -> Result | list[Result]:
         """Classify one text, or any number of documents.
@@ -128,7 +142,11 @@ class Predictor:
             documents: one text, or several documents: texts, token ids, or arrays of features.
             inputs: the extra inputs by name: a mapping for one text, one mapping for each of
                 several documents.
-            evidence: maximum passages of each document that support its label.
+            evidence: maximum passages of each document that support its label; with ``explain``,
+                5 in place of 0.
+            explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
+                place of the largest logit; or outputs, for the labels or values of their answers.
+            outputs: the outputs to answer; all by default.
             progress: whether to show a bar on standard error; by default on a terminal or in a
                 notebook, after two seconds.
 
@@ -139,12 +157,13 @@ class Predictor:
             AftexportError: if a document has no answer; the error names it by its index.
             TypeError: if ``documents`` is a single array, or is not iterable.
         """
+        options = _options(evidence, explain, outputs)
         if isinstance(documents, str):
             only = None if inputs is None else [inputs]
-            return _result(0, next(self._outcomes([documents], only, evidence)))
+            return _result(0, next(self._outcomes([documents], only, options)))
         total = len(documents) if isinstance(documents, Sized) else None
         with _progress(total, progress) as advance:
-            outcomes = self._outcomes(documents, inputs, evidence, advance)
+            outcomes = self._outcomes(documents, inputs, options, advance)
             return [_result(index, outcome) for index, outcome in enumerate(outcomes)]
 
     def infer_each(
@@ -153,6 +172,8 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
     ) -> Iterator[Result | AftexportError]:
         """Classify any number of documents; one that fails does not stop the others.
 
@@ -160,12 +181,13 @@ class Predictor:
             documents: see ``Predictor.__call__``; they are consumed as needed, up to some
                 thousands ahead of the answers.
             inputs: the extra inputs of each document.
-            evidence: maximum passages of each document that support its label.
+            evidence, explain, outputs: see ``Predictor.__call__``.
 
         Yields:
             A result for each document, in order, or the error of that document.
         """
-        for outcome in self._outcomes(documents, inputs, evidence):
+        options = _options(evidence, explain, outputs)
+        for outcome in self._outcomes(documents, inputs, options):
             yield _read(outcome.result) if outcome.result is not None else _error(outcome)
 
     def _open(self) -> OfflineClassifier:
@@ -177,7 +199,7 @@ class Predictor:
         self,
         documents: Iterable[Document],
         inputs: Any,
-        evidence: int,
+        options: AnswerOptions,
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Outcome]:
         loaded = self._open()
@@ -188,13 +210,11 @@ class Predictor:
             )
         if isinstance(inputs, Mapping):
             raise TypeError("expected a list with one mapping for each document, got one mapping")
-        if evidence < 0:
-            raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
         return loaded.answer(
             map(_checked, documents),
             inputs,
-            finish=partial(_finish, loaded, self._settings.long_documents, evidence),
-            evidence=evidence > 0,
+            finish=partial(_finish, loaded, self._settings.long_documents, options),
+            options=options,
             on_done=on_done,
         )
 
@@ -256,18 +276,26 @@ def _checked(document: Any) -> Document | InputError:
 def _finish(
     loaded: OfflineClassifier,
     policy: Policy,
-    max_spans: int,
+    options: AnswerOptions,
     one: TokenizedDocument,
     answer: Answer,
     timings: Timings,
 ) -> DocumentResult:
     """Return the server's answer for a document."""
     result = document_answer(loaded.bundle, policy, one, answer, timings).complete()
-    if max_spans:
-        result.evidence = explain(
-            loaded.classifier, one.document, answer, first=one.first, max_spans=max_spans
+    if options.spans:
+        explained = find_evidence(
+            loaded.classifier, one.document, answer, first=one.first, max_spans=options.spans
         )
+        add_evidence(result, answer, explained, is_chosen=bool(options.explain))
     return result
+
+
+def _options(evidence: int, explain: Names, outputs: Names) -> AnswerOptions:
+    if evidence < 0:
+        raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
+    chosen, heads = ([names] if isinstance(names, str) else names for names in (explain, outputs))
+    return AnswerOptions(evidence or (DEFAULT_SPANS if chosen else 0), chosen, heads)
 
 
 def _result(index: int, outcome: Outcome) -> Result:

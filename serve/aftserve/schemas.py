@@ -159,10 +159,15 @@ class EvidenceSpan(BaseModel):
 
 
 class Evidence(BaseModel):
-    """Contributions of the tokens to the largest logit, at the last layer."""
+    """Contributions of the tokens to a logit, at the last layer."""
 
+    head: str | None = Field(
+        default=None, description="Output of that logit; present if it was chosen by `explain`."
+    )
     name: str | None = Field(
-        default=None, description="Label or value of that logit, if it is not the answer's label."
+        default=None,
+        description="Label or value of that logit; without `explain` only if it is not the "
+        "answer's label.",
     )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
@@ -198,7 +203,16 @@ class DocumentResult(BaseModel):
     truncated: bool = Field(description="Whether the model saw less than the document.")
     policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
-    evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
+    evidence: Evidence | None = Field(
+        default=None,
+        description="Evidence for the largest logit; present if it was requested without "
+        "`explain`.",
+    )
+    explained: list[Evidence] | None = Field(
+        default=None,
+        description="Evidence for each label or value that `explain` chose; without labels that "
+        "do not hold, if it chose an output.",
+    )
 
 
 class InferResponse(BaseModel):
@@ -246,7 +260,7 @@ class Limits(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """A run measured at start."""
+    """The measured time of a run."""
 
     documents: int
     tokens: int = Field(description="Tokens of each document.")
@@ -255,7 +269,7 @@ class MeasuredRun(BaseModel):
 
 
 class ChunkedRun(BaseModel):
-    """A document in chunks, measured at start."""
+    """The measured time of a document in chunks."""
 
     documents: int
     tokens: int
@@ -265,6 +279,9 @@ class ChunkedRun(BaseModel):
 class Calibration(BaseModel):
     """The cost of documents on this machine."""
 
+    measuring: bool = Field(
+        description="Whether the costs are first estimates, which further measurements improve."
+    )
     measurements: list[MeasuredRun]
     batch_up_to_tokens: int = Field(description="Maximum length of documents that share runs.")
     batch_up_to_documents: int
@@ -320,5 +337,8 @@ class Info(BaseModel):
     operators: dict[str, int]
     tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
     evidence: bool = Field(description="Whether the model returns the contribution of each token.")
+    explainable: list[str] = Field(
+        description="Outputs whose labels or values `explain` may choose for evidence."
+    )
     limits: Limits
     calibration: Calibration

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aftexport.chunked import runner as chunked
+from aftexport.chunked import document as chunked
 
 
 class Tokens(chunked.Tokens, Protocol):

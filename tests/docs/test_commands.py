@@ -172,7 +172,9 @@ def check_output(block: Block, out: str) -> None:
         streamed = [{"complete": True, "lines": 1}] if "ndjson" in block.text else []
         assert rest == streamed, block.place
         assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
-        assert ("evidence" in answer) == ("evidence" in block.text), block.place
+        is_chosen = "explain=" in block.text
+        assert ("evidence" in answer) == ("evidence" in block.text and not is_chosen), block.place
+        assert ("explained" in answer) == is_chosen, block.place
         is_calibrated = block.page == "docs/how-to/calibrate.md"
         assert ({"calibrated", "abstain"} <= answer.keys()) == is_calibrated, block.place
     if block.language == "python" and ".stream(" in block.text:

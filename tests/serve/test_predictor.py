@@ -82,6 +82,22 @@ def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client)
     assert_same(found, answer)
 
 
+def test_chosen_evidence_and_outputs_equal_the_servers(
+    predictor: Predictor, client: httpx.Client
+) -> None:
+    label = predictor.heads["logits"].names[1]
+    query = {"explain": label, "outputs": "logits"}
+    answer = client.post("/infer", params=query, json={"text": TEXTS[2]}).json()
+    found = predictor(TEXTS[2], explain=label, outputs="logits")
+    assert found.explained is not None
+    assert [one.name for one in found.explained] == [label]
+    assert_same(found, answer)
+    with pytest.raises(InputError, match="no output 'other'"):
+        predictor(TEXTS, outputs=["other"])
+    with pytest.raises(UsageError, match="evidence must be at least 0"):
+        predictor("a", evidence=-1)
+
+
 def test_token_ids_may_be_lists_or_arrays(predictor: Predictor, client: httpx.Client) -> None:
     ids = [[1, 2, 3], [4, 5]]
     response = client.post("/infer", json={"input_ids": ids}).json()["results"]

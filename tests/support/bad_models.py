@@ -227,9 +227,9 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "folder with weights in shards": (
         model_folder(model_safetensors=None, model_safetensors_index_json="{}"),
         ("model.safetensors.index.json lists", "Join them")),
-    "folder of transformers": (
+    "folder of transformers without a class": (
         model_folder(config_json=json.dumps({"model_type": "bert", "hidden_size": 8})),
-        ("model_type 'bert'", "model.safetensors, and --factory")),
+        ("one model class in architectures, got None",)),
     "folder with bad JSON": (model_folder(config_json="{"), ("config.json", "JSON")),
     "folder with nested JSON": (model_folder(config_json="[" * 100_000), ("config.json",)),
     "folder with JSON no object": (model_folder(config_json="[]"), ("config.json",)),

@@ -246,7 +246,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         for file in sorted(folder.iterdir())
     }
     content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
-    write_json(folder / MANIFEST, content, ordered=("heads",))
+    write_json(folder / MANIFEST, content, ordered=("heads", "evidence_heads"))
 
 
 def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:

@@ -176,6 +176,10 @@ class Manifest(BaseModel):
         evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
+        evidence_heads: for each head whose logits a request can choose the same part of each
+            logit, in the order of the logits' numbers, see ``passes.evidence``; None if the model
+            only explains the largest logit of ``explained``, as those of earlier versions do.
+        refused_evidence: the reason against evidence for each other head for documents.
         calibration: the calibration of heads by their names; None if there is none.
     """
 
@@ -206,6 +210,8 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+    evidence_heads: Annotated[dict[str, tuple[float, ...]], Len(1)] | None = None
+    refused_evidence: dict[str, str] = {}
     calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property
@@ -218,7 +224,12 @@ class Manifest(BaseModel):
 
     @property
     def explained(self) -> str | None:
-        """The output that evidence explains, the first for documents; None without such a one."""
+        """The output that evidence explains without a choice; None without such a one.
+
+        It is the first with evidence, or the first for documents.
+        """
+        if self.evidence_heads is not None:
+            return next(iter(self.evidence_heads))
         return next((name for name, head in self.heads.items() if not head.is_per_token), None)
 
     @property
@@ -274,6 +285,21 @@ class Manifest(BaseModel):
             raise ValueError(
                 f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_heads_fit(self) -> Self:
+        for name, offsets in (self.evidence_heads or {}).items():
+            head = self.heads.get(name)
+            if head is None or head.is_per_token:
+                raise ValueError(f"evidence_heads: expected heads for documents, got {name!r}")
+            if len(offsets) != head.width:
+                raise ValueError(
+                    f"evidence_heads.{name}: expected an offset for each of {head.width} logits, "
+                    f"got {len(offsets)}"
+                )
+        if self.evidence_heads and next(iter(self.evidence_heads.values())) != self.evidence:
+            raise ValueError("evidence: expected the offsets of the first of evidence_heads")
         return self
 
     @model_validator(mode="after")

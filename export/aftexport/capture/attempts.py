@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config
 
 from aftexport.capture.complaints import failed_in_torch, violation
 from aftexport.capture.model_inputs import ModelInputs
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
+from aftexport.internals.torch_shapes import allow_sizes_of_one
 
 _MAX_BATCH = 1 << 16
 
@@ -98,7 +98,7 @@ def _run(
         free: AbstractContextManager[list[str]] = (
             free_sizes_in_math(model) if has_math else nullcontext([])
         )
-        options: Any = _config.patch(backed_size_oblivious=attempt.may_be_one)  # type: ignore[attr-defined]
+        options = allow_sizes_of_one(attempt.may_be_one)
         recording = record_shape_guards(guards, decide=attempt.decide)
         with options, quiet(), torch.no_grad(), free as tensors, recording:
             try:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from aftexport.contract import AXES, EVIDENCE, LOGITS
 from aftexport.errors import TraceError
+from aftexport.internals.torch_operators import pytree
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _EXPECTED = "a tensor from the model's forward, or a dict or NamedTuple of tensors by name"

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
+
+from aftexport.internals.torch_operators import pytree
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def operator_name(node: Node) -> str:
 
 
 def _compute(known: KnownRanges, node: Node, name: str) -> Range:
-    arguments = [known.of(a) for a in tree_leaves((node.args, node.kwargs))]
+    arguments = [known.of(a) for a in pytree.tree_leaves((node.args, node.kwargs))]
     if not any(a.of_ids for a in arguments) and name not in _JOINED and name not in _CONSTANTS:
         return known.of(node.args[0]) if name in _MOVES and node.args else Range()
     if name == "getitem":

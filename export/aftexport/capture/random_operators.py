@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from aftexport.capture.shape_guards import is_the_users, last_own_line, line_of
 from aftexport.errors import TraceError
+from aftexport.internals.torch_operators import OpOverload
 
 _SWITCHES = ("train", "training")
 """Arguments whose value False switches drawing off."""

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from aftexport.capture.complaints import cause
 from aftexport.capture.forward_signature import with_plain_inputs
+from aftexport.internals.torch_operators import TorchDispatchMode, pytree
 
 
 class ReferenceModule(nn.Module):
@@ -95,8 +94,8 @@ class _WithoutFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for i, argument in enumerate(func._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         }
-        args = [a if i in written else tree_map(_widened, a) for i, a in enumerate(args)]
-        return func(*args, **tree_map(_widened, kwargs or {}))
+        args = [a if i in written else pytree.tree_map(_widened, a) for i, a in enumerate(args)]
+        return func(*args, **pytree.tree_map(_widened, kwargs or {}))
 
 
 def _widened(value: Any) -> Any:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from linecache import getline
 from pathlib import Path
 from traceback import walk_stack
@@ -19,13 +18,19 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.traceback import get_current_meta
 from torch.overrides import resolve_name
-from torch.utils._sympy.functions import FloatPow, FloatTrueDiv, IntTrueDiv, Mod, PythonMod, ToFloat
 
 from aftexport.capture.size_conditions import Ranges, decide_condition, find_step
 from aftexport.contract import MAX_TOKENS
+from aftexport.internals.torch_shapes import (
+    FAKE_CONVOLUTION,
+    ShapeEnv,
+    example_sizes,
+    get_current_meta,
+    observe_conditions,
+    size_names,
+    sympy_functions,
+)
 
 _NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
 """Packages whose lines are never named in an error."""
@@ -34,8 +39,14 @@ _STARTS = ("aftexport.capture.attempts", "aftexport.capture.capture", "aftexport
 """Modules that call torch: the frames above them are not part of the model."""
 _LOOP = re.compile(r"\bfor\b.*\brange\(")
 _CONVERSIONS = ("__float__", "__int__", "__index__")
-_LOCK = threading.RLock()
 _FEW = range(1, 65)
+_FLOATS = (
+    sympy_functions.ToFloat,
+    sympy_functions.IntTrueDiv,
+    sympy_functions.FloatTrueDiv,
+    sympy_functions.FloatPow,
+)
+_REMAINDERS = (sympy_functions.Mod, sympy_functions.PythonMod)
 
 
 @dataclass(frozen=True)
@@ -83,12 +94,12 @@ class ShapeGuard:
     @property
     def is_of_floats(self) -> bool:
         """True if the condition is on a float computed from sizes."""
-        return bool(self.condition.has(ToFloat, IntTrueDiv, FloatTrueDiv, FloatPow))
+        return bool(self.condition.has(*_FLOATS))
 
     @property
     def is_of_multiples(self) -> bool:
         """True if the condition separates multiples of a number of tokens from other lengths."""
-        return bool(self._symbols("tokens")) and self.condition.has(Mod, PythonMod)
+        return bool(self._symbols("tokens")) and self.condition.has(*_REMAINDERS)
 
     def excludes(self, axis: str) -> bool:
         """Return whether the condition fails for a size of ``axis``, batch or tokens, up to 64.
@@ -140,41 +151,28 @@ def record_shape_guards(guards: list[ShapeGuard], *, decide: bool = False) -> It
     """
     thread = threading.get_ident()
 
-    with _LOCK:  # the methods are shared by the whole process
-        log, static = ShapeEnv._log_guard, ShapeEnv._maybe_evaluate_static
+    def note(env: ShapeEnv, prefix: str, condition: sympy.Basic) -> None:
+        sizes = example_sizes(env)
+        # A size that depends on values, as in x[:, : lengths.max()], has no example.
+        has_example = condition.free_symbols <= sizes.keys()
+        if has_example and threading.get_ident() == thread and "suppressed" not in prefix:
+            example = {symbol: int(sizes[symbol]) for symbol in condition.free_symbols}
+            names, ranges = size_names(env), _ranges(env, condition)
+            guards.append(ShapeGuard(condition, names, *_where(), example, ranges))
 
-        def noted(env: ShapeEnv, prefix: str, condition: sympy.Basic, forcing_spec: bool) -> None:
-            sources = {symbol: name for name, symbol in env.source_to_var.items()}
-            # A size that depends on values, as in x[:, : lengths.max()], has no example.
-            has_example = condition.free_symbols <= env.backed_var_to_val.keys()
-            if has_example and threading.get_ident() == thread and "suppressed" not in prefix:
-                example = {s: int(env.backed_var_to_val[s]) for s in condition.free_symbols}
-                guards.append(
-                    ShapeGuard(condition, sources, *_where(), example, _ranges(env, condition))
-                )
-            log(env, prefix, condition, forcing_spec)
+    def answer(env: ShapeEnv, condition: sympy.Basic) -> bool | None:
+        if not decide or threading.get_ident() != thread:
+            return None
+        return decide_condition(condition, _ranges(env, condition))
 
-        @wraps(static)  # copies the methods of its cache too
-        def evaluated(env: ShapeEnv, condition: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
-            answer = static(env, condition, *args, **kwargs)
-            if answer is not None or not decide or threading.get_ident() != thread:
-                return answer
-            holds = decide_condition(condition, _ranges(env, condition))
-            return None if holds is None else sympy.true if holds else sympy.false
-
-        ShapeEnv._log_guard = noted  # type: ignore[assignment, method-assign]
-        ShapeEnv._maybe_evaluate_static = evaluated  # type: ignore[assignment, method-assign]
-        try:
-            yield
-        finally:
-            ShapeEnv._log_guard = log  # type: ignore[method-assign]
-            ShapeEnv._maybe_evaluate_static = static  # type: ignore[method-assign]
+    with observe_conditions(note, answer):
+        yield
 
 
 def _ranges(env: ShapeEnv, condition: sympy.Basic) -> Ranges:
     """Return the possible sizes of inputs; a size that torch assumes to be above 1 can be 1."""
     ranges = []
-    for symbol in condition.free_symbols & env.backed_var_to_val.keys():
+    for symbol in condition.free_symbols & example_sizes(env).keys():
         bounds = env.var_to_range[symbol]
         lower = int(bounds.lower) if bounds.lower > 2 else 1
         upper = int(bounds.upper) if bounds.upper < MAX_TOKENS else MAX_TOKENS
@@ -222,7 +220,7 @@ def _where() -> tuple[str, str, bool, str]:
             break
         if module == "torch" and function in _CONVERSIONS:
             conversion = function.strip("_")
-        is_of_layout |= (module, function) == ("torch._subclasses.fake_impls", "conv")
+        is_of_layout |= (module, function) == FAKE_CONVOLUTION
         if function == "__torch_function__" and "func" in frame.f_locals:
             operator = resolve_name(frame.f_locals["func"]) or operator
         if is_the_users(frame):

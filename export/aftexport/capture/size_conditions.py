@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import sympy
 from numpy.typing import NDArray
-from torch.utils._sympy import functions as torch_functions
 
 from aftexport.contract import MAX_TOKENS
+from aftexport.internals.torch_shapes import sympy_functions as torch_functions
 
 Numbers = NDArray[np.generic]
 Ranges = tuple[tuple[sympy.Symbol, int, int], ...]

@@ -8,7 +8,8 @@ files, load libraries, or allocate memory other than that of tensors.
 import re
 
 import torch
-from torch._ops import OpOverload
+
+from aftexport.internals.torch_operators import OpOverload
 
 _FUNCTIONAL = frozenset(
     """

@@ -10,9 +10,9 @@ from rich.console import Console
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.system.gc import no_collection_at_exit
 from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status, interruptible
+from aftexport.system.suggestions import check_command
 
 COMMANDS = {
     "verify": verify.run,
@@ -26,6 +26,8 @@ COMMANDS = {
 """The subcommands. Any other first word is a model to export."""
 _EXTRAS = {"demo": {"torch": "demo", "scipy": "demo"}}
 """Extras that bring all that a command needs, by the module that it misses."""
+_EXPORT = "export"
+"""A word that may stand before the model. Write ./export for a folder with this name."""
 _REMEDIES = {
     errno.EDQUOT: "Free disk space there, or choose another disk.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
@@ -38,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
-    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         with warnings.catch_warnings(), interruptible():
@@ -47,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             if words and words[0] in COMMANDS:
                 return COMMANDS[words[0]](words[1:])
+            if words[:1] == [_EXPORT]:
+                return export.run(words[1:])
+            if words:
+                check_command(words[0], {*COMMANDS, _EXPORT}, "aftexport", "a model file")
             return export.run(words)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")

@@ -27,6 +27,7 @@ A model file is one of these:
     --factory package.module:factory
   a torch.export program (.pt2)
   a folder with config.json and model.safetensors
+  a folder that save_pretrained of the transformers library wrote
   a pickled module, bare or under "model" in a dict, with --allow-pickle. Loading it
     runs code from the file.
 Without a file, --factory exports the module that the factory returns.
@@ -91,6 +92,7 @@ def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
         batching=not options.no_batching,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
         labels=[name.strip() for name in labels.split(",")] if labels is not None else None,
         task=_task(options.task),
         heads=options.heads,

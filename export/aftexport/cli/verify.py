@@ -51,6 +51,7 @@ def run(words: list[str]) -> int:
         model=options.model,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
         data=options.data,
         lengths=options.lengths,
         search=options.search,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
-from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
 
+from aftexport.internals.torch_translation import call_op
 from aftexport.operators.constants import MAX_BLOCK
 
 _SIDE_BY_SIDE = 16

@@ -16,6 +16,8 @@ from onnxscript import opset18 as op
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from aftexport.internals.torch_operators import OpOverload, sym_sqrt
+
 _aten = torch.ops.aten
 _DOUBLE, _INTEGER = ir.DataType.DOUBLE, ir.DataType.INT64
 _BY_TENSOR: dict[Any, Any] = {
@@ -55,7 +57,7 @@ def _is_size_float(argument: object) -> bool:
 
 def _cast(graph: Any, node: Node, value: torch.Tensor) -> None:
     target = _BY_TENSOR.get(node.target, node.target)
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return
     kinds = [str(argument.type) for argument in target._schema.arguments]
     wide = torch.float32 if value.dtype in _HALVES else value.dtype
@@ -94,7 +96,7 @@ def size_translations() -> dict[Any, Callable[..., Any]]:
     """Return the translations of functions of sizes, for torch.onnx."""
     return {
         torch.sym_float: _double,
-        torch._sym_sqrt: _sqrt,  # type: ignore[attr-defined]
+        sym_sqrt: _sqrt,
         torch.sym_max: _max,
         torch.sym_min: _min,
         python.add: _add,

@@ -17,6 +17,7 @@ from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES, main_input
 from aftexport.errors import TraceError, UsageError
+from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
@@ -98,7 +99,14 @@ def _translated(
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        with quiet(), exactly(), record_shape_guards(guards), shared_table():
+        # Otherwise torch 2.9 takes branches for sizes above 1 in its decompositions.
+        with (
+            quiet(),
+            exactly(),
+            shared_table(),
+            allow_sizes_of_one(True),
+            record_shape_guards(guards),
+        ):
             exported = torch.onnx.export(
                 program,
                 (),

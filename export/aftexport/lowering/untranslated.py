@@ -2,14 +2,14 @@
 
 import traceback
 
-import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.onnx._internal.exporter._errors import DispatchError
 
 from aftexport.capture.random_operators import draws, error_of_node
 from aftexport.capture.shape_guards import last_own_line
 from aftexport.errors import TraceError, first_line
+from aftexport.internals.torch_operators import OpOverload
+from aftexport.internals.torch_translation import DispatchError
 
 _REMEDY = "Replace it by operators that ONNX has."
 
@@ -61,11 +61,11 @@ def _node_of(program: ExportedProgram, node: fx.Node) -> fx.Node:
     """Return the program's node that torch.onnx decomposed into ``node``: both have one call."""
     call = node.meta.get("torch_fn")
     calls = [n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call]
-    same = [n for n in calls if isinstance(n.target, torch._ops.OpOverload)]
+    same = [n for n in calls if isinstance(n.target, OpOverload)]
     is_whole = node.target in [n.target for n in same]
     return same[-1] if same and not is_whole else node
 
 
 def _operator(own: fx.Node, node: fx.Node) -> str:
-    target = own.target if isinstance(node.target, torch._ops.OpOverload) else node.target
+    target = own.target if isinstance(node.target, OpOverload) else node.target
     return str(target).rpartition(".")[0] if "." in str(target) else str(target)

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from aftexport.bundle.golden import Array
 from aftexport.capture.shape_guards import last_own_line
 from aftexport.contract import main_input
+from aftexport.internals.torch_operators import OpOverload
 from aftexport.parity.comparison import Differences
 
 _BOUND = 1e-3
@@ -81,7 +82,7 @@ def _mixing(node: fx.Node, compared: Collection[fx.Node]) -> fx.Node:
 
 def _is_elementwise_or_layout(node: fx.Node) -> bool:
     """Return whether an operator is elementwise, or only moves numbers."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return True
     own = node.target._schema.name.rpartition("::")[2]
     return torch.Tag.pointwise in node.target.tags or node.target.is_view or own in _LAYOUT

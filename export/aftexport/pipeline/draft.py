@@ -21,6 +21,7 @@ from aftexport.nn import DocumentClassifier, MultiHeadClassifier
 from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
+from aftexport.passes.evidence import Explainable
 from aftexport.passes.position_bias import position_biases
 from aftexport.passes.token_flow import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
@@ -117,10 +118,14 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return None
 
 
-def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:
+def _evidence(evidence: Explainable | str) -> dict[str, Any]:
     if isinstance(evidence, str):
         return {"evidence": None, "no_evidence": evidence}
-    return {"evidence": evidence, "no_evidence": None}
+    return {
+        "evidence": next(iter(evidence.offsets.values())),
+        "evidence_heads": evidence.offsets,
+        "refused_evidence": evidence.refused,
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -136,7 +141,12 @@ def _versions() -> dict[str, str]:
 
 def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
     try:
-        plan = write_chunked(path, traced.lowered, precision=traced.precision)
+        plan = write_chunked(
+            path,
+            traced.lowered,
+            precision=traced.precision,
+            explained=tuple(manifest.evidence_heads or ()),
+        )
         give_back()  # release the memory of the chunked graphs
     except NotChunkable as reason:
         path.unlink(missing_ok=True)

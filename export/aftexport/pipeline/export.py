@@ -66,6 +66,7 @@ def export(
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     task: str | Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     heads: str | Path | None = None,
@@ -75,7 +76,7 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads; None for the module that the
+        path: any of the six kinds that ``aftexport.load`` reads; None for the module that the
             factory returns.
         to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
@@ -104,6 +105,8 @@ def export(
         force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether the class of a transformers folder may come from code in the
+            folder, which then runs.
         task: the task of the only output, or of each output by name, one of ``heads.HEADS``; by
             default that of the file, or single_label_classification for two or more logits of a
             document.
@@ -140,6 +143,7 @@ def export(
         force=force,
         factory=factory,
         allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
         task=task,
         labels=labels,
         heads=None if heads is None else Path(heads),
@@ -202,7 +206,10 @@ class _Export:
                 checkpoint = from_factory(options.factory or "")
             else:
                 checkpoint = load(
-                    options.source, factory=options.factory, allow_pickle=options.allow_pickle
+                    options.source,
+                    factory=options.factory,
+                    allow_pickle=options.allow_pickle,
+                    trust_remote_code=options.trust_remote_code,
                 )
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 

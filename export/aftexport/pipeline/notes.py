@@ -1,5 +1,6 @@
 """The notes on unexpected properties of an export."""
 
+from aftexport.passes.softmax_attention import count_softmax_attention
 from aftexport.pipeline.trace import TracedModel
 
 
@@ -20,5 +21,15 @@ def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
         notes.append(
             f"PyTorch ran in {traced.reference}, because the model's forward does not run in "
             f"float64 ({traced.why_not_float64}). So every error includes PyTorch's rounding."
+        )
+    if count := count_softmax_attention(traced.lowered):
+        notes.append(
+            f"{count} softmax attentions run in standard operators: their time and memory grow "
+            "with the square of the tokens."
+            + (
+                " The server accepts documents of any length: give --max-length."
+                if traced.spec.max_tokens is None
+                else ""
+            )
         )
     return notes

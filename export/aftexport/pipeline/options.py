@@ -47,6 +47,7 @@ class ExportOptions:
     force: bool
     factory: str | None
     allow_pickle: bool
+    trust_remote_code: bool
     task: str | Mapping[str, str] | None
     labels: Sequence[str] | None
     heads: Path | None

@@ -26,9 +26,10 @@ from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.evidence import NoEvidence, add_evidence, explained_output
+from aftexport.passes.evidence import Explainable, add_evidence
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
+from aftexport.passes.summed_heads import NoEvidence
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.recognition.graph.normalize import normalize
@@ -44,7 +45,7 @@ class TracedModel:
     Attributes:
         lowered: the model before the encoder is fused.
         model: the model after the encoder is fused.
-        evidence: the result of ``add_evidence``, or the reason why there is no evidence.
+        evidence: the heads with evidence, or the reason why there is no evidence.
         spec: the model's inputs.
         precision: precision of the graph.
         cases: cases of the model and of its operators.
@@ -56,7 +57,7 @@ class TracedModel:
 
     lowered: onnx.ModelProto
     model: onnx.ModelProto
-    evidence: tuple[float, ...] | str
+    evidence: Explainable | str
     spec: InputSpec
     precision: str
     cases: Sequence[Case]
@@ -230,15 +231,13 @@ def _recognize(
     return (ir.to_proto(graph) if recognition.matches else lowered), recognition
 
 
-def _explained(
-    lowered: onnx.ModelProto, to: str
-) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
+def _explained(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
     if to != "onnx":
         return lowered, "TensorRT engines only output logits"
     explained = onnx.ModelProto()
     explained.CopyFrom(lowered)
     try:
-        return explained, add_evidence(explained, explained_output(explained))
+        return explained, add_evidence(explained)
     except NoEvidence as reason:
         return lowered, str(reason)
 

@@ -40,11 +40,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.chunked
         else None,
         "batching": None if manifest.batching else "no: each document runs separately",
-        "evidence": f"no: {manifest.no_evidence}"
-        if manifest.no_evidence
-        else "of each token"
-        if manifest.evidence
-        else None,
+        "evidence": _evidence(manifest),
         **_heads(manifest),
         "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
@@ -65,15 +61,21 @@ def show_bundle(path: Path, console: Console) -> None:
 
 
 def show_checkpoint(
-    path: Path, console: Console, *, factory: str | None = None, allow_pickle: bool = False
+    path: Path,
+    console: Console,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> None:
     """Print the kind of a model file and the number of its weights.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads.
+        path: any of the six kinds that ``aftexport.load`` reads.
         console: the console of the output.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -81,7 +83,9 @@ def show_checkpoint(
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+    checkpoint = load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:
@@ -127,6 +131,18 @@ def _parity(bundle: Bundle) -> str:
         ) from error
     checked = isinstance(record, dict) and record.get("checked")
     return f"checked, see {PARITY}" if checked else "not checked"
+
+
+def _evidence(manifest: Manifest) -> str | None:
+    if manifest.no_evidence:
+        return f"no: {manifest.no_evidence}"
+    if manifest.evidence is None:
+        return None
+    if manifest.evidence_heads is None:
+        return f"of each token, for the largest logit of {manifest.explained}"
+    lines = [f"of each token, for {', '.join(manifest.evidence_heads)}"]
+    lines += [f"not for {name}: {why}" for name, why in manifest.refused_evidence.items()]
+    return "\n".join(lines)
 
 
 def _calibration(manifest: Manifest) -> str:

@@ -1,10 +1,9 @@
 """Control of Python's garbage collection while many lasting objects are made.
 
-The collector visits every object each time their number has grown by a quarter, and again when the
-process ends. The imports of an export create a third of a million objects.
+The collector visits every object each time their number has grown by a quarter. The imports of an
+export create a third of a million objects.
 """
 
-import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,3 @@ def collection_paused() -> Iterator[None]:
     finally:
         if is_enabled:
             gc.enable()
-
-
-def no_collection_at_exit() -> None:
-    """Skip the collection at exit: the end of the process frees all memory."""
-    atexit.register(gc.freeze)

@@ -13,7 +13,12 @@ _GIVE_FILE = "Give the model file with --model."
 
 
 def load_source(
-    bundle: Bundle, path: Path | None, *, factory: str | None = None, allow_pickle: bool = False
+    bundle: Bundle,
+    path: Path | None,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Read the model file of a bundle.
 
@@ -23,6 +28,7 @@ def load_source(
             the factory returns, if the bundle was exported without a file.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
@@ -35,7 +41,9 @@ def load_source(
             raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
         return from_factory(factory)
     bundle.check_source(path)
-    return load(path, factory=factory, allow_pickle=allow_pickle)
+    return load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
 
 
 def torch_engine(

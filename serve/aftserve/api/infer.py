@@ -21,6 +21,7 @@ from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -42,12 +43,33 @@ _INFER = body_schema(
     InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
+_MAX_NAMES = 256
 EvidenceSpans = Annotated[
     int,
     Query(
         ge=0,
         le=100,
         description="Maximum passages of each document that support its label; 0 for no evidence.",
+    ),
+]
+Explain = Annotated[
+    list[str],
+    Query(
+        default_factory=list,
+        max_length=_MAX_NAMES,
+        description="Label or value to explain in place of the largest logit, as `NAME` or "
+        "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
+        f"several. The answer has `explained`, with {DEFAULT_SPANS} passages of each unless "
+        "`evidence` has another number.",
+    ),
+]
+Outputs = Annotated[
+    list[str],
+    Query(
+        default_factory=list,
+        max_length=_MAX_NAMES,
+        description="Output to answer, of `heads` in GET /info. Repeat it for several; without it, "
+        "all outputs are answered.",
     ),
 ]
 
@@ -72,7 +94,11 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         openapi_extra=_INFER,
     )
     async def infer(
-        request: Request, deadline_seconds: DeadlineSeconds = None, evidence: EvidenceSpans = 0
+        request: Request,
+        explain: Explain,
+        outputs: Outputs,
+        deadline_seconds: DeadlineSeconds = None,
+        evidence: EvidenceSpans = 0,
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
@@ -85,13 +111,17 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         parts, and `{"complete": true}`.
         """
         service.check_open()
+        if explain and "evidence" not in request.query_params:
+            evidence = DEFAULT_SPANS
+        options = AnswerOptions(evidence, explain, outputs)
+        options.wanted(service.active.bundle.manifest)  # before the body is read
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         kind = media_type(request)
         if kind in streaming.LINES_TYPES:
             classify = partial(
                 service.classify,
                 deadline=deadline,
-                spans=evidence,
+                options=options,
                 backlog=Backlog(),
                 inline=InlineTokens(),
             )
@@ -105,7 +135,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         service.traces.record("receive", request.state.started, time.monotonic())
         accepted = streaming.accepted_lines(request) if len(documents) == 1 else None
         inline = InlineTokens() if accepted is None else None
-        work = service.classify(documents, deadline, body.given, spans=evidence, inline=inline)
+        work = service.classify(documents, deadline, body.given, options=options, inline=inline)
         answers = await run_until_disconnect(work, request.receive, deadline)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)

@@ -10,8 +10,11 @@ from aftexport.extra_inputs import ExtraInput
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.api.streaming import BYTES
+from aftserve.model.wanted import choices
 from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
+
+_MAX_NAMES = 256
 
 
 def describe_bodies(app: FastAPI, service: Service) -> None:
@@ -34,9 +37,21 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
         content.pop(BYTES, None)  # the bundle may have been replaced since
         if classifier.takes_bytes:
             content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+        names = {"outputs": [*manifest.heads], "explain": choices(manifest)}
+        for parameter in described["paths"]["/infer"]["post"]["parameters"]:
+            if (values := names.get(parameter["name"])) is not None:
+                _name_values(parameter["schema"], values)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _name_values(schema: Schema, values: Sequence[str]) -> None:
+    """Put the values of a list into its schema; it stays empty if there are none."""
+    schema["items"] = {"type": "string"}
+    if len(values) <= _MAX_NAMES:
+        schema["items"]["enum"] = [*values] or [""]
+    schema["maxItems"] = _MAX_NAMES if values else 0
 
 
 @lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap

@@ -24,6 +24,7 @@ from aftserve.model.inputs import TokenizedDocument, cut_document
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
+from aftserve.model.wanted import NO_OPTIONS, AnswerOptions, Wanted
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields, Tokens
@@ -128,7 +129,7 @@ class OfflineClassifier:
         given: Iterable[ExtraFields] | None = None,
         *,
         finish: Finish | None = None,
-        evidence: bool = False,
+        options: AnswerOptions = NO_OPTIONS,
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.
@@ -137,12 +138,16 @@ class OfflineClassifier:
             documents: the documents, consumed as needed.
             given: extra inputs of each document; None for none.
             finish: makes the results of the outcomes; None for outcomes without results.
-            evidence: whether the answers have the contribution of each token.
+            options: options of the answers, as of a request.
             on_done: a callback of the number of documents after each run.
 
         Yields:
             The outcome of each document, in order.
+
+        Raises:
+            InputError: if the model has no such outputs or evidence.
         """
+        wanted = options.wanted(self.bundle.manifest)
         outcomes: list[Outcome] = []
         held: dict[int, _Held] = {}
         tokens = 0
@@ -150,7 +155,7 @@ class OfflineClassifier:
         for document, extras in _with_fields(documents, given):
             outcomes.append(Outcome())
             try:
-                one = self._tokenized(document, extras, evidence=evidence)
+                one = self._tokenized(document, extras, wanted)
             except AftexportError as error:
                 outcomes[-1] = Outcome(error=error)
                 done(1)
@@ -158,15 +163,13 @@ class OfflineClassifier:
                 held[len(outcomes) - 1] = _Held(one, time.perf_counter())
                 tokens += len(one.ids)
             if tokens > _MAX_HELD_TOKENS or len(outcomes) >= _MAX_HELD_DOCUMENTS:
-                self._run(held, outcomes, finish, evidence, done)
+                self._run(held, outcomes, finish, wanted, done)
                 yield from outcomes
                 outcomes, held, tokens = [], {}, 0
-        self._run(held, outcomes, finish, evidence, done)
+        self._run(held, outcomes, finish, wanted, done)
         yield from outcomes
 
-    def _tokenized(
-        self, document: Source, given: ExtraFields, *, evidence: bool
-    ) -> TokenizedDocument:
+    def _tokenized(self, document: Source, given: ExtraFields, wanted: Wanted) -> TokenizedDocument:
         if isinstance(document, AftexportError):
             raise document
         classifier = self.classifier
@@ -175,26 +178,25 @@ class OfflineClassifier:
             ids, marks = classifier.encode_marked(document)
             seconds = time.perf_counter() - start
             # Only spans need the text: do not hold it for other models.
-            kept = document if marks is not None or evidence else ids
+            kept = document if marks is not None or wanted.explained else ids
         else:
-            kept = ids = self._tokens(document)
+            kept = ids = self._tokens(document, wanted)
             marks, seconds = None, 0.0
         extras = classifier.check_extras(given, len(ids))
         one = cut_document(classifier, kept, ids, marks, extras, seconds)
-        if evidence:
-            classifier.check_evidence(len(one.used))
+        classifier.check_evidence(wanted, len(one.used))
         return one
 
-    def _tokens(self, document: Document | Path) -> Tokens:
+    def _tokens(self, document: Document | Path, wanted: Wanted) -> Tokens:
         if isinstance(document, Path):
-            return self._read(document)
-        self.classifier.check_words(None)
+            return self._read(document, wanted)
+        self.classifier.check_words(None, wanted)
         return self.classifier.check(document)
 
-    def _read(self, path: Path) -> Tokens:
+    def _read(self, path: Path, wanted: Wanted) -> Tokens:
         classifier = self.classifier
         try:
-            classifier.check_words(None)
+            classifier.check_words(None, wanted)
             return read_npy_file(path, classifier, self._spill)
         except OSError as error:
             raise InputError(f"The file cannot be read ({error.strerror}).", "Check it.") from error
@@ -204,10 +206,13 @@ class OfflineClassifier:
         held: dict[int, _Held],
         outcomes: list[Outcome],
         finish: Finish | None,
-        evidence: bool,
+        wanted: Wanted,
         on_done: Callable[[int], None],
     ) -> None:
         """Run documents, and write their outcomes to their places."""
+        if len(held) > 1:
+            with self._turn:  # the choice of shared runs needs it
+                self._model.measurement.measure_all()
         places = list(held)
         costs = self._model.costs
         lengths = [len(one.document.used) for one in held.values()]
@@ -224,7 +229,7 @@ class OfflineClassifier:
             waiting = [held[places[i]] for i in run]
             with self._turn:
                 start = time.perf_counter()
-                results = list(self._answers([one.document for one in waiting], evidence))
+                results = list(self._answers([one.document for one in waiting], wanted))
                 seconds = time.perf_counter() - start
             for i, one, result in zip(run, waiting, results, strict=True):
                 timings = Timings(
@@ -250,18 +255,19 @@ class OfflineClassifier:
         return Outcome(answer, None, len(one.ids), len(one.used), tokens, result)
 
     def _answers(
-        self, documents: Sequence[TokenizedDocument], evidence: bool
+        self, documents: Sequence[TokenizedDocument], wanted: Wanted
     ) -> Iterator[Answer | AftexportError]:
         """Yield the answers of one run; if it fails, yield the answers of single runs."""
         classifier = self.classifier
         try:
             if len(documents) == 1 and classifier.in_chunks(len(documents[0].used)):
-                yield self._in_chunks(documents[0], evidence)
+                yield self._in_chunks(documents[0], wanted)
             else:
                 yield from classifier.classify(
                     [one.used for one in documents],
                     decodings=[one.decoding for one in documents],
                     extras=[one.extras for one in documents],
+                    wanted=[wanted] * len(documents),
                 )
         except StorageError as error:
             yield error
@@ -270,12 +276,10 @@ class OfflineClassifier:
                 yield EngineError(f"The engine failed: {error}", "Leave the document out.")
                 return
             for one in documents:
-                yield from self._answers([one], evidence)
+                yield from self._answers([one], wanted)
 
-    def _in_chunks(self, one: TokenizedDocument, evidence: bool) -> Answer:
-        parts = self.classifier.parts(
-            one.used, one.extras, evidence=evidence, decoding=one.decoding
-        )
+    def _in_chunks(self, one: TokenizedDocument, wanted: Wanted) -> Answer:
+        parts = self.classifier.parts(one.used, one.extras, decoding=one.decoding, wanted=wanted)
         while True:
             try:
                 next(parts)

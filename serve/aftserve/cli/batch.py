@@ -4,7 +4,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from aftexport.system.arguments import make_parser, path
-from aftexport.system.cores import usable_cores
 from aftexport.system.signals import exit_status, interruptible
 
 _EPILOG = """\
@@ -55,6 +54,7 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
+    from aftexport.system.cores import usable_cores
     from aftserve.batch import documents, output
     from aftserve.batch.run import run as classify
     from aftserve.ray.cluster import resolve

@@ -4,9 +4,7 @@ A few bytes can take long to parse before an API key is checked. Examples are ch
 and requests that are sent before the answers to earlier ones. So the server parses each connection
 for at most a millisecond at a time, and then serves the others.
 
-The class relies on private parts of ``HttpToolsProtocol`` in uvicorn 0.46 and later: it calls
-``_unset_keepalive_if_required``, overrides ``_start_asgi_task``, and uses ``cycle``, ``pipeline``
-and ``flow``.
+The class relies on private parts of ``HttpToolsProtocol``, which ``uvicorn_internals`` lists.
 """
 
 import asyncio
@@ -18,18 +16,18 @@ from typing import Any
 
 import httptools
 from prometheus_client import Counter
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
 
 from aftserve.http.departure_probe import DepartureProbe
 from aftserve.http.file_descriptors import DescriptorWatch
 from aftserve.http.flow_control import ReadFlow
 from aftserve.http.header_checks import UnknownCodingError, check_headers
 from aftserve.http.unread_answer import UnreadAnswerTimeout
+from aftserve.http.uvicorn_internals import (
+    STATUS_LINE,
+    ASGI3Application,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from aftserve.observability.health import Health
 
 logger = logging.getLogger("aftserve.request")

@@ -1,6 +1,6 @@
 """Flow control between a client's socket, the parser and the application."""
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from aftserve.http.uvicorn_internals import FlowControl
 
 
 class ReadFlow(FlowControl):

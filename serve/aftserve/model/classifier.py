@@ -1,6 +1,6 @@
 """From documents to labels: a bundle's tokenizer, checks and scores."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import FEATURES, IDS, MAX_TOKENS
+from aftexport.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, MAX_TOKENS, largest
 from aftexport.engines import Engine, Stop
+from aftexport.engines.explained_input import padded_choices
 from aftexport.errors import InputError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, check_values, stacked
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
 from aftserve.model.feature_tokens import FeatureTokens
 from aftserve.model.token_marks import TokenMarker, TokenMarks
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.settings import Policy
 from aftserve.types import ExtraFields, Tokens
 
@@ -191,11 +193,15 @@ class Classifier:
         with _tokenizing():
             return self._tokenizer.encode_batch([text])[0]
 
-    def check_evidence(self, tokens: int) -> None:
-        """Raise InputError if the model has no evidence for a document of this length."""
-        if self.manifest.evidence is None:
-            why = self.manifest.no_evidence or "an earlier version exported it"
-            raise InputError(f"This model has no evidence: {why}.", "Do not request evidence.")
+    def check_evidence(self, wanted: Wanted, tokens: int) -> None:
+        """Raise InputError if this engine has no evidence for a document of this length."""
+        if not wanted.explained:
+            return
+        if wanted.numbers != [largest(0)] and not self.engine.takes_choice:
+            raise InputError(
+                f"{self.engine.name} explains only the largest logit of {self.manifest.explained}.",
+                "Leave explain out, or serve the bundle with onnxruntime.",
+            )
         plan = self.manifest.chunked
         if self.in_chunks(tokens) and plan is not None and not plan.evidence:
             raise InputError(
@@ -291,19 +297,19 @@ class Classifier:
         """Return whether a document of this length runs in chunks."""
         return self.chunked is not None and tokens > self.whole_tokens
 
-    def part_count(self, tokens: int, *, evidence: bool) -> int:
+    def part_count(self, tokens: int, wanted: Wanted) -> int:
         """Return the number of parts of a document that runs in chunks."""
         assert self.chunked is not None  # checked by in_chunks
-        return self.chunked.count(tokens, evidence=evidence)
+        return self.chunked.count(tokens, evidence=wanted.numbers, outputs=wanted.heads)
 
     def keep_answers_in_memory(self) -> None:
         """Use no files for answers: each would be open until the answers of all documents end."""
         self._builder.uses_files = False
 
-    def check_words(self, marks: TokenMarks | None) -> None:
-        """Raise InputError if a head needs words, and a document has none."""
-        for head in self._builder.token_heads.values():
-            if head.needs_words and marks is None:
+    def check_words(self, marks: TokenMarks | None, wanted: Wanted = EVERY_HEAD) -> None:
+        """Raise InputError if a wanted head needs words, and a document has none."""
+        for name, head in self._builder.token_heads.items():
+            if wanted.has(name) and head.needs_words and marks is None:
                 head.decoder()
 
     def parts(
@@ -311,8 +317,8 @@ class Classifier:
         ids: Tokens,
         extras: ExtraValues = NO_EXTRAS,
         *,
-        evidence: bool,
         decoding: Decoding = NO_MARKS,
+        wanted: Wanted = EVERY_HEAD,
     ) -> Generator[None, None, Answer]:
         """Classify a checked document in chunks; the generator yields after every part.
 
@@ -321,9 +327,13 @@ class Classifier:
             StorageError: if there is no space for the values between layers.
         """
         assert self.chunked is not None  # checked by in_chunks
-        sinks = self._builder.sinks(len(ids), decoding)
-        outputs = yield from self.chunked.parts(ids, extras, evidence=evidence, sinks=sinks)
-        return self._builder.answer(outputs, 0, len(ids), sinks)
+        sinks = self._builder.sinks(len(ids), decoding, wanted)
+        outputs = yield from self.chunked.parts(
+            ids, extras, evidence=wanted.numbers, sinks=sinks, outputs=wanted.heads
+        )
+        if wanted.explained:
+            outputs[EVIDENCE] = outputs[EVIDENCE].reshape(1, -1, len(ids))
+        return self._builder.answer(outputs, 0, len(ids), sinks, wanted)
 
     def classify(
         self,
@@ -331,6 +341,7 @@ class Classifier:
         stop: Stop | None = None,
         decodings: Sequence[Decoding] | None = None,
         extras: Sequence[ExtraValues] | None = None,
+        wanted: Sequence[Wanted] | None = None,
     ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
 
@@ -339,6 +350,7 @@ class Classifier:
             stop: ends the run early; None without a way to end it.
             decodings: the decoding of each document; None for documents without marks.
             extras: the extra inputs of each document; None for a model without extra inputs.
+            wanted: the wanted part of the answer of each document; None for every head.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.
@@ -349,16 +361,31 @@ class Classifier:
         padded = np.zeros((len(documents), *blank.shape), blank.dtype)
         for row, one in zip(padded, documents, strict=True):
             row[: len(one)] = one[:]
-        given = [NO_EXTRAS] * len(documents) if extras is None else extras
+        given = extras or [NO_EXTRAS] * len(documents)
         inputs = {
             self.manifest.main_input: padded,
             "lengths": lengths,
             **stacked(self.manifest.extra_inputs, given, len(blank)),
         }
-        outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        if decodings is None:
-            decodings = [NO_MARKS] * len(documents)
-        return self._builder.answers(outputs, lengths.tolist(), decodings)
+        decodings = decodings or [NO_MARKS] * len(documents)
+        wanted = wanted or [EVERY_HEAD] * len(documents)
+        outputs = self._run({name: inputs[name] for name in self.manifest.inputs}, stop, wanted)
+        return self._builder.answers(outputs, lengths.tolist(), decodings, wanted)
+
+    def _run(
+        self, inputs: Mapping[str, NDArray[Any]], stop: Stop | None, wanted: Sequence[Wanted]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the wanted outputs, and the evidence as ``[batch, chosen, tokens]``."""
+        heads = self.manifest.heads
+        names = {name for name in heads if any(part.has(name) for part in wanted)}
+        if not any(part.explained for part in wanted):
+            return self.engine.run(inputs, stop, names)
+        choice = padded_choices([part.numbers for part in wanted])
+        if self.engine.takes_choice:
+            inputs = {**inputs, EXPLAINED: choice}
+        outputs = self.engine.run(inputs, stop, {*names, EVIDENCE})
+        outputs[EVIDENCE] = outputs[EVIDENCE].reshape(*choice.shape, -1)
+        return outputs
 
 
 def _check_form(*, is_features: bool, expected: bool) -> None:

@@ -10,6 +10,7 @@ from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Document, ExtraFields, Tokens
 
 
@@ -46,8 +47,7 @@ async def tokenize_documents(
     classifier: Classifier,
     documents: Sequence[Document],
     given: Sequence[ExtraFields] | None = None,
-    *,
-    with_evidence: bool,
+    wanted: Wanted = EVERY_HEAD,
 ) -> list[TokenizedDocument]:
     """Tokenize documents, and cut them by the policy for long documents.
 
@@ -56,19 +56,19 @@ async def tokenize_documents(
         classifier: the classifier with the tokenizer and the limits.
         documents: texts or token ids.
         given: extra inputs of each document; None for none.
-        with_evidence: whether to check that the model has evidence for each document.
+        wanted: the wanted part of the answers.
 
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
     inputs = [
         await tokenize_document(
-            pool, classifier, index, document, {} if given is None else given[index]
+            pool, classifier, index, document, {} if given is None else given[index], wanted
         )
         for index, document in enumerate(documents)
     ]
-    for one in inputs if with_evidence else ():
-        classifier.check_evidence(len(one.used))
+    for one in inputs:
+        classifier.check_evidence(wanted, len(one.used))
     return inputs
 
 
@@ -78,6 +78,7 @@ async def tokenize_document(
     index: int,
     document: Document,
     given: ExtraFields,
+    wanted: Wanted = EVERY_HEAD,
 ) -> TokenizedDocument:
     """Tokenize a document, and cut it by the policy for long documents.
 
@@ -87,6 +88,7 @@ async def tokenize_document(
         index: index of the document in its request, for the error message.
         document: a text or token ids.
         given: its extra inputs.
+        wanted: the wanted part of the answer.
 
     Raises:
         InputError: if the document cannot be classified.
@@ -100,7 +102,7 @@ async def tokenize_document(
             seconds = time.perf_counter() - start
         else:
             ids = classifier.check(document)
-        classifier.check_words(marks)
+        classifier.check_words(marks, wanted)
         extras = classifier.check_extras(given, len(ids))
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error

@@ -104,6 +104,7 @@ class DocumentAnswer:
         heads = {
             name: answers[name] if name in answers else self.tokens.answer(name)
             for name in self.tokens.heads
+            if name in answers or name in self.tokens.results
         }
         return self.result.model_copy(update={"heads": heads})
 

@@ -57,6 +57,8 @@ class ReferenceProcess:
             words += ["--factory", settings.reference_factory]
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
+        if settings.reference_trust_remote_code:
+            words += ["--trust-remote-code"]
         self._words = words
         self._folder = settings.spill
         self._check = partial(bundle.check_source, settings.reference)

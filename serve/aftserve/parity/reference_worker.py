@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--digest", help="digest of the server's bundle")
     parser.add_argument("--factory")
     parser.add_argument("--allow-pickle", action="store_true")
+    parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args()
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
@@ -36,7 +37,11 @@ def main() -> int:
     if options.digest not in (None, bundle.digest):
         raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
     source = load_source(
-        bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
+        bundle,
+        options.model,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
     )
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
 
@@ -65,6 +66,7 @@ class Job:
         backlog: queued documents of the same request, this one included.
         decoding: decoding of the rows of its tokens.
         extras: extra inputs of the document.
+        wanted: wanted part of the answer.
     """
 
     active: ActiveBundle
@@ -77,6 +79,7 @@ class Job:
     backlog: Backlog = field(default_factory=Backlog)
     decoding: Decoding = NO_MARKS
     extras: ExtraValues = NO_EXTRAS
+    wanted: Wanted = EVERY_HEAD
 
     @property
     def tokens(self) -> int:

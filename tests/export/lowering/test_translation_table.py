@@ -4,9 +4,9 @@ import ast
 import operator
 
 import pytest
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from aftexport.capture.capture import capture
+from aftexport.internals.torch_translation import ONNXRegistry
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translation_table import shared_table
 from aftexport.nn import DocumentClassifier

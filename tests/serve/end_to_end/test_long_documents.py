@@ -53,7 +53,8 @@ from aftserve.scheduling.scheduler import Scheduler
 end_run = Scheduler._end_run
 
 def slowly(scheduler):
-    time.sleep(2)
+    if scheduler.running_documents:
+        time.sleep(2)
     return end_run(scheduler)
 
 Scheduler._end_run = slowly

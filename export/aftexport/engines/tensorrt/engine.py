@@ -2,7 +2,7 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,7 @@ class TensorrtEngine:
     """
 
     name = "tensorrt"
+    takes_choice = False
 
     def __init__(self, serialized: bytes, runtime: RuntimeName) -> None:
         self._trt: TensorRt = load(runtime)
@@ -159,8 +160,13 @@ class TensorrtEngine:
         """The maximum number of documents in a run."""
         return max(profile.longest[0] for profile in self.profiles)
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run the model once; see ``Engine.run``.
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the model once; see ``Engine.run``. All outputs are computed.
 
         Work on the GPU cannot be interrupted. A stop takes effect before the run, or between
         two parts of a batch that is larger than the engine's maximum.
@@ -186,7 +192,11 @@ class TensorrtEngine:
                 raise RunStoppedError
             part = {name: a[start : start + self.max_batch] for name, a in arrays.items()}
             parts.append(self._run_part(part))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {
+            name: np.concatenate([part[name] for part in parts])
+            for name in parts[0]
+            if outputs is None or name in outputs
+        }
 
     def _fits(self, arrays: Tensors) -> bool:
         """Return whether the ranks and types of inputs are those of the engine."""

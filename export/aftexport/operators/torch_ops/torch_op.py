@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aftexport.internals.torch_operators import OpOverload
 from aftexport.operators.mechanisms import OPERATORS, MechanismOperator
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
@@ -29,7 +30,7 @@ class Operator(MechanismOperator):
 
     reference: Callable[..., Tensor]
     compute: Callable[..., Tensor]
-    torch_op: torch._ops.OpOverload
+    torch_op: OpOverload
 
 
 def register_pair(
@@ -81,7 +82,7 @@ class _TorchOp:
         self._compute = compute
         self._count = len(operator.inputs)
 
-    def register(self) -> torch._ops.OpOverload:
+    def register(self) -> OpOverload:
         name = _snake_case(self._op_type)
         parameters = [f"Tensor {i}" for i in self._operator.inputs]
         parameters += [
@@ -95,7 +96,7 @@ class _TorchOp:
         )
         custom_op.register_fake(self._fake)
         custom_op.register_autograd(self._backward, setup_context=self._setup_context)
-        overload: torch._ops.OpOverload = getattr(torch.ops.aftexport, name).default
+        overload: OpOverload = getattr(torch.ops.aftexport, name).default
         return overload
 
     def _forward(self, *arguments: Any) -> Tensor:

@@ -154,6 +154,8 @@ def columns_of(
     heads = answers[0].tokens.heads
     columns: dict[str, Column] = {}
     for name, head in heads.items():
+        if _content(answers[0], name) is None and name not in answers[0].tokens.results:
+            continue  # no output of this head is requested
         start = prefix(heads, name)
         for field, kind in head.fields.items():
             if wanted is None or f"{start}{field}" in wanted:

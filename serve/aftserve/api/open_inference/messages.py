@@ -215,6 +215,15 @@ def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:
     )
 
 
+def requested_heads(message: Message, manifest: Manifest) -> Sequence[str]:
+    """Return the heads of the requested outputs; empty for all heads."""
+    heads = manifest.heads
+    wanted = [output.name for output in message.request.outputs or ()]
+    return [
+        name for name in heads if any(output.startswith(prefix(heads, name)) for output in wanted)
+    ]
+
+
 def _is_wanted(request: InferenceRequest, name: str) -> bool:
     return not request.outputs or name in [output.name for output in request.outputs]
 

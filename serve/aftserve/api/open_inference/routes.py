@@ -30,6 +30,7 @@ from aftserve.api.request_body import parse_json, receive
 from aftserve.errors import NotFoundError
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.wanted import AnswerOptions
 from aftserve.service import Service
 
 VERSION = "1"
@@ -158,7 +159,10 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         inline = None
         if messages.needs_inline_tokens(message, manifest):
             inline = InlineTokens(is_padded=True)
-        work = service.classify(message.documents, deadline, message.given, inline=inline)
+        options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
+        work = service.classify(
+            message.documents, deadline, message.given, options=options, inline=inline
+        )
         answers = await run_until_disconnect(work, request.receive, deadline)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)

@@ -1,0 +1,41 @@
+"""The versions of a library that have the parts in use, and the error of another version."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from aftexport.errors import LibraryError
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of a library that were tried.
+
+    Attributes:
+        library: the name of the distribution and of its package.
+        oldest: the oldest version, the lower bound in pyproject.toml.
+        newest: the newest version that was tried. A newer one may work as well.
+    """
+
+    library: str
+    oldest: str
+    newest: str
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the library's version and the missing part if the block finds a part missing.
+
+        Raises:
+            LibraryError: if an import or an attribute of the library fails.
+        """
+        try:
+            yield
+        except (ImportError, AttributeError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == self.library:
+                raise  # it is not installed
+            raise LibraryError(
+                f"Expected {self.library} {self.oldest} to {self.newest}, got "
+                f"{version(self.library)}, which lacks a part: {error}.",
+                f"Install {self.library} {self.newest}, or a newer aftexport.",
+            ) from error

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+from commands import run_python
+
+_PROGRAM = """
+import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from aftexport.system.process_end import end_process
+
+class Ring:
+    def __init__(self):
+        self.self = self
+    def __del__(self):
+        print("collected")
+
+ring = Ring()
+pool = ThreadPoolExecutor(1)
+pool.submit(print, "worker")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+atexit.register(print, "exit function")
+sys.stdout.flush()
+sys.stdout = open(1, "w", closefd=False)
+print("unflushed")
+end_process(3)
+"""
+
+
+def test_end_waits_for_threads_and_exit_functions(tmp_path: Path) -> None:
+    """An idle thread of a pool ends, and objects in a ring are not collected."""
+    outcome = run_python("-c", _PROGRAM, cwd=tmp_path)
+    assert (outcome.code, outcome.err) == (3, "")
+    assert sorted(outcome.out.splitlines()) == ["exit function", "thread", "unflushed", "worker"]
+    assert outcome.out.index("thread") < outcome.out.index("exit function")
+
+
+def test_end_reports_unwritable_output(tmp_path: Path) -> None:
+    """As Python itself does, with its status."""
+    code = (
+        "import sys\n"
+        "from aftexport.system.process_end import end_process\n"
+        "sys.stdout = open('/dev/full', 'w')\n"
+        "print('x')\n"
+        "end_process(0)"
+    )
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert outcome.code == 120
+    assert "No space left on device" in outcome.err
+
+
+def test_command_ends_process(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "leave = os._exit\n"
+        "os._exit = lambda status: (print('ended', status, flush=True), leave(status))\n"
+        "sys.argv = ['aftexport', 'verify', 'missing.bundle']\n"
+        "from aftexport.__main__ import run\n"
+        "run()"
+    )
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (2, "ended 2\n")
