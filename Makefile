@@ -26,7 +26,7 @@ endif
 # Debian's names of the packages that the suite needs, besides make and Python.
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
-.PHONY: demo test test-all test-docs help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
+.PHONY: demo test test-all test-docs test-versions test-lower help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
   bench bench-model bench-quick docs load soak lint format clean
 
 ## Try it
@@ -36,15 +36,38 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 
 ## Test
 
+# SLOW=1: with the tests that take seconds each, as continuous integration runs them.
+SLOW ?=
+
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the test suite with a part of its large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples
+test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
+	  $(if $(SLOW),,-m "not slow")
 
 test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
 	AFT_TEST_ALL=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/docs tests/examples
+
+# One environment of tests/versions/matrix.toml at a time, and only those without a row in tests/versions/record.json.
+# VERSIONS="torch-2.15 --again" runs one again; VERSIONS=--help shows all options.
+VERSIONS ?=
+test-versions: $(VENV)/installed  ## the exporter and the server with each torch and Python; downloads gigabytes
+	PYTHONPATH=tests:tests/support $(BIN)/python -m versions $(VERSIONS)
+
+# Packages without a lower bound, such as pytest, come from .venv, and so does torch.
+LOWER_TESTS := tests/test_internals.py tests/export/calibration/test_fit.py tests/export/lowering/test_file_format.py \
+  tests/serve/http/test_connection.py tests/serve/test_settings.py
+test-lower: build/lowest/installed  ## a part of the suite with the lower bounds of all dependencies but torch
+	build/lowest/bin/python -m pytest -p no:cacheprovider $(LOWER_TESTS)
+
+build/lowest/installed: constraints-lowest.txt $(VENV)/installed
+	test -d build/lowest || $(BIN)/python -m venv build/lowest
+	build/lowest/bin/pip install --quiet --requirement constraints-lowest.txt
+	echo "import site; site.addsitedir('$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages)')" \
+	  > "$$(echo build/lowest/lib/python3*/site-packages)/venv.pth"
+	touch $@
 
 system-packages:  ## the Debian packages the suite needs: prints their names, and as root installs them
 	@echo $(SYSTEM_PACKAGES)

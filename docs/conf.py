@@ -19,6 +19,7 @@ extensions = [
     "command_line",
     "onnx_schema",
     "settings_table",
+    "version_table",
 ]
 smartquotes = False  # it would join the dashes of options
 html_theme = "furo"

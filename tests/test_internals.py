@@ -130,8 +130,8 @@ def test_observed_methods_have_known_parameters() -> None:
 def test_versions_agree_with_requirements(module: str) -> None:
     versions: Versions = importlib.import_module(module).VERSIONS
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    wanted = [Requirement(text) for texts in lists for text in texts]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [Requirement(text) for texts in groups for text in texts]
     (bounds,) = {r.specifier for r in wanted if r.name == versions.library}
     assert f">={versions.oldest}" in str(bounds)
     assert Version(versions.newest) in bounds

@@ -22,7 +22,7 @@ from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
 from aftserve.model.evidence import add_evidence
-from aftserve.model.evidence import explain as find_evidence
+from aftserve.model.evidence import explain as explain_answer
 from aftserve.model.inputs import TokenizedDocument
 from aftserve.model.results import document_answer
 from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
@@ -218,7 +218,7 @@ class Predictor:
             map(_checked, documents),
             inputs,
             finish=partial(_finish, loaded, self._settings.long_documents, options),
-            options=options,
+            wanted=options.wanted(loaded.bundle.manifest),
             on_done=on_done,
         )
 
@@ -247,6 +247,18 @@ def _settings(**arguments: Any) -> Settings:
         name = ".".join(str(part) for part in first["loc"])
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise UsageError(f"{name}: {message}.", "Give another value.") from error
+
+
+def _options(evidence: int, explain: Names, outputs: Names) -> AnswerOptions:
+    if evidence < 0:
+        raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
+    if explain and not evidence:
+        evidence = DEFAULT_SPANS
+    return AnswerOptions(evidence, _listed(explain), _listed(outputs))
+
+
+def _listed(names: Names) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def _checked(document: Any) -> Document | InputError:
@@ -288,18 +300,11 @@ def _finish(
     """Return the server's answer for a document."""
     result = document_answer(loaded.bundle, policy, one, answer, timings).complete()
     if options.spans:
-        explained = find_evidence(
+        explained = explain_answer(
             loaded.classifier, one.document, answer, first=one.first, max_spans=options.spans
         )
         add_evidence(result, answer, explained, is_chosen=bool(options.explain))
     return result
-
-
-def _options(evidence: int, explain: Names, outputs: Names) -> AnswerOptions:
-    if evidence < 0:
-        raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
-    chosen, heads = ([names] if isinstance(names, str) else names for names in (explain, outputs))
-    return AnswerOptions(evidence or (DEFAULT_SPANS if chosen else 0), chosen, heads)
 
 
 def _result(index: int, outcome: Outcome) -> Result:

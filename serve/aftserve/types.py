@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aftexport.chunked import document as chunked
+from aftexport.chunked import document
 
 
-class Tokens(chunked.Tokens, Protocol):
+class Tokens(document.Tokens, Protocol):
     """The tokens of one document, int64 ``[T]`` or normalized features, float32 ``[T, F]``."""
 
     def tolist(self) -> Any:

@@ -44,6 +44,8 @@ LEFT = {
     "docs/how-to/export-your-model.md": [
         f"{name}.bundle/manifest.json" for name in ("own", "several", "labels", "values")
     ],
+    "docs/how-to/transformers-folder.md": ["bert.bundle/tokenizer.json"],
+    "docs/how-to/onnx-file.md": ["plain.bundle/manifest.json"],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
     "docs/how-to/calibrate.md": ["calibrated.bundle/calibration.json"],

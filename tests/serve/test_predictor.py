@@ -73,6 +73,20 @@ def test_one_text_has_one_result(predictor: Predictor, client: httpx.Client) -> 
     assert_same(predictor(TEXTS[0]), client.post("/infer", json={"text": TEXTS[0]}).json())
 
 
+def test_chosen_label_is_explained_as_by_the_server(
+    predictor: Predictor, client: httpx.Client
+) -> None:
+    (head,) = predictor.heads.values()
+    name = head.names[-1]
+    path = f"/infer?evidence=2&explain={name}"
+    answer = client.post(path, json={"text": TEXTS[2]}).json()["explained"]
+    (found,) = predictor(TEXTS[2], evidence=2, explain=name).explained or ()
+    assert found.name == answer[0]["name"] == name
+    assert [one.text for one in found.spans] == [one["text"] for one in answer[0]["spans"]]
+    with pytest.raises(InputError, match="no output 'unknown'"):
+        predictor(TEXTS[2], outputs="unknown")
+
+
 def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client) -> None:
     answer = client.post("/infer?evidence=3", json={"text": TEXTS[2]}).json()
     found = predictor(TEXTS[2], evidence=3)
@@ -82,19 +96,10 @@ def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client)
     assert_same(found, answer)
 
 
-def test_chosen_evidence_and_outputs_equal_the_servers(
-    predictor: Predictor, client: httpx.Client
-) -> None:
-    label = predictor.heads["logits"].names[1]
-    query = {"explain": label, "outputs": "logits"}
-    answer = client.post("/infer", params=query, json={"text": TEXTS[2]}).json()
-    found = predictor(TEXTS[2], explain=label, outputs="logits")
-    assert found.explained is not None
-    assert [one.name for one in found.explained] == [label]
-    assert_same(found, answer)
+def test_wrong_options_are_refused(predictor: Predictor) -> None:
     with pytest.raises(InputError, match="no output 'other'"):
         predictor(TEXTS, outputs=["other"])
-    with pytest.raises(UsageError, match="evidence must be at least 0"):
+    with pytest.raises(UsageError, match="evidence must be at least 0, got -1"):
         predictor("a", evidence=-1)
 
 

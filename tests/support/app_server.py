@@ -23,6 +23,7 @@ def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.S
             app,
             port=0,
             http=http,
+            ws="none",
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=1,

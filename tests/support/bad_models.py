@@ -167,7 +167,7 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "zip of junk": (zip_of("a.txt", "b/c.txt"), ("zip archive",)),
     "zip of junk named .pt2": (zip_of("a.txt", suffix=".pt2"), ()),
     "TorchScript": (torch_script, ("TorchScript", "state dict")),
-    "ONNX": (holding(onnx_bytes(), "model.onnx"), ("already an ONNX model",)),
+    "ONNX": (holding(onnx_bytes(), "model.onnx"), ("expected a graph with nodes",)),
     "ONNX named .pt": (holding(onnx_bytes()), ()),
     "Git LFS pointer": (
         holding(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),

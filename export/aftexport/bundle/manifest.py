@@ -15,6 +15,8 @@ from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
 
 SCHEMA_VERSION = 2
+ONNX_FILE = "ONNX file"
+"""The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
@@ -221,6 +223,21 @@ class Manifest(BaseModel):
             return self.precision
         counts = Counter(node.precision for node in self.node_precisions)
         return "auto: " + ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
+
+    @property
+    def is_of_onnx(self) -> bool:
+        """Whether the bundle was made from an ONNX file, whose own outputs are the reference."""
+        return self.source.get("kind") == ONNX_FILE
+
+    @property
+    def reference_title(self) -> str:
+        """The runtime and the type of the golden outputs, for messages."""
+        return f"{self.reference_name} in {self.reference}"
+
+    @property
+    def reference_name(self) -> str:
+        """The model whose outputs are the reference, for messages."""
+        return "the ONNX file" if self.is_of_onnx else "PyTorch"
 
     @property
     def explained(self) -> str | None:

@@ -13,7 +13,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads import Head, MultiLabelClassification
-from aftexport.heads.calibration import CALIBRATED_HEADS
+from aftexport.heads.deciding_head import DecidingHead
 from aftexport.verify.documents import document_of, extras_of, lines_of, object_of
 
 _FORMS = (
@@ -41,14 +41,14 @@ class LabelledDocument:
     extras: ExtraValues = NO_EXTRAS
 
 
-def heads_to_calibrate(manifest: Manifest) -> dict[str, Head]:
+def heads_to_calibrate(manifest: Manifest) -> dict[str, DecidingHead]:
     """Return the heads with probabilities of labels for a document.
 
     Raises:
         UsageError: if there are none.
     """
-    found: dict[str, Head] = {
-        name: head for name, head in manifest.heads.items() if isinstance(head, CALIBRATED_HEADS)
+    found: dict[str, DecidingHead] = {
+        name: head for name, head in manifest.heads.items() if isinstance(head, DecidingHead)
     }
     if not found:
         tasks = ", ".join(f"{name} ({head.task})" for name, head in manifest.heads.items())

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.calibration.data import LabelledDocument, truths_by_head
+from aftexport.calibration.data import LabelledDocument, heads_to_calibrate, truths_by_head
 from aftexport.calibration.sample import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -46,7 +46,7 @@ def run_documents(
         for name, row in model.run(document).items():
             logits[name].append(row)
             tokens[name].append(len(document.tokens))
-    heads = bundle.manifest.heads
+    heads = heads_to_calibrate(bundle.manifest)
     return {
         name: Sample(heads[name], np.stack(logits[name]), np.array(tokens[name]), truths[name])
         for name in heads

@@ -90,9 +90,7 @@ def _scripted(subject: str) -> TraceError:
     )
 
 
-def prepared(
-    model: nn.Module, dtype: torch.dtype, inputs: Collection[str] | None = None
-) -> nn.Module:
+def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> nn.Module:
     """Return a copy of a module in evaluation mode, cast and folded, with plain inputs.
 
     Args:

@@ -183,21 +183,17 @@ def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple
     return tuple(_Input(roles[p.name]) if p.name in roles else p.default for p in nameless)
 
 
-def with_plain_inputs(module: nn.Module, inputs: Collection[str] | None = None) -> nn.Module:
+def with_plain_inputs(module: nn.Module, inputs: Collection[str]) -> nn.Module:
     """Return a module whose forward takes the inputs of an exported model, in their order.
 
     Args:
         module: a module in Python, which is returned itself if its forward is plain already.
-        inputs: the inputs of the exported model; None for those of a model of token ids whose
-            forward gets no mask.
+        inputs: the inputs of the exported model.
 
     Raises:
         TraceError: if its forward needs other arguments.
     """
-    if inputs is None:
-        signature = ForwardSignature.of(module.forward, mask=False)
-    else:
-        signature = ForwardSignature.for_inputs(module.forward, inputs)
+    signature = ForwardSignature.for_inputs(module.forward, inputs)
     # A wrapper converts floats, which are float32 in every model, to the type of the weights.
     if signature.is_plain and {IDS, LENGTHS}.issuperset(signature.inputs):
         return module

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 import aftexport.operators.torch_ops  # noqa: F401  registers the operators that programs call
 from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
-from aftexport.internals.torch_operators import PyTorchFileReader
+from aftexport.internals.torch_operators import PyTorchFileReader, record_sizes
 from aftexport.system.stored_archives import unstored_member
 
 _HARMLESS_MEMBERS = re.compile(
@@ -150,7 +150,7 @@ def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -
     if not isinstance(file, Path):
         file.seek(0)  # torch reads from the current position
     reader = PyTorchFileReader(str(file) if isinstance(file, Path) else file)
-    torch_sizes = {name: reader.get_record_size(name) for name in reader.get_all_records()}
+    torch_sizes = record_sizes(reader)
     sizes = {m.filename.partition("/")[2]: m.file_size for m in archive.infolist()}
     texts = [name for name in sizes if name.endswith((".json", ".pkl", ".pt"))]
     top = archive.namelist()[0].partition("/")[0]

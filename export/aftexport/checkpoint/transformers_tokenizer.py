@@ -37,23 +37,17 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str | None:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
+        reason = _reason_against(tokenizer)
     except Exception as error:  # files of many forms, read by several libraries
-        return _warn(folder, f"transformers cannot load it ({first_line(error)})")
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _warn(folder, f"{type(tokenizer).__name__} runs in Python, not as a fast tokenizer")
-    backend.no_padding()
-    backend.no_truncation()
-    for sample in _SAMPLES:
-        try:
-            expected = tokenizer(sample)
-        except Exception:  # a vocabulary without an unknown token refuses texts
-            continue
-        encoded = backend.encode(sample)
-        if encoded.ids != expected["input_ids"]:
-            return _warn(folder, f"{type(tokenizer).__name__} changes texts in Python first")
-        if any(expected.get("token_type_ids", ())):
-            return _warn(folder, "its tokens have segments other than 0, which a bundle lacks")
+        reason = f"transformers cannot load it ({first_line(error)})"
+    if reason:
+        warnings.warn(
+            f"{folder}: the tokenizer is left out: {reason}. Give a tokenizer.json by "
+            "--tokenizer, or send token ids.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
     if getattr(tokenizer, "truncation_side", "right") == "left":
         warnings.warn(
             f"{folder}: the tokenizer truncates on the left: start the server with "
@@ -61,13 +55,23 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str | None:
             UserWarning,
             stacklevel=2,
         )
-    return str(backend.to_str())
+    return str(tokenizer.backend_tokenizer.to_str())
 
 
-def _warn(folder: Path, reason: str) -> None:
-    warnings.warn(
-        f"{folder}: the tokenizer is left out: {reason}. Give a tokenizer.json by --tokenizer, or "
-        "send token ids.",
-        UserWarning,
-        stacklevel=3,
-    )
+def _reason_against(tokenizer: Any) -> str:
+    """Return the reason why a bundle cannot have a tokenizer; empty if it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return f"{type(tokenizer).__name__} runs in Python, not as a fast tokenizer"
+    backend.no_padding()
+    backend.no_truncation()
+    for sample in _SAMPLES:
+        try:
+            expected = tokenizer(sample)
+        except Exception:  # a vocabulary without an unknown token refuses texts
+            continue
+        if backend.encode(sample).ids != expected["input_ids"]:
+            return f"{type(tokenizer).__name__} changes texts in Python first"
+        if any(expected.get("token_type_ids", ())):
+            return "its tokens have segments other than 0, which a bundle lacks"
+    return ""

@@ -46,7 +46,7 @@ def find_weight_files(folder: Path) -> WeightFiles:
         names = _listed(folder)
     else:
         raise _missing(folder)
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         with safe_open(folder / name, "pt") as file:
             keys = file.keys()

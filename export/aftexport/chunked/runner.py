@@ -249,10 +249,10 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        whole = document.inputs(head, 0, len(document.tokens))
+        whole = document.inputs(head, 0, len(document.tokens), pooled)
         if head.takes_choice:
             whole[EXPLAINED] = padded_choices([request.explained])
-        outputs = head.run({**whole, **pooled})
+        outputs = head.run(whole)
         self._check_names(set(self._plan.documents), outputs, "the output")
         return outputs
 

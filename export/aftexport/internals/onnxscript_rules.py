@@ -13,7 +13,7 @@ with VERSIONS.named():
     from onnxscript.rewriter.pattern import RewriteRule
     from onnxscript.rewriter.rules.common import _no_op
 
-    DEFAULT_RULES: Sequence[RewriteRule] = rewriter._DEFAULT_REWRITE_RULES
+    DEFAULT_RULES: tuple[RewriteRule, ...] = rewriter._DEFAULT_REWRITE_RULES
     NO_OP_RULES: Sequence[RewriteRule] = tuple(_no_op.rules)
     DROPOUT_RULES: Sequence[RewriteRule] = (
         _no_op.dropout_zero_rule,
@@ -32,7 +32,7 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def use_rules(rules: Sequence[RewriteRule]) -> Iterator[None]:
+def use_rules(rules: tuple[RewriteRule, ...]) -> Iterator[None]:
     """Make ``rules`` the default rules of the whole process during the block."""
     with _LOCK:
         rewriter._DEFAULT_REWRITE_RULES = rules

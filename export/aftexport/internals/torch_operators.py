@@ -17,8 +17,14 @@ with VERSIONS.named():
 
     sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
 
-ATTRIBUTES = ("OpOverload()._schema", "pytree.tree_leaves", "pytree.tree_map")
-"""Attributes of these parts that other modules use."""
+ATTRIBUTES = (
+    "OpOverload()._schema",
+    "PyTorchFileReader.get_all_records",
+    "PyTorchFileReader.get_record",
+    "pytree.tree_leaves",
+    "pytree.tree_map",
+)
+"""Attributes of these parts that this module and others use."""
 
 __all__ = [
     "HigherOrderOperator",
@@ -26,5 +32,14 @@ __all__ = [
     "PyTorchFileReader",
     "TorchDispatchMode",
     "pytree",
+    "record_sizes",
     "sym_sqrt",
 ]
+
+
+def record_sizes(reader: PyTorchFileReader) -> dict[str, int]:
+    """Return the size in bytes of each record of a file of torch."""
+    names = reader.get_all_records()
+    if hasattr(reader, "get_record_size"):
+        return {name: reader.get_record_size(name) for name in names}
+    return {name: len(reader.get_record(name)) for name in names}  # torch 2.9

@@ -9,19 +9,24 @@ _OLDEST = 8
 """The first version with model-local functions."""
 _NEWEST = 10
 """Later versions differ only in element types and in annotations for several devices."""
-_SINCE: dict[int, int] = {
-    TensorProto.FLOAT8E4M3FN: 9,
-    TensorProto.FLOAT8E4M3FNUZ: 9,
-    TensorProto.FLOAT8E5M2: 9,
-    TensorProto.FLOAT8E5M2FNUZ: 9,
-    TensorProto.INT4: 10,
-    TensorProto.UINT4: 10,
-    TensorProto.FLOAT4E2M1: 11,
-    TensorProto.FLOAT8E8M0: 12,
-    TensorProto.INT2: 13,
-    TensorProto.UINT2: 13,
+_INTRODUCED = {
+    "FLOAT8E4M3FN": 9,
+    "FLOAT8E4M3FNUZ": 9,
+    "FLOAT8E5M2": 9,
+    "FLOAT8E5M2FNUZ": 9,
+    "INT4": 10,
+    "UINT4": 10,
+    "FLOAT4E2M1": 11,
+    "FLOAT8E8M0": 12,
+    "INT2": 13,  # onnx 1.20
+    "UINT2": 13,
 }
 """Element type to the version that introduced it, for versions later than ``_OLDEST``."""
+_SINCE = {
+    TensorProto.DataType.Value(name): since
+    for name, since in _INTRODUCED.items()
+    if name in TensorProto.DataType.keys()  # noqa: SIM118 (keys of an enumeration of protobuf)
+}
 
 
 def lower_format(model: onnx.ModelProto) -> None:

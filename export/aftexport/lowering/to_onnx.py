@@ -27,6 +27,7 @@ from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
 from aftexport.operators.domain import opset_of
+from aftexport.system.gc import collection_paused
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -34,8 +35,8 @@ _FILLS = (
     (_aten.masked_fill_.Tensor, _aten.masked_fill.Tensor),
     (_aten.masked_scatter_.default, _aten.masked_scatter.default),
 )
-OPSETS = range(18, 26)
-"""Opsets that the portable bodies support and torch.onnx can produce."""
+OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
+"""Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
 DEFAULT_OPSET = 20
 
 
@@ -99,8 +100,11 @@ def _translated(
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        # Otherwise torch 2.9 takes branches for sizes above 1 in its decompositions.
+        # torch.onnx parses the source of 500 functions. In CPython 3.11 (gh-106905) a collection in
+        # ast.parse may let another thread parse, and then both raise SystemError.
+        # Without sizes of 1, torch 2.9 takes branches for sizes above 1 in its decompositions.
         with (
+            collection_paused(),
             quiet(),
             exactly(),
             shared_table(),

@@ -11,7 +11,7 @@ from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.manifest import ONNX_FILE, Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
 from aftexport.capture.input_spec import InputSpec
@@ -31,6 +31,7 @@ from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
+from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
     engine_record,
@@ -76,8 +77,8 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the six kinds that ``aftexport.load`` reads; None for the module that the
-            factory returns.
+        path: any of the six kinds that ``aftexport.load`` reads, or an ONNX file; None for the
+            module that the factory returns.
         to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, 16-bit weights and activations; bf16 or int8, only the products
@@ -202,7 +203,9 @@ class _Export:
         """Return the model, and the text of its tokenizer."""
         options = self._options
         with stage(self._console, f"Reading {options.source}"):
-            if options.is_from_factory:
+            if options.is_onnx:
+                checkpoint = Checkpoint(options.source, ONNX_FILE)
+            elif options.is_from_factory:
                 checkpoint = from_factory(options.factory or "")
             else:
                 checkpoint = load(
@@ -215,6 +218,11 @@ class _Export:
 
     def _trace(self, checkpoint: Checkpoint, described: Features | None) -> TracedModel:
         options = self._options
+        if options.is_onnx:
+            with stage(self._console, f"Examining {options.source}") as progress:
+                traced = trace_onnx(options, progress)
+                give_back()
+            return traced
         with stage(self._console, "Tracing to ONNX") as progress:
             traced = trace(
                 checkpoint,
@@ -287,7 +295,7 @@ class _Export:
     def _verify(self, draft: Bundle, cases: Sequence[Case]) -> list[Comparison]:
         if not self._options.check_parity:
             return []
-        with stage(self._console, "Comparing with PyTorch"):
+        with stage(self._console, f"Comparing with {draft.manifest.reference_title}"):
             results = verify(draft)
         if all(r.passed for r in results):
             with stage(self._console, "Comparing in a stock session"):

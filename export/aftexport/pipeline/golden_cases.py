@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.capture.input_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
@@ -20,12 +21,7 @@ from aftexport.operators.schema import OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
-from aftexport.pipeline.token_samples import (
-    extreme_extras,
-    extreme_features,
-    sample_tokens,
-    with_extras,
-)
+from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
@@ -60,7 +56,7 @@ def model_cases(
     if batching:
         _refuse_breach(reference, spec, embedding, program)
     cases = []
-    for name, inputs in _inputs(spec, embedding).items():
+    for name, inputs in case_inputs(spec, embedding).items():
         cases.append(Case(name, "model", inputs, reference.run(inputs)))
     return cases
 
@@ -123,17 +119,26 @@ def _few_tokens(spec: InputSpec) -> dict[str, Array]:
     count = min(7, spec.vocab_size or 7, spec.max_tokens or 7)
     tokens: Array = np.arange(count)[None]
     if spec.num_features is not None:
-        tokens = sample_tokens(spec, np.random.default_rng(2), (1, count))
+        tokens = _random_tokens(spec, np.random.default_rng(2), (1, count))
     inputs = {spec.main: tokens, "lengths": np.array([count])}
     return with_extras(inputs, spec, np.random.default_rng(2))
 
 
-def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+def _random_tokens(
+    spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]
+) -> Array:
+    return random_tokens(
+        generator, sizes, vocab_size=spec.vocab_size, num_features=spec.num_features
+    )
+
+
+def case_inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+    """Return the inputs of the model's cases by name, with lengths also where it takes none."""
     generator = np.random.default_rng(0)
     rows = _FEW_IDS if embedding is None else len(embedding)
 
     def tokens(*sizes: int) -> Array:
-        ids = sample_tokens(spec, generator, sizes)
+        ids = _random_tokens(spec, generator, sizes)
         if spec.vocab_size is None or spec.vocab_size <= _MANY_IDS:
             return ids
         # A model may clamp ids: then nearly all of so many ids would use the same row.

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.capture.input_spec import InputSpec
 from aftexport.contract import main_input
 from aftexport.engines import Engine
@@ -19,7 +20,6 @@ from aftexport.errors import TraceError
 from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
 from aftexport.pipeline.divergence import first_divergence
-from aftexport.pipeline.token_samples import sample_tokens
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""
@@ -124,7 +124,9 @@ def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Ar
         lowest, highest = int(norms.argmin()), int(norms.argmax())
 
     def documents(tokens: int) -> Array:
-        rows = sample_tokens(spec, generator, (4, tokens))
+        rows = random_tokens(
+            generator, (4, tokens), vocab_size=spec.vocab_size, num_features=spec.num_features
+        )
         if spec.num_features is None:
             rows[1], rows[2] = highest, lowest
         else:

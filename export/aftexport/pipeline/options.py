@@ -54,6 +54,11 @@ class ExportOptions:
     tokenizer: str | Path | None
 
     @property
+    def is_onnx(self) -> bool:
+        """Whether the source is an ONNX file."""
+        return not self.is_from_factory and self.source.suffix == ".onnx" and self.source.is_file()
+
+    @property
     def failed_out(self) -> Path:
         """The folder that keeps a bundle outside its tolerance."""
         return self.out.with_name(f"{self.out.name}.failed")

@@ -1,4 +1,4 @@
-"""Random inputs of the cases of a model, with features as they are after normalization."""
+"""Random and unusual extra inputs, and unusual features, for the cases of a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,20 +8,6 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
 from aftexport.capture.input_spec import InputSpec
-
-
-def sample_tokens(spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]) -> Array:
-    """Return tokens ``[*sizes]`` or, for a model of features, ``[*sizes, features]``.
-
-    Args:
-        spec: the model's inputs.
-        generator: the source of the random numbers.
-        sizes: the numbers of documents and tokens.
-    """
-    if spec.num_features is not None:
-        return generator.standard_normal((*sizes, spec.num_features), np.float32)
-    assert spec.vocab_size is not None  # a model has ids or features
-    return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
 
 
 def with_extras(

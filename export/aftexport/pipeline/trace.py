@@ -1,7 +1,7 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -53,6 +53,8 @@ class TracedModel:
         reference: type in which PyTorch computed the cases.
         why_not_float64: the reason if that type should be float64 but is not; else empty.
         left_out: parameters of the forward for padding that keep their defaults.
+        is_of_onnx: whether the source is an ONNX file, whose own outputs are the reference.
+        renamed: outputs of such a file with their new names; empty names for those left out.
     """
 
     lowered: onnx.ModelProto
@@ -65,6 +67,8 @@ class TracedModel:
     reference: str
     why_not_float64: str
     left_out: tuple[str, ...]
+    is_of_onnx: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def trace(
@@ -99,7 +103,7 @@ def trace(
     )
     spec = read_spec(program)
     _check_extras(spec, program)
-    _check_max_length(spec, max_length)
+    check_max_length(spec, max_length)
     _check_features(spec, num_features)
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
@@ -115,7 +119,7 @@ def trace(
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
     cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
-    explained, evidence = _explained(lowered, to)
+    explained, evidence = explained_model(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
@@ -189,7 +193,8 @@ def _precision_of(program: ExportedProgram, default: str) -> str:
     return next((p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), default)
 
 
-def _check_max_length(spec: InputSpec, max_length: int | None) -> None:
+def check_max_length(spec: InputSpec, max_length: int | None) -> None:
+    """Raise UsageError if ``--max-length`` exceeds the maximum of a model."""
     if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
         raise UsageError(
             f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
@@ -231,7 +236,8 @@ def _recognize(
     return (ir.to_proto(graph) if recognition.matches else lowered), recognition
 
 
-def _explained(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
+def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
+    """Return a model that also returns evidence, and its kinds; or itself, with the reason."""
     if to != "onnx":
         return lowered, "TensorRT engines only output logits"
     explained = onnx.ModelProto()

@@ -14,6 +14,7 @@ from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError, EngineError
+from aftexport.report.calibration import error_table, threshold_sentence
 
 _SHOWN_FEATURES = 8
 
@@ -51,6 +52,11 @@ def show_bundle(path: Path, console: Console) -> None:
         "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
     _show(console, rows)
+    for name, calibration in (manifest.calibration or {}).items():
+        console.print(f"Calibration of {escape(name)}:")
+        console.print(error_table(calibration))
+        if calibration.threshold is not None:
+            console.print(threshold_sentence(calibration.threshold), soft_wrap=True)
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")

@@ -24,6 +24,7 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.parity.comparison import Comparison, compare, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
+from aftexport.report.calibration import read_details
 from aftexport.report.layers import Layers
 from aftexport.report.report import Report, environment, inputs_of, tolerance_of
 from aftexport.verify.documents import random_documents, read_documents
@@ -115,6 +116,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
         inputs=inputs_of(cases),
         environment=environment(onnxruntime=ort.VERSION),
         layers=layers,
+        calibration=read_details(bundle),
     )
 
 

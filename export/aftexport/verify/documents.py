@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraValues, check_values, sample_values, stacked
@@ -208,9 +209,8 @@ def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, In
 
 def random_document(tokens: int, manifest: Manifest, generator: np.random.Generator) -> Array:
     """Return random ids ``[tokens]``, or standard normal features ``[tokens, features]``."""
-    if manifest.features is not None:
-        return generator.standard_normal((tokens, manifest.features.count), np.float32)
-    return generator.integers(0, manifest.vocab_size or 1, tokens, np.int64)
+    count = None if manifest.features is None else manifest.features.count
+    return random_tokens(generator, (tokens,), vocab_size=manifest.vocab_size, num_features=count)
 
 
 def as_inputs(

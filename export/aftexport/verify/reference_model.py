@@ -34,6 +34,11 @@ def load_source(
         UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
         CheckpointError: if the file cannot be read.
     """
+    if bundle.manifest.is_of_onnx:
+        raise UsageError(
+            f"{bundle.path} was made from an ONNX file, so there is no PyTorch to compare with.",
+            "Compare with the stored outputs of the file: leave --model and --reference out.",
+        )
     if path is None:
         if allow_pickle:
             raise UsageError("--allow-pickle needs a file, got none.", _GIVE_FILE)

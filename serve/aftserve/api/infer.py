@@ -1,6 +1,5 @@
 """The endpoint that classifies documents."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response, params
 from aftexport.errors import InputError
 from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
+from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.npy_body import NPY, read_npy
@@ -44,6 +44,7 @@ _INFER = body_schema(
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 _MAX_NAMES = 256
+"""Maximum passages of each logit that ``explain`` chooses, without another number."""
 EvidenceSpans = Annotated[
     int,
     Query(
@@ -142,7 +143,8 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         if accepted is not None:
             return PartsResponse(answer_lines(answers[0], deadline), accepted)
         if any(answer.tokens.results for answer in answers):
-            return await _with_tokens(answers, is_one)
+            building = _with_tokens(answers, is_one)
+            return await run_until_disconnect(building, request.receive, deadline)
         results = [answer.result for answer in answers]
         return results[0] if is_one else InferResponse(results=results)
 
@@ -151,10 +153,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
 
 async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
     """Return a response with answers for tokens, which are in memory for one document at a time."""
-    contents = []
-    for answer in answers:
-        contents.append(answer.complete().model_dump_json(exclude_none=True).encode())
-        await asyncio.sleep(0)  # the answer of each document may take milliseconds
+    contents = [await complete_json(answer) for answer in answers]
     content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
     return Response(content, media_type=JSON)
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import anyio.to_thread
 import numpy as np
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api import request_body
+from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
@@ -165,11 +165,10 @@ async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
 
 
 async def _classify_line(line: bytes, classify: Classify) -> bytes:
-    content: BaseModel
     try:
         parsed = request_body.parse(line, DocumentRequest, {})
         (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
-        content = answer.complete()
+        return await complete_json(answer) + b"\n"
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
         content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)

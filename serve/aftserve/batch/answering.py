@@ -20,11 +20,12 @@ from aftexport.errors import (
 )
 from aftserve.batch.sharing import shared_runs
 from aftserve.model.answers import Answer
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.inputs import TokenizedDocument, cut_document
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
-from aftserve.model.wanted import NO_OPTIONS, AnswerOptions, Wanted
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields, Tokens
@@ -144,7 +145,7 @@ class OfflineClassifier:
         given: Iterable[ExtraFields] | None = None,
         *,
         finish: Finish | None = None,
-        options: AnswerOptions = NO_OPTIONS,
+        wanted: Wanted = EVERY_HEAD,
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.
@@ -153,16 +154,12 @@ class OfflineClassifier:
             documents: the documents, consumed as needed.
             given: extra inputs of each document; None for none.
             finish: makes the results of the outcomes; None for outcomes without results.
-            options: options of the answers, as of a request.
+            wanted: the wanted part of the answers.
             on_done: a callback of the number of documents after each run.
 
         Yields:
             The outcome of each document, in order.
-
-        Raises:
-            InputError: if the model has no such outputs or evidence.
         """
-        wanted = options.wanted(self.bundle.manifest)
         outcomes: list[Outcome] = []
         held: dict[int, _Held] = {}
         tokens = 0
@@ -192,27 +189,25 @@ class OfflineClassifier:
             start = time.perf_counter()
             ids, marks = classifier.encode_marked(document)
             seconds = time.perf_counter() - start
-            # Only spans need the text: do not hold it for other models.
+            # Only spans and evidence need the text: do not hold it for other answers.
             kept = document if marks is not None or wanted.explained else ids
         else:
             kept = ids = self._tokens(document, wanted)
             marks, seconds = None, 0.0
         extras = classifier.check_extras(given, len(ids))
         one = cut_document(classifier, kept, ids, marks, extras, seconds)
-        classifier.check_evidence(wanted, len(one.used))
+        check_evidence(classifier, wanted, len(one.used))
         return one
 
     def _tokens(self, document: Document | Path, wanted: Wanted) -> Tokens:
-        if isinstance(document, Path):
-            return self._read(document, wanted)
         self.classifier.check_words(None, wanted)
+        if isinstance(document, Path):
+            return self._read(document)
         return self.classifier.check(document)
 
-    def _read(self, path: Path, wanted: Wanted) -> Tokens:
-        classifier = self.classifier
+    def _read(self, path: Path) -> Tokens:
         try:
-            classifier.check_words(None, wanted)
-            return read_npy_file(path, classifier, self._spill)
+            return read_npy_file(path, self.classifier, self._spill)
         except OSError as error:
             raise InputError(f"The file cannot be read ({error.strerror}).", "Check it.") from error
 

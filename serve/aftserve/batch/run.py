@@ -66,7 +66,7 @@ class Actor:
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block's documents."""
         texts = documents.texts_of(block, self._max_characters)
-        outcomes = list(self._classifier.answer(texts))
+        outcomes = list(self._classifier.answer(texts, documents.fields_of(block)))
         ids = block["id"] if "id" in block.column_names else None
         return output.table(ids, outcomes, self._columns, **self._marks)
 
@@ -97,6 +97,7 @@ def run(
         AftexportError: if it cannot run, or does not finish.
     """
     bundle = Bundle.open(settings.bundle)
+    found = found.with_inputs([extra.name for extra in bundle.manifest.extra_inputs])
     columns = output.schema(bundle.manifest.heads, found.ids, bundle.manifest.calibration)
     threads = settings.threads or 1
     settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})

@@ -9,7 +9,8 @@ from aftexport.system.signals import exit_status, interruptible
 _EPILOG = """\
 INPUT is a folder in which each file is a document in UTF-8, or a Parquet file or folder. The
 output has a row for each document, in order: its path from INPUT, its id or its number, and the
-server's answer or an error. The output is complete or not written.
+server's answer or an error. The output is complete or not written. Extra inputs of a model are
+columns of the same names.
 
   aftserve batch model.bundle mails/ --output mails.jsonl
   aftserve batch model.bundle mails.parquet --text body --id number --output labels.parquet

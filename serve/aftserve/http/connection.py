@@ -164,6 +164,8 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # a client of HTTP/1.0 would read it as the answer
         super().on_headers_complete()
+        # uvicorn 0.46 overlooks "close" in a list, such as "close, Upgrade".
+        self.cycle.keep_alive = self.cycle.keep_alive and self.parser.should_keep_alive()
         if self.pipeline:
             self._flow.resume_reading()  # otherwise a disconnect would go unnoticed
 

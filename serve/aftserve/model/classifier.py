@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, MAX_TOKENS, largest
+from aftexport.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.engines.explained_input import padded_choices
 from aftexport.errors import InputError
@@ -86,7 +86,7 @@ class Classifier:
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
-        return "lengths" in self.manifest.inputs
+        return LENGTHS in self.manifest.inputs
 
     @property
     def needs_words(self) -> bool:
@@ -192,23 +192,6 @@ class Classifier:
         assert self._tokenizer is not None  # checked by check_text
         with _tokenizing():
             return self._tokenizer.encode_batch([text])[0]
-
-    def check_evidence(self, wanted: Wanted, tokens: int) -> None:
-        """Raise InputError if this engine has no evidence for a document of this length."""
-        if not wanted.explained:
-            return
-        if wanted.numbers != [largest(0)] and not self.engine.takes_choice:
-            raise InputError(
-                f"{self.engine.name} explains only the largest logit of {self.manifest.explained}.",
-                "Leave explain out, or serve the bundle with onnxruntime.",
-            )
-        plan = self.manifest.chunked
-        if self.in_chunks(tokens) and plan is not None and not plan.evidence:
-            raise InputError(
-                f"The document has {tokens} tokens and runs in chunks, where this model pools them "
-                "in a way that keeps no evidence.",
-                f"Send a document of at most {self.whole_tokens} tokens.",
-            )
 
     def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
         """Check the tokens of one document, and return them for the model.
@@ -364,7 +347,7 @@ class Classifier:
         given = extras or [NO_EXTRAS] * len(documents)
         inputs = {
             self.manifest.main_input: padded,
-            "lengths": lengths,
+            LENGTHS: lengths,
             **stacked(self.manifest.extra_inputs, given, len(blank)),
         }
         decodings = decodings or [NO_MARKS] * len(documents)

@@ -81,9 +81,9 @@ def add_evidence(
 
     Args:
         result: the result.
-        answer: the answer of the model.
-        explained: the evidence; see ``explain``.
-        is_chosen: whether the request chose the explained logits.
+        answer: the answer of the document.
+        explained: the evidence of each logit.
+        is_chosen: whether the request chose the logits; else there is one, the largest.
     """
     if is_chosen:
         result.explained = explained

@@ -8,6 +8,7 @@ from aftexport.errors import InputError
 from aftexport.extra_inputs import ExtraValues
 from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.model.wanted import EVERY_HEAD, Wanted
@@ -68,7 +69,7 @@ async def tokenize_documents(
         for index, document in enumerate(documents)
     ]
     for one in inputs:
-        classifier.check_evidence(wanted, len(one.used))
+        check_evidence(classifier, wanted, len(one.used))
     return inputs
 
 

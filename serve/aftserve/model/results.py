@@ -18,6 +18,7 @@ from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy
 
 _MAX_PART_TOKENS = 4096
+_MAX_PART_SPANS = 1024
 _MAX_PART_NUMBERS = 1 << 14
 
 
@@ -51,11 +52,11 @@ class TokenAnswers:
         return answer.model_copy(update={"spans": tuple(map(self._placed, spans))})
 
     def all_spans(self, name: str) -> Iterator[Span]:
-        """Yield the spans of a head; see ``answer``."""
-        count = len(self.results[name])
-        for start in range(0, count, _MAX_PART_TOKENS):
-            answer = self.answer(name, start, min(start + _MAX_PART_TOKENS, count))
-            yield from getattr(answer, "spans", ())
+        """Yield the spans of a head without the labels of its tokens; see ``answer``."""
+        first = 0
+        while spans := self.results[name].named_spans(first, first + _MAX_PART_SPANS):
+            yield from map(self._placed, spans)
+            first += len(spans)
 
     def parts(self) -> Iterator[TokensPart | SpansPart]:
         """Yield the answers of all heads in parts of bounded size."""

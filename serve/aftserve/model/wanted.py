@@ -20,7 +20,7 @@ _MAX_EXPLAINED = 32
 """Maximum logits of a document with evidence: each has a number for each token."""
 _SHOWN_NAMES = 20
 DEFAULT_SPANS = 5
-"""Maximum passages of each logit that ``explain`` chooses, without another number."""
+"""Maximum passages of a chosen label if a request gives no number."""
 
 
 @dataclass(frozen=True)

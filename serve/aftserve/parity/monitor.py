@@ -129,7 +129,9 @@ class ParityMonitor:
             return one.decoding
         if random.random() >= self._share:
             return one.decoding
-        if len(one.used) > _MAX_SAMPLED_TOKENS:
+        # A request for other outputs may have no words for a head that needs them.
+        lacks_words = self.active.model.classifier.needs_words and one.marks is None
+        if len(one.used) > _MAX_SAMPLED_TOKENS or lacks_words:
             self._metrics.skipped_checks.inc()
             return one.decoding
         return one.decoding.with_rows()

@@ -1,3 +1,5 @@
+import ast
+import gc
 import inspect
 from collections import Counter
 from collections.abc import Callable
@@ -33,6 +35,24 @@ def program(classifier: DocumentClassifier) -> ExportedProgram:
 @pytest.fixture(scope="module")
 def mixed() -> onnx.ModelProto:
     return finish(lower(capture(tiny_models.MixedSettings())))
+
+
+def test_no_collection_while_sources_are_parsed(
+    program: ExportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CPython 3.11, a collection in ``ast.parse`` can fail it if another thread parses."""
+    parse, states = ast.parse, list[bool]()
+
+    def watched(*arguments: Any, **options: Any) -> ast.AST:
+        states.append(gc.isenabled())
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(ast, "parse", watched)
+    assert gc.isenabled()
+    lower(program)
+    assert gc.isenabled()
+    assert len(states) > 100
+    assert not any(states)
 
 
 def custom(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -31,6 +31,7 @@ class Through(tiny_models.Bag):
         (lambda x: x.cummax(1)[0], "aten.cummax"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load of 2.9
 def test_error_names_user_operator_and_line(
     function: Callable[[Tensor], Tensor], operator: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from arrow_arrays import unchecked_strings
+from calibrations import calibration
 
 from aftexport.errors import InputError
 from aftexport.heads import (
@@ -21,7 +22,7 @@ from aftexport.heads import (
     Regression,
     SingleLabelClassification,
 )
-from aftexport.heads.calibration import Calibration, Estimate, Scaling, Threshold
+from aftexport.heads.calibration import Scaling
 from aftexport.heads.regression import Value
 from aftserve.batch import output
 from aftserve.batch.answering import Outcome
@@ -145,7 +146,13 @@ def test_each_head_has_its_own_field() -> None:
 def test_calibration_adds_columns(task: str, above: float | None) -> None:
     """The other columns stay, and a document without an answer has nulls."""
     head, logits, types, answered = EACH_HEAD[task]
-    found = calibration(head, above)
+    is_platt = isinstance(head, MultiLabelClassification)
+    scaling = Scaling(log_temperature=0.69)
+    found = (
+        calibration(*[scaling] * head.width, method="platt", above=above)
+        if is_platt
+        else calibration(scaling, above=above)
+    )
     columns = output.schema({"logits": head}, None, {"logits": found})
     plain = output.schema({"logits": head}, None)
     added = ["calibrated"] if above is None else ["calibrated", "abstain"]
@@ -167,29 +174,6 @@ def test_calibration_adds_columns(task: str, above: float | None) -> None:
     assert {name: content[name] for name in old} == old
     assert content["calibrated"] == dict(zip(head.names, [0.5] * len(head.names), strict=True))
     assert content.get("abstain") == (None if above is None else True)
-
-
-def calibration(head: Head, above: float | None) -> Calibration:
-    """A calibration with a temperature of 2, and a threshold if there is a confidence for it."""
-    nothing = Estimate(value=0.0, low=0.0, high=0.0)
-    is_platt = isinstance(head, MultiLabelClassification)
-    threshold = None
-    if above is not None:
-        threshold = Threshold(
-            budget=0.1, level=0.95, confidence=above, documents=100, answered=50, wrong=0,
-            error_bound=0.06, abstained=0.5,
-        )  # fmt: skip
-    return Calibration(
-        method="platt" if is_platt else "temperature",
-        scalings=(Scaling(log_temperature=0.69),) * (head.width if is_platt else 1),
-        min_tokens=1,
-        max_tokens=100,
-        documents=100,
-        error_before=nothing,
-        error_after=nothing,
-        bands=(),
-        threshold=threshold,
-    )
 
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.model.classifier import Classifier
 from aftserve.model.evidence import explain, passages
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
 ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
@@ -88,7 +89,9 @@ def test_plain_text_and_lines_get_evidence(server: str) -> None:
 
 def test_info_shows_evidence_support(server: str, bundle_copy: Path, tmp_path: Path) -> None:
     assert http.get(f"{server}/info").json()["evidence"] is True
-    without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
+    without = changed_manifest(
+        bundle_copy, {"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
+    )
     with serving(without, tmp_path / "log") as (address, _):
         assert http.get(f"{address}/info").json()["evidence"] is False
 
@@ -184,11 +187,13 @@ def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
     chunked = ChunkedModel(bundle.path / CHUNKED, plan)
     classifier = Classifier(bundle, engine, chunked=chunked, whole_tokens=10)
     wanted = default(classifier)
-    classifier.check_evidence(wanted, 10)
-    classifier.check_evidence(EVERY_HEAD, 11)
+    check_evidence(classifier, wanted, 10)
+    check_evidence(classifier, EVERY_HEAD, 11)
     with pytest.raises(InputError, match="11 tokens and runs in chunks"):
-        classifier.check_evidence(wanted, 11)
-    manifest = bundle.manifest.model_copy(update={"evidence": None, "no_evidence": "Tanh stands"})
+        check_evidence(classifier, wanted, 11)
+    manifest = bundle.manifest.model_copy(
+        update={"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
+    )
     with pytest.raises(InputError, match="Tanh stands"):
         AnswerOptions(spans=1).wanted(manifest)
 

@@ -14,6 +14,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
 from aftexport.heads import HEADS, Head
 from aftserve.model.classifier import Classifier
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted, choices
 
 
@@ -121,6 +122,16 @@ def test_batch_has_choices_of_its_documents(bundle_folder: Path) -> None:
             assert total == pytest.approx(one.logit, abs=1e-4)
 
 
+def test_long_document_explains_fewer_labels(bundle_folder: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    wanted = Wanted(None, tuple(ChosenLogit("logits", number, number) for number in range(3)))
+    check_evidence(classifier, wanted, (1 << 22) // 3)
+    with pytest.raises(InputError, match="at most 2 labels or values to explain"):
+        check_evidence(classifier, wanted, (1 << 22) // 3 + 1)
+    check_evidence(classifier, AnswerOptions(spans=1).wanted(bundle.manifest), 1 << 30)
+
+
 def test_old_bundle_explains_largest_logit_only(bundle_folder: Path) -> None:
     manifest = Bundle.open(bundle_folder).manifest.model_copy(update={"evidence_heads": None})
     wanted = AnswerOptions(spans=1).wanted(manifest)
@@ -152,4 +163,4 @@ def test_file_without_choice_has_default_evidence(bundle_copy: Path) -> None:
     np.testing.assert_array_equal(answers[0].added, answers[1].added)
     chosen = Wanted(None, (ChosenLogit("logits", 1, 1),))
     with pytest.raises(InputError, match="onnxruntime explains only the largest logit"):
-        old.check_evidence(chosen, 40)
+        check_evidence(old, chosen, 40)

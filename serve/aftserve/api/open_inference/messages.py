@@ -18,8 +18,8 @@ from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.columns import (
     TOKEN_FIELDS,
     Column,
+    PaddedRows,
     columns_of,
-    outputs_of,
     prefix,
 )
 from aftserve.api.open_inference.extra_tensors import (
@@ -42,6 +42,7 @@ from aftserve.types import Document, ExtraFields
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
 
+_BINARY = "application/octet-stream"
 _TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
 _IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
 _INTEGERS = ("INT64", "INT32")
@@ -73,7 +74,14 @@ class Message:
     given: Sequence[ExtraFields]
 
 
-def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Manifest) -> Message:
+def parse(
+    content: Any,
+    binary: memoryview,
+    *,
+    max_documents: int,
+    manifest: Manifest,
+    outputs: Sequence[str],
+) -> Message:
     """Check a request.
 
     Args:
@@ -81,6 +89,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
         binary: the bytes after the JSON.
         max_documents: maximum number of documents.
         manifest: manifest of the model.
+        outputs: names of its outputs.
 
     Raises:
         RequestValidationError: if a field does not follow the protocol.
@@ -91,7 +100,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    _check_outputs(request, [output.name for output in outputs_of(manifest)])
+    _check_outputs(request, outputs)
     _check_inputs(request.inputs, max_documents, manifest)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
@@ -237,17 +246,26 @@ def _is_binary(request: InferenceRequest, name: str) -> bool:
 
 
 def respond(
-    message: Message, answers: Sequence[DocumentAnswer], *, name: str, version: str
+    message: Message,
+    answers: Sequence[DocumentAnswer],
+    *,
+    name: str,
+    version: str,
+    deadline: float,
 ) -> Response:
-    """Build the response; tensors that are requested as bytes follow the JSON."""
+    """Build the response; tensors that are requested as bytes follow the JSON.
+
+    Tensors of tokens are sent in parts until the client's deadline by ``time.monotonic``.
+    """
     request = message.request
     wanted = [output.name for output in request.outputs] if request.outputs else None
-    outputs, after, size = [], list[Iterator[bytes]](), 0
+    outputs, after, size, has_rows = [], list[Iterator[bytes]](), 0, False
     for output, column in columns_of(answers, wanted).items():
         if _is_binary(request, output):
             count, parts = column.content()
             after.append(parts)
             size += count
+            has_rows |= isinstance(column.values, PaddedRows)
             outputs.append(_output(output, column, size=count))
         else:
             outputs.append(_output(output, column))
@@ -262,12 +280,11 @@ def respond(
     head = response.model_dump_json(exclude_none=True).encode()
     if not size:
         return Response(head, media_type="application/json")
-    return PartsResponse(
-        chain([head], *after),
-        "application/octet-stream",
-        {HEADER_LENGTH: str(len(head))},
-        len(head) + size,
-    )
+    headers = {HEADER_LENGTH: str(len(head))}
+    parts = chain([head], *after)
+    if not has_rows:
+        return Response(b"".join(parts), headers=headers, media_type=_BINARY)
+    return PartsResponse(parts, _BINARY, headers, len(head) + size, deadline)
 
 
 def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import {
   marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
+import { bodyOf, describeInputs } from "./inputs.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -13,6 +14,7 @@ let fileText = null; // text of the chosen file: a textarea would drop its carri
 let pending = null; // AbortController of the pending request; null if there is none
 let explaining = null; // AbortController of the pending request for chosen evidence
 let answered = ""; // the document whose answer is shown
+let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
 let maxBytes = Infinity; // maximum bytes of a request
 
@@ -44,9 +46,9 @@ async function request(path, options = {}) {
 }
 
 /** Return the answer, and the reason why it has no evidence; null if it has evidence. */
-async function infer(content, passages, signal) {
+async function infer(body, passages, signal) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal };
-  const ask = (query) => request(`infer${query}`, { ...options, body: JSON.stringify({ text: content }) });
+  const ask = (query) => request(`infer${query}`, { ...options, body });
   if (!passages) return [await ask(""), "It was not requested."];
   try {
     return [await ask(`?evidence=${passages}`), null];
@@ -62,7 +64,7 @@ async function explain(head, name) {
   const current = (explaining = new AbortController());
   const content = answered;
   const query = new URLSearchParams({ evidence: byId("passages").valueAsNumber || 5, explain: `${head}:${name}`, outputs: head });
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text: content }) };
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: answeredBody };
   status.textContent = `Waiting for the evidence for ${name} …`;
   try {
     const answer = await request(`infer?${query}`, { ...options, signal: current.signal });
@@ -80,19 +82,22 @@ async function explain(head, name) {
 const highlightedIn = (evidence) => evidence?.spans.filter((span) => span.text).length ?? 0;
 
 async function classify() {
+  // Replace lone surrogates: they cannot be sent as UTF-8.
+  const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
+  const body = bodyOf(content);
+  if (body === null) return;
   pending?.abort();
   explaining?.abort();
   const current = (pending = new AbortController());
-  // Replace lone surrogates: they cannot be sent as UTF-8.
-  const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
   byId("stop").hidden = false;
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
   try {
-    const [answer, without] = await infer(content, byId("passages").valueAsNumber, current.signal);
+    const [answer, without] = await infer(body, byId("passages").valueAsNumber, current.signal);
     const seconds = (performance.now() - sent) / 1000;
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
+    answeredBody = body;
     showAnswer(answer, without, content, seconds);
   } catch (error) {
     if (current !== pending) return;
@@ -201,6 +206,7 @@ function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
   const reads = info.tokenizer ? "" : " It has no tokenizer: send token ids to POST /infer.";
+  describeInputs(info.extra_inputs);
   byId("model").textContent = `${describeHeads(info.heads, info.explainable)}${reads}`;
   fillFacts("facts", [
     ["Engine", info.engine],

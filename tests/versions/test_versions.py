@@ -1,0 +1,111 @@
+"""The matrix of versions, its record, the lower bounds and the table of the documentation."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from aftexport.internals import torch_operators, torch_shapes, torch_translation
+from versions.installation import free_constraints
+from versions.lowest import LOWEST, lower_bounds, read_bounds
+from versions.matrix import ROOT, Known, read_matrix
+from versions.record import put_row, read_record
+from versions.suite import Outcome, read_report
+
+TESTS, ENVIRONMENTS = read_matrix()
+
+
+def extension() -> ModuleType:
+    path = ROOT / "docs" / "_extensions" / "version_table.py"
+    spec = importlib.util.spec_from_file_location("version_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_matrix_names_existing_tests() -> None:
+    texts = [(ROOT / path).read_text("utf-8") for path in TESTS]
+    names = [name for e in ENVIRONMENTS for known in e.known for name in known.tests]
+    assert all(any(f"def {name}(" in text for text in texts) for name in names)
+    assert len({e.name for e in ENVIRONMENTS}) == len(ENVIRONMENTS)
+
+
+def test_record_is_of_matrix() -> None:
+    environments = {e.name: e for e in ENVIRONMENTS}
+    rows = read_record()
+    assert rows
+    for row in rows:
+        environment = environments[row["name"]]
+        assert row["python"] == environment.python
+        assert row["limits"] == [known.reason for known in environment.known]
+        for requirement in map(Requirement, environment.packages):
+            version = Version(row["versions"][requirement.name])
+            assert requirement.specifier.contains(version.public)
+
+
+@pytest.mark.parametrize("module", [torch_operators, torch_shapes, torch_translation])
+def test_record_covers_versions_of_internals(module: ModuleType) -> None:
+    tried = [Version(row["versions"]["torch"]) for row in read_record()]
+    for version in (module.VERSIONS.oldest, module.VERSIONS.newest):
+        assert any(v.release[:2] == Version(version).release for v in tried), version
+
+
+def test_lowest_constraints_are_lower_bounds() -> None:
+    """If it fails, run ``PYTHONPATH=tests .venv/bin/python -m versions.lowest``."""
+    assert LOWEST.read_text("utf-8").splitlines() == read_bounds()
+
+
+def test_requirement_without_lower_bound_is_refused() -> None:
+    project: dict[str, Any] = {"dependencies": ["numpy>=2.0,<3"], "optional-dependencies": {}}
+    assert lower_bounds(project) == ["numpy==2.0"]
+    project["dependencies"].append("onnx<2")
+    with pytest.raises(ValueError, match="expected one lower bound, got 'onnx<2'"):
+        lower_bounds(project)
+
+
+def test_installed_packages_are_not_constrained() -> None:
+    lines = free_constraints(["torch", "jinja2"])
+    assert not [line for line in lines if line.lower().startswith(("torch==", "jinja2=="))]
+    assert [line for line in lines if line.startswith("numpy==")]
+
+
+def test_report_of_pytest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.xml"
+    path.write_text(
+        "<testsuites><testsuite><testcase name='test_a'/><testcase name='test_b[1]'><failure/>"
+        "</testcase><testcase name='test_c'><skipped/></testcase></testsuite></testsuites>"
+    )
+    assert read_report(path, 3) == Outcome(1, 1, ("test_b[1]",), 3)
+
+
+def test_known_failure_must_fail() -> None:
+    outcome = Outcome(1, 0, ("test_b[1]", "test_b[2]"), 3)
+    assert outcome.unexpected([Known(("test_b",), "")]) == []
+    assert outcome.unexpected([]) == ["test_b"]
+    assert outcome.unexpected([Known(("test_a", "test_b"), "")]) == ["test_a (passes)"]
+
+
+def test_row_replaces_earlier_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("versions.record.RECORD", tmp_path / "record.json")
+    for row in ({"name": "b"}, {"name": "a"}, {"name": "b", "passed": 2}):
+        put_row(row)
+    assert json.loads((tmp_path / "record.json").read_text()) == [
+        {"name": "a"},
+        {"name": "b", "passed": 2},
+    ]
+
+
+def test_documentation_has_every_row() -> None:
+    rows = read_record()
+    titles, *cells = extension().table_of(rows)
+    assert titles[:2] == ["Python", "torch"]
+    assert [cell[0] for cell in cells] == [row["python"] for row in rows]
+    limits = extension().limits_of(rows)
+    assert len(limits) == sum(len(row["limits"]) for row in rows)
