@@ -1,7 +1,9 @@
 """Properties of the installed distribution."""
 
 import os
+import re
 import subprocess
+import sys
 import venv
 from importlib.metadata import distribution, metadata
 from importlib.resources import files
@@ -111,3 +113,14 @@ def test_extras_bring_one_runtime() -> None:
     needed("aftexport", frozenset({"dev"}), packages)
     assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
     assert "onnxruntime-gpu" not in packages
+
+
+def test_index_readme_has_no_relative_links() -> None:
+    """A package index shows the README without the files around it."""
+    words = [sys.executable, "-m", "hatch_fancy_pypi_readme"]
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert "## Mechanisms" in done.stdout
+    assert re.findall(r"\]\((?!https?://)", done.stdout) == []
+    assert "pip install 'aftexport[cpu]'" in done.stdout
+    assert "<!--" not in done.stdout
