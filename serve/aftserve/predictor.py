@@ -81,7 +81,9 @@ class Predictor:
             max_tokens=max_tokens,
             spill=None if spill is None else Path(spill),
         )
-        self._loaded: OfflineClassifier | None = OfflineClassifier(self._settings)
+        self._loaded: OfflineClassifier | None = OfflineClassifier(
+            self._settings, measures_costs=False
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +144,8 @@ class Predictor:
             documents: one text, or several documents: texts, token ids, or arrays of features.
             inputs: the extra inputs by name: a mapping for one text, one mapping for each of
                 several documents.
-            evidence: maximum passages of each document that support its label.
+            evidence: maximum passages of each document that support its label; with ``explain``,
+                5 in place of 0.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
                 place of the largest logit; or outputs, for the labels or values of their answers.
             outputs: the outputs to answer; all by default.
@@ -160,6 +163,7 @@ class Predictor:
         if isinstance(documents, str):
             only = None if inputs is None else [inputs]
             return _result(0, next(self._outcomes([documents], only, options)))
+        self._open().measure_costs()
         total = len(documents) if isinstance(documents, Sized) else None
         with _progress(total, progress) as advance:
             outcomes = self._outcomes(documents, inputs, options, advance)
@@ -186,6 +190,7 @@ class Predictor:
             A result for each document, in order, or the error of that document.
         """
         options = _options(evidence, explain, outputs)
+        self._open().measure_costs()
         for outcome in self._outcomes(documents, inputs, options):
             yield _read(outcome.result) if outcome.result is not None else _error(outcome)
 

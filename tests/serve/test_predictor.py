@@ -96,6 +96,13 @@ def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client)
     assert_same(found, answer)
 
 
+def test_wrong_options_are_refused(predictor: Predictor) -> None:
+    with pytest.raises(InputError, match="no output 'other'"):
+        predictor(TEXTS, outputs=["other"])
+    with pytest.raises(UsageError, match="evidence must be at least 0, got -1"):
+        predictor("a", evidence=-1)
+
+
 def test_token_ids_may_be_lists_or_arrays(predictor: Predictor, client: httpx.Client) -> None:
     ids = [[1, 2, 3], [4, 5]]
     response = client.post("/infer", json={"input_ids": ids}).json()["results"]

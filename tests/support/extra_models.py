@@ -128,3 +128,23 @@ class Ranked(Late):
 
     def forward(self, input_ids: Tensor, lengths: Tensor, static: Tensor) -> Tensor:
         return super().forward(input_ids, lengths, static / static.abs().max())
+
+
+class Track(nn.Module):
+    """Features of each token, with a vector of the document and a type of each token."""
+
+    num_features = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.projection, self.static = nn.Linear(3, 16), nn.Linear(WIDTH, 16)
+        self.types, self.head = nn.Embedding(TYPES, 16), nn.Linear(16, 3)
+
+    def forward(
+        self, input_features: Tensor, lengths: Tensor, static: Tensor, types: Tensor
+    ) -> Tensor:
+        x = self.projection(input_features) + self.types(types) + self.static(static)[:, None]
+        positions = torch.arange(input_features.shape[1])
+        mask = (positions < lengths[:, None])[..., None]
+        return self.head((torch.relu(x) * mask).sum(1) / lengths[:, None])

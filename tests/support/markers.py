@@ -28,6 +28,7 @@ BY_MODULE = {
     "test_openapi": {"slow"},
     "test_load": {"slow"},
     "test_demo": {"slow"},
+    "test_typing": {"slow"},
     "test_batch": {"slow"},
     "test_batch_refusals": {"slow"},
     "test_deployment": {"slow"},

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.chunked.spill import Array, Rows
-from aftexport.contract import FEATURES, IDS
+from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues
 
@@ -53,7 +53,7 @@ class Document:
         for name in engine.input_names:
             if name in (IDS, FEATURES):
                 inputs[name] = self.tokens[start:end][None]
-            elif name == "lengths":
+            elif name == LENGTHS:
                 inputs[name] = np.array([end - start])
             elif name in self.kept:
                 inputs[name] = self.kept[name].read(start, end)

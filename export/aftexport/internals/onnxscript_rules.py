@@ -1,7 +1,7 @@
 """Parts of onnxscript: the rewrite rules that torch.onnx applies to every graph."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aftexport.internals.versions import Versions
@@ -14,8 +14,8 @@ with VERSIONS.named():
     from onnxscript.rewriter.rules.common import _no_op
 
     DEFAULT_RULES: tuple[RewriteRule, ...] = rewriter._DEFAULT_REWRITE_RULES
-    NO_OP_RULES: Sequence[RewriteRule] = tuple(_no_op.rules)
-    DROPOUT_RULES: Sequence[RewriteRule] = (
+    NO_OP_RULES: tuple[RewriteRule, ...] = tuple(_no_op.rules)
+    DROPOUT_RULES: tuple[RewriteRule, ...] = (
         _no_op.dropout_zero_rule,
         _no_op.dropout_inference_rule,
     )

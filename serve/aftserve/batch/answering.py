@@ -100,6 +100,8 @@ class OfflineClassifier:
     Args:
         settings: settings of the server; settings of requests and the queue are ignored.
         digest: required digest of the bundle; None for any.
+        measures_costs: whether the costs of runs are measured at once, which takes seconds; see
+            ``measure_costs``.
 
     Raises:
         AftexportError: if the model cannot be loaded.
@@ -110,7 +112,9 @@ class OfflineClassifier:
         classifier: the classifier of its model.
     """
 
-    def __init__(self, settings: Settings, digest: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, digest: str | None = None, *, measures_costs: bool = True
+    ) -> None:
         bundle = Bundle.open(settings.bundle)
         if digest is not None and bundle.digest != digest:
             raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
@@ -123,7 +127,17 @@ class OfflineClassifier:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
         self.classifier = self._model.classifier
         self.classifier.keep_answers_in_memory()
-        self._model.measurement.measure_all()
+        if measures_costs:
+            self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measure the costs of runs, which decide how documents share them, unless it was done.
+
+        Raises:
+            AftexportError: if a run fails.
+        """
+        with self._turn:
+            self._model.measurement.measure_all()
 
     def answer(
         self,

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
+from aftexport.lowering import translation_table
 from aftexport.lowering.to_onnx import OPSETS, lower
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
@@ -49,6 +50,7 @@ def test_no_collection_while_sources_are_parsed(
 
     monkeypatch.setattr(ast, "parse", watched)
     assert gc.isenabled()
+    translation_table._table.cache_clear()  # the table is read once for each process
     lower(program)
     assert gc.isenabled()
     assert len(states) > 100
@@ -209,7 +211,7 @@ class PaddedByZeros(tiny_models.Bag):
 
 def test_size_error_omits_unknown_line() -> None:
     """A size without a known line is refused without speaking of one."""
-    with pytest.raises(TraceError, match=r"only for sizes where 8 - tokens <= 0\.") as refused:
+    with pytest.raises(TraceError, match=r"only for sizes where .*8 - tokens.*\.") as refused:
         lower(capture(PaddedByZeros()))
     assert "line" not in refused.value.remedy
     assert "padding" in refused.value.remedy

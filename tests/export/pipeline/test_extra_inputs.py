@@ -8,10 +8,14 @@ import extra_models
 import numpy as np
 import pytest
 import tiny_models
+import torch
 from bundles import changed_manifest
 from commands import assert_refused, run_here
+from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.capture.capture import capture
+from aftexport.deploy.triton.repository import write_repository
 from aftexport.errors import BundleError
 from aftexport.extra_inputs import parse_inputs, sample_values
 from aftexport.pipeline.export import export
@@ -168,3 +172,44 @@ def test_calibrate_uses_extra_inputs(
     calibration = Bundle.open(tmp_path / "c").manifest.calibration
     assert calibration is not None
     assert calibration["logits"].documents == 120
+
+
+def test_program_has_extra_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extras = parse_inputs({"static": "vector:4"})
+    program = capture(extra_models.Late(), extras=extras)
+    torch.export.save(program, tmp_path / "late.pt2")
+    bundle = export(tmp_path / "late.pt2", inputs={"static": "vector:4"})
+    assert bundle.manifest.extra_inputs == extras
+    words = [tmp_path / "late.pt2", "--to", "onnx", "--force"]
+    assert_refused(run_here(words, capsys), "got (input_ids, lengths, static)")
+    words += ["--input", "static=categories:4"]
+    assert_refused(run_here(words, capsys), "int64 [batch, 4] in the program, got torch.float32")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_narrow_precision_takes_float32(precision: str, tmp_path: Path) -> None:
+    bundle = export(
+        factory="extra_models:Events",
+        inputs=extra_models.INPUTS,
+        precision=precision,
+        out=tmp_path / "b",
+    )
+    assert bundle.manifest.extra_inputs[0].dtype == "float32"
+
+
+def test_features_have_extra_inputs(tmp_path: Path) -> None:
+    inputs = {"static": "vector:4", "types": "token_category"}
+    bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
+    assert bundle.manifest.inputs == ("input_features", "lengths", "static", "types")
+    assert bundle.manifest.chunked is not None
+    assert bundle.manifest.evidence is not None
+
+
+def test_triton_repository_has_extra_inputs(extra_bundle: Path, tmp_path: Path) -> None:
+    folder = write_repository(
+        Bundle.open(extra_bundle), tmp_path / "models", name="events", mounted="/models",
+        console=Console(quiet=True),
+    )  # fmt: skip
+    config = (folder / "config.pbtxt").read_text("utf-8")
+    for name in extra_models.INPUTS:
+        assert f'name: "{name}"' in config

@@ -14,10 +14,15 @@ import tiny_models
 import torch
 from servers import serving
 
+from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues, sample_values
 from aftexport.pipeline.export import export
 from aftserve.client import Client, InvalidRequestError, Result, ServerError
+from aftserve.model.classifier import Classifier
+from aftserve.model.inputs import cut_document
+from aftserve.settings import Settings
 
 TEXTS = ["An invoice.", "a", "Pay this by Friday, or the contract ends. " * 9]
 
@@ -284,3 +289,38 @@ def test_model_without_extra_inputs_refuses_them(bundle_folder: Path, tmp_path: 
         assert "inputs of the model, none, got 'static'" in response.json()["detail"]
         content["inputs"] = {}
         assert httpx.post(f"{address}/infer", json=content, timeout=60).status_code == 200
+
+
+def test_head_policy_cuts_token_inputs(extra_bundle: Path) -> None:
+    """The server sees the first or last tokens, with their own integers."""
+    for policy, expected in (("head", [0, 1, 2]), ("tail", [3, 4, 5])):
+        settings = Settings.read([str(extra_bundle), "--long-documents", policy])
+        classifier = Classifier(
+            Bundle.open(extra_bundle),
+            OnnxRuntimeEngine(extra_bundle / "model.onnx"),
+            max_tokens=3,
+            policy=settings.long_documents,
+        )
+        types = [0, 1, 2, 3, 4, 5]
+        fields = {"static": [0] * 4, "region": 1, "flags": [0, 0], "token_type_ids": types}
+        extras = classifier.check_extras(fields, 6)
+        one = cut_document(classifier, "abcdef", np.arange(6), None, extras)
+        assert one.extras.tokens["token_type_ids"].tolist() == expected
+        assert one.extras.document["region"] == 1
+
+
+def test_features_are_served_with_inputs(tmp_path: Path) -> None:
+    inputs = {"static": "vector:4", "types": "token_category"}
+    bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
+    generator = np.random.default_rng(0)
+    extras = sample_values(bundle.manifest.extra_inputs, generator, 5)
+    features = generator.standard_normal((5, 3), np.float32)
+    given = {n: torch.from_numpy(x) for n, x in extras.batch().items()}
+    with torch.inference_mode():
+        logits = extra_models.Track()(torch.from_numpy(features)[None], torch.tensor([5]), **given)
+    with serving(bundle.path, tmp_path / "log") as (address, _), Client(address) as client:
+        result = client.infer(features=features, inputs=extras.to_json())
+        with pytest.raises(InvalidRequestError, match="has no place for"):
+            client.infer(features=features)
+    assert result.scores is not None
+    np.testing.assert_allclose(list(result.scores.values()), logits[0].softmax(0), atol=1e-5)

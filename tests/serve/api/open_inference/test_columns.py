@@ -23,7 +23,7 @@ BINARY = InferenceRequest.model_validate(
 
 
 def respond(answer: DocumentAnswer) -> Response:
-    message = messages.Message(BINARY, ["a"])
+    message = messages.Message(BINARY, ["a"], [{}])
     return messages.respond(message, [answer], name="m", version="1", deadline=math.inf)
 
 
