@@ -7,6 +7,8 @@ MAX_TOKENS = 1 << 20
 
 A bound keeps the exporter's shape arithmetic exact.
 """
+DEFAULT_OPSET = 20
+"""The opset of the standard operators."""
 MAX_VOCABULARY = 1 << 26
 """The maximum number of token ids: a table with one float for each has 256 MiB."""
 MAX_FEATURES = 1 << 16

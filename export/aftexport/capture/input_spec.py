@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,40 +10,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.vocabulary import read_maximum, read_vocabulary
 from aftexport.contract import FEATURES, INPUTS, MAX_TOKENS, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
 
 _aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """The inputs of a model.
-
-    Attributes:
-        names: ``input_ids`` (int64 ``[batch, tokens]``) or ``input_features`` (float32
-            ``[batch, tokens, features]``), and ``lengths`` (int64 ``[batch]``) if the model takes
-            it.
-        vocab_size: the number of ids; every id is below it. None for a model of features.
-        num_features: the number of features of a token; None for a model of ids.
-        embedding: the parameter with a row for each id; empty if there is none.
-        max_tokens: the maximum length of a document in tokens; None for no bound.
-        extras: the extra inputs, with the maximum of integers.
-    """
-
-    names: tuple[str, ...]
-    vocab_size: int | None
-    num_features: int | None
-    embedding: str
-    max_tokens: int | None
-    extras: tuple[ExtraInput, ...] = ()
-
-    @property
-    def main(self) -> str:
-        """The input with the tokens."""
-        return main_input(self.names)
 
 
 def input_spec(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftexport.checkpoint.weight_files import WeightFiles
+from aftexport.contract import IDS
 from aftexport.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def find_class(
             "Upgrade transformers, or give the weights with --factory package.module:factory.",
         )
     _check_served(path, name)
-    return found, _configuration(path, found, config)
+    own = _configuration(path, found, config)
+    _check_text(path, found, own)
+    return found, own
 
 
 def is_base_class(name: str) -> bool:
@@ -117,6 +120,25 @@ def _check_served(path: Path, name: str) -> None:
             f"vectors, got {name}",
             "Save the base model for vectors of tokens, AutoModel.from_pretrained(folder)"
             ".save_pretrained(other); or give the weights with --factory package.module:factory.",
+        )
+
+
+def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedConfig") -> None:
+    """Refuse a class of other inputs, or one whose decoder needs an input of its own."""
+    if found.main_input_name != IDS:
+        raise CheckpointError(
+            path,
+            f"expected a class that takes {IDS}, got {found.__name__}, which takes "
+            f"{found.main_input_name}",
+            "Export a module of your own with --factory package.module:factory.",
+        )
+    is_encoder = found.__name__.endswith("EncoderModel")
+    if is_base_class(found.__name__) and not is_encoder and config.is_encoder_decoder:
+        raise CheckpointError(
+            path,
+            f"expected an encoder, got {found.__name__}, whose decoder needs an input of its own",
+            "Save the encoder: T5EncoderModel.from_pretrained(folder).save_pretrained(other), or "
+            "the encoder of your class.",
         )
 
 

@@ -51,7 +51,8 @@ def read_transformers_folder(
         model = _with_weights(folder, found, own)
         tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
     has_no_head = is_base_class(found.__name__)
-    module = TransformersModel(model.eval(), VECTORS if has_no_head else LOGITS)
+    _check_padding(folder, model.eval())
+    module = TransformersModel(model, VECTORS if has_no_head else LOGITS)
     refuse_unusable(folder, module)
     return Checkpoint(
         folder,
@@ -141,6 +142,25 @@ def _with_weights(
             stacklevel=2,
         )
     return model
+
+
+def _check_padding(folder: Path, model: "PreTrainedModel") -> None:
+    """Refuse a model that searches for padding and does not know the padding token."""
+    if model.config.pad_token_id is not None:
+        return
+    try:
+        with torch.inference_mode():
+            model(torch.zeros((2, 1), dtype=torch.int64))
+    except ValueError as error:
+        if "padding token" in str(error):
+            raise CheckpointError(
+                folder / "config.json",
+                f"pad_token_id must be a token id for {type(model).__name__}, which takes the "
+                "token before the padding, got null",
+                "Add the pad_token_id of the training, or an id that no text ends with.",
+            ) from error
+    except Exception:  # the capture names the fault, on inputs of several sizes
+        return
 
 
 def _check_fit(folder: Path, class_name: str, info: Mapping[str, Any]) -> None:

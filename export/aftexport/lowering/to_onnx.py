@@ -15,7 +15,7 @@ from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES, main_input
+from aftexport.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
@@ -37,7 +37,6 @@ _FILLS = (
 )
 OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
 """Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
-DEFAULT_OPSET = 20
 
 
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:

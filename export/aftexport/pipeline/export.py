@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -11,19 +12,18 @@ from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import ONNX_FILE, Manifest
+from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
-from aftexport.capture.input_spec import InputSpec
-from aftexport.checkpoint import Checkpoint, from_factory, load
+from aftexport.capture.model_spec import InputSpec
 from aftexport.console import escape, stage
+from aftexport.contract import DEFAULT_OPSET
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
-from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
@@ -31,6 +31,7 @@ from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
+from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
@@ -40,11 +41,14 @@ from aftexport.pipeline.results import (
     parity_report,
     print_summary,
 )
-from aftexport.pipeline.trace import TracedModel, trace
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.system.files import aside_folder, move_into_place, write_json
 from aftexport.system.memory import give_back
+
+if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+    from aftexport.checkpoint import Checkpoint
 
 
 def export(
@@ -199,13 +203,16 @@ class _Export:
             self._publish(folder, passed=passed)
         return self._finish(paths, results, passed=passed)
 
-    def _read(self) -> tuple[Checkpoint, str | None]:
+    def _read(self) -> "tuple[Checkpoint | OnnxSource, str | None]":
         """Return the model, and the text of its tokenizer."""
         options = self._options
+        if options.is_onnx:
+            source = OnnxSource(options.source)
+            return source, _tokenizer_text(source, options.tokenizer)
         with stage(self._console, f"Reading {options.source}"):
-            if options.is_onnx:
-                checkpoint = Checkpoint(options.source, ONNX_FILE)
-            elif options.is_from_factory:
+            from aftexport.checkpoint import from_factory, load  # imports torch
+
+            if options.is_from_factory:
                 checkpoint = from_factory(options.factory or "")
             else:
                 checkpoint = load(
@@ -216,14 +223,18 @@ class _Export:
                 )
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
-    def _trace(self, checkpoint: Checkpoint, described: Features | None) -> TracedModel:
+    def _trace(
+        self, checkpoint: "Checkpoint | OnnxSource", described: Features | None
+    ) -> TracedModel:
         options = self._options
-        if options.is_onnx:
+        if isinstance(checkpoint, OnnxSource):
             with stage(self._console, f"Examining {options.source}") as progress:
                 traced = trace_onnx(options, progress)
                 give_back()
             return traced
         with stage(self._console, "Tracing to ONNX") as progress:
+            from aftexport.pipeline.trace import trace  # imports torch
+
             traced = trace(
                 checkpoint,
                 options.to,
@@ -250,7 +261,7 @@ class _Export:
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
-    def _heads(self, checkpoint: Checkpoint, traced: TracedModel) -> dict[str, Head]:
+    def _heads(self, checkpoint: "Checkpoint | OnnxSource", traced: TracedModel) -> dict[str, Head]:
         """Return each head by the name of its output."""
         options, outputs = self._options, traced.cases[0].outputs
         declared = HeadOptions(
@@ -344,7 +355,7 @@ def _check_ids(spec: InputSpec, tokenizer: str | None) -> None:
         )
 
 
-def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | None:
+def _tokenizer_text(checkpoint: "Checkpoint | OnnxSource", path: str | Path | None) -> str | None:
     if path is None:
         return checkpoint.tokenizer
     if path == BYTES:  # a Path of this name is a file

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
-from aftexport.bundle.random_tokens import random_tokens
-from aftexport.capture.input_spec import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
 from aftexport.operators.domain import operators_in
@@ -20,11 +20,10 @@ from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
-from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
+from aftexport.pipeline.breach_error import breach_error
+from aftexport.pipeline.case_inputs import case_inputs, few_tokens
+from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 
-LONG = 4096
-_MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
 """Sizes of the operator cases: beyond blocks of 64 and 32, odd, with a window."""
 
@@ -56,7 +55,8 @@ def model_cases(
     if batching:
         _refuse_breach(reference, spec, embedding, program)
     cases = []
-    for name, inputs in case_inputs(spec, embedding).items():
+    order = None if embedding is None else _by_norm(embedding[: spec.vocab_size])
+    for name, inputs in case_inputs(spec, order).items():
         cases.append(Case(name, "model", inputs, reference.run(inputs)))
     return cases
 
@@ -67,15 +67,22 @@ def _refuse_breach(
     embedding: torch.Tensor | None,
     program: ExportedProgram,
 ) -> None:
-    outputs = reference.run(_few_tokens(spec))
+    order = None if embedding is None else _by_norm(embedding)
+    outputs = reference.run(few_tokens(spec))
     is_double = all(output.dtype == np.float64 for output in outputs.values())
     bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
-    if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
+    if (breach := find_breach(reference, spec, order, bound=bound)) is not None:
         raise breach_error(breach, program)
 
 
+def _by_norm(table: torch.Tensor) -> NDArray[np.int64]:
+    """Return the ids from the smallest row of a table to the largest."""
+    order: NDArray[np.int64] = table.detach().norm(dim=1).argsort().numpy()
+    return order
+
+
 def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
-    inputs = _few_tokens(spec)
+    inputs = few_tokens(spec)
 
     def run(seed: int) -> dict[str, Array]:
         python, numpy = random.getstate(), np.random.get_state()
@@ -113,70 +120,6 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
         f"{problem}the forward changes {state} in evaluation mode too.",
         "Change the state only if self.training, or keep no state between documents.",
     )
-
-
-def _few_tokens(spec: InputSpec) -> dict[str, Array]:
-    count = min(7, spec.vocab_size or 7, spec.max_tokens or 7)
-    tokens: Array = np.arange(count)[None]
-    if spec.num_features is not None:
-        tokens = _random_tokens(spec, np.random.default_rng(2), (1, count))
-    inputs = {spec.main: tokens, "lengths": np.array([count])}
-    return with_extras(inputs, spec, np.random.default_rng(2))
-
-
-def _random_tokens(
-    spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]
-) -> Array:
-    return random_tokens(
-        generator, sizes, vocab_size=spec.vocab_size, num_features=spec.num_features
-    )
-
-
-def case_inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
-    """Return the inputs of the model's cases by name, with lengths also where it takes none."""
-    generator = np.random.default_rng(0)
-    rows = _FEW_IDS if embedding is None else len(embedding)
-
-    def tokens(*sizes: int) -> Array:
-        ids = _random_tokens(spec, generator, sizes)
-        if spec.vocab_size is None or spec.vocab_size <= _MANY_IDS:
-            return ids
-        # A model may clamp ids: then nearly all of so many ids would use the same row.
-        few = generator.integers(0, rows, sizes, dtype=np.int64)
-        return np.where(generator.random(sizes) < 0.5, ids, few)
-
-    def whole(tokens: Array) -> dict[str, Array]:
-        batch, length = tokens.shape[:2]
-        return {spec.main: tokens, "lengths": np.full(batch, length, np.int64)}
-
-    def fit(length: int) -> int:
-        return min(length, spec.max_tokens or length)
-
-    inputs = {
-        "one token": whole(tokens(1, 1)),
-        "seven tokens": whole(tokens(2, fit(7))),
-        "prime length": whole(tokens(1, fit(509))),
-        "long": whole(tokens(1, fit(LONG))),
-    }
-    if "lengths" in spec.names:
-        width = fit(257)
-        lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
-        inputs["padded batch"] = {spec.main: tokens(4, width), "lengths": lengths}
-    if spec.num_features is not None:
-        for name, features in extreme_features(tokens(1, fit(1024))).items():
-            inputs[name] = whole(features)
-    if embedding is not None:
-        order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
-        width = fit(1024)
-        inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
-        pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
-        inputs["extreme tokens"] = whole(pattern.astype(np.int64))
-    # In some of these cases, x[:, 1:], x[:, 2:] and x[:, ::2] have no token or one token.
-    for number, batch in {"two": 2, "three": 3}.items():
-        for length in range(1, fit(3) + 1):
-            inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
-    cases = {name: with_extras(case, spec, generator) for name, case in inputs.items()}
-    return cases | extreme_extras(cases["seven tokens"], spec)
 
 
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:

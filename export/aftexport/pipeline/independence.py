@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
-from torch.export import ExportedProgram
+from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
 from aftexport.bundle.random_tokens import random_tokens
-from aftexport.capture.input_spec import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.contract import main_input
 from aftexport.engines import Engine
-from aftexport.errors import TraceError
 from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
-from aftexport.pipeline.divergence import first_divergence
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""
@@ -59,18 +56,18 @@ class Breach:
 
 
 def find_breach(
-    reference: Engine, spec: InputSpec, embedding: Tensor | None, *, bound: float
+    reference: Engine, spec: InputSpec, order: NDArray[np.int64] | None, *, bound: float
 ) -> Breach | None:
     """Return the first document whose scores depend on its batch; None if there is no such one.
 
     Args:
         reference: the PyTorch model.
         spec: the model's inputs.
-        embedding: the embedding's table, ``[vocab, D]``, whose longest and shortest rows are
+        order: the ids from the smallest row of the embedding table to the largest, which are
             among the neighbors; None takes the first and the last token.
         bound: the largest difference that counts as equal.
     """
-    for inputs in _batches(spec, embedding):
+    for inputs in _batches(spec, order):
         together = reference.run(_chosen(inputs, spec))
         for row in range(len(inputs["lengths"])):
             breach = Breach(inputs, row, 0.0, spec.extras)
@@ -90,38 +87,12 @@ def _error(batched: Array, single: Array) -> float:
     return Differences.between(batched, single).error
 
 
-def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
-    """Return the error that names the operator through which documents change each other.
-
-    Args:
-        breach: the document and its neighbors.
-        program: the captured model.
-    """
-    operator = first_divergence(program, breach.inputs, breach.row, breach.alone())
-    if breach.is_of_padding:
-        named = f": {operator} is the first whose result differs" if operator else ""
-        return TraceError(
-            "Expected scores that do not depend on padding, got a difference of "
-            f"{breach.error:.1e} if a longer document shares the run{named}.",
-            "Mask the tokens from lengths on, or add --no-batching, which runs each document "
-            "separately.",
-        )
-    named = f": {operator} computes over the batch" if operator else ""
-    return TraceError(
-        "Expected scores that do not depend on the other documents of a batch, got a difference "
-        f"of {breach.error:.1e}{named}.",
-        "Compute each document separately, or add --no-batching, which runs each document "
-        "separately.",
-    )
-
-
-def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
+def _batches(spec: InputSpec, order: NDArray[np.int64] | None) -> Iterator[dict[str, Array]]:
     """Yield batches of equal lengths, then padded ones if the model takes lengths."""
     generator = np.random.default_rng(1)
     lowest, highest = 0, (spec.vocab_size or 0) - 1
-    if embedding is not None:
-        norms = embedding.detach().norm(dim=1)
-        lowest, highest = int(norms.argmin()), int(norms.argmax())
+    if order is not None:
+        lowest, highest = int(order[0]), int(order[-1])
 
     def documents(tokens: int) -> Array:
         rows = random_tokens(

@@ -1,7 +1,7 @@
 """The notes on unexpected properties of an export."""
 
 from aftexport.passes.softmax_attention import count_softmax_attention
-from aftexport.pipeline.trace import TracedModel
+from aftexport.pipeline.traced_model import TracedModel
 
 
 def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:

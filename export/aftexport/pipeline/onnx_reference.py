@@ -33,6 +33,7 @@ class OnnxReference:
 
     name = "onnxruntime"
     takes_choice = False
+    takes_choice = False
 
     def __init__(self, model: onnx.ModelProto, sample: Tensors) -> None:
         wide = onnx.ModelProto()

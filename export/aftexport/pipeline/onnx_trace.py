@@ -6,28 +6,28 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from aftexport.bundle.golden import Array, Case
-from aftexport.capture.input_spec import InputSpec
-from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
+from aftexport.capture.model_spec import InputSpec
+from aftexport.contract import DEFAULT_OPSET, FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.file_format import lower_format
-from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.passes.id_tables import id_table, position_sizes
 from aftexport.passes.plain_inputs import use_plain_inputs
 from aftexport.passes.plain_outputs import name_axes, use_plain_outputs
-from aftexport.pipeline.golden_cases import case_inputs
+from aftexport.pipeline.case_inputs import case_inputs
+from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 from aftexport.pipeline.onnx_limits import longest_document
 from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.options import ExportOptions
-from aftexport.pipeline.trace import TracedModel, check_max_length, explained_model
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.onnx_file import read_onnx
 from aftexport.recognition.recognizer import recognize
 
@@ -61,11 +61,12 @@ def trace_onnx(
     recognition = recognize(graph, progress)
     lowered = ir.to_proto(graph) if recognition.matches else own
     accumulate_in_float32(lowered)
+    order = None if table is None else np.linalg.norm(table[: spec.vocab_size], axis=1).argsort()
     if options.batching:
-        _refuse_breach(reference, spec, table)
+        _refuse_breach(reference, spec, order)
     cases = [
         Case(name, "model", chosen, reference.run(chosen))
-        for name, inputs in case_inputs(spec, table).items()
+        for name, inputs in case_inputs(spec, order).items()
         for chosen in [{key: inputs[key] for key in spec.names}]
     ]
     explained, evidence = explained_model(lowered, options.to)
@@ -128,7 +129,7 @@ def _forget_shapes(model: onnx.ModelProto) -> None:
 
 def _spec(
     graph: ir.Model, model: onnx.ModelProto, names: tuple[str, ...], options: ExportOptions
-) -> tuple[InputSpec, torch.Tensor | None]:
+) -> tuple[InputSpec, NDArray[np.float32] | None]:
     """Return the inputs with their limits, and the table of the ids."""
     main = graph.graph.inputs[0]
     vocab_size, num_features, table = None, None, None
@@ -143,7 +144,7 @@ def _spec(
     run = lambda tokens: engine.run(_document(spec, tokens))  # noqa: E731
     longest = longest_document(run, position_sizes(graph, main))
     spec = InputSpec(names, vocab_size, num_features, "", longest)
-    check_max_length(spec, options.max_length)
+    spec.check_max_length(options.max_length)
     limit = longest if options.max_length is None else options.max_length
     return InputSpec(names, vocab_size, num_features, "", limit), table
 
@@ -159,15 +160,15 @@ def _num_features(count: int, options: ExportOptions) -> int:
     return count
 
 
-def _table(graph: ir.Model, ids: ir.Value) -> torch.Tensor | None:
+def _table(graph: ir.Model, ids: ir.Value) -> NDArray[np.float32] | None:
     """Return the table of the ids as float32 numbers ``[ids, D]``."""
     found = id_table(graph, ids)
     if found is None or found.const_value is None or len(found.const_value.shape) != 2:
         return None
-    return torch.from_numpy(np.array(found.const_value.numpy(), np.float32))
+    return np.array(found.const_value.numpy(), np.float32)
 
 
-def _vocab_size(table: torch.Tensor | None, asked: int | None) -> int:
+def _vocab_size(table: NDArray[np.float32] | None, asked: int | None) -> int:
     rows = None if table is None else len(table)
     if rows is None and asked is None:
         raise TraceError(
@@ -199,9 +200,11 @@ def _with_shapes(model: onnx.ModelProto, outputs: Mapping[str, Any]) -> ir.Model
     return ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(graph), data_prop=True))
 
 
-def _refuse_breach(reference: OnnxReference, spec: InputSpec, table: torch.Tensor | None) -> None:
+def _refuse_breach(
+    reference: OnnxReference, spec: InputSpec, order: NDArray[np.int64] | None
+) -> None:
     bound = DOUBLE_BOUND if reference.precision == "float64" else TOLERANCES["fp32"].bound
-    breach = find_breach(reference, spec, table, bound=bound)
+    breach = find_breach(reference, spec, order, bound=bound)
     if breach is None:
         return
     subject = "padding" if breach.is_of_padding else "the other documents of a batch"

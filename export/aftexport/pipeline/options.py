@@ -7,13 +7,13 @@ from typing import Self
 
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
-from aftexport.capture.precision import PRECISIONS
 from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
+from aftexport.parity.tolerance import TOLERANCES
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 
@@ -89,7 +89,7 @@ class ExportOptions:
                 "--heads describes task and labels, got --task or --labels beside it.",
                 "Leave these two out, or leave --heads out.",
             )
-        _check_choice("--precision", self.precision, tuple(PRECISIONS))
+        _check_choice("--precision", self.precision, (*TOLERANCES, "auto"))
         _check_tolerance(self.precision, self.tolerance, to=self.to)
         if self.inputs and self.to != "onnx":
             raise UsageError(

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
-from aftexport.capture.input_spec import InputSpec
+from aftexport.capture.model_spec import InputSpec
 
 
 def with_extras(

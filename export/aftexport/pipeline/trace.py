@@ -1,7 +1,6 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -11,11 +10,11 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture, copied
 from aftexport.capture.forward_signature import ForwardSignature
-from aftexport.capture.input_spec import InputSpec, input_spec
+from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_outputs import output_names
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
@@ -26,49 +25,16 @@ from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.evidence import Explainable, add_evidence
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
-from aftexport.passes.summed_heads import NoEvidence
+from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
 from aftexport.system.memory import give_back
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """A model in ONNX, with the inputs and results of its parity check.
-
-    Attributes:
-        lowered: the model before the encoder is fused.
-        model: the model after the encoder is fused.
-        evidence: the heads with evidence, or the reason why there is no evidence.
-        spec: the model's inputs.
-        precision: precision of the graph.
-        cases: cases of the model and of its operators.
-        recognition: result of the recognition; None for models with aftexport's layers.
-        reference: type in which PyTorch computed the cases.
-        why_not_float64: the reason if that type should be float64 but is not; else empty.
-        left_out: parameters of the forward for padding that keep their defaults.
-        is_of_onnx: whether the source is an ONNX file, whose own outputs are the reference.
-        renamed: outputs of such a file with their new names; empty names for those left out.
-    """
-
-    lowered: onnx.ModelProto
-    model: onnx.ModelProto
-    evidence: Explainable | str
-    spec: InputSpec
-    precision: str
-    cases: Sequence[Case]
-    recognition: Recognition | None
-    reference: str
-    why_not_float64: str
-    left_out: tuple[str, ...]
-    is_of_onnx: bool = False
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def trace(
@@ -103,7 +69,7 @@ def trace(
     )
     spec = read_spec(program)
     _check_extras(spec, program)
-    check_max_length(spec, max_length)
+    spec.check_max_length(max_length)
     _check_features(spec, num_features)
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
@@ -193,16 +159,6 @@ def _precision_of(program: ExportedProgram, default: str) -> str:
     return next((p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), default)
 
 
-def check_max_length(spec: InputSpec, max_length: int | None) -> None:
-    """Raise UsageError if ``--max-length`` exceeds the maximum of a model."""
-    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
-        raise UsageError(
-            f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
-            f"{max_length}.",
-            f"Give {spec.max_tokens} or less.",
-        )
-
-
 def _check_features(spec: InputSpec, declared: int | None) -> None:
     if declared is not None and declared != spec.num_features:
         raise UsageError(
@@ -234,18 +190,6 @@ def _recognize(
     graph = normalize(lowered)
     recognition = recognize(graph, progress)
     return (ir.to_proto(graph) if recognition.matches else lowered), recognition
-
-
-def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
-    """Return a model that also returns evidence, and its kinds; or itself, with the reason."""
-    if to != "onnx":
-        return lowered, "TensorRT engines only output logits"
-    explained = onnx.ModelProto()
-    explained.CopyFrom(lowered)
-    try:
-        return explained, add_evidence(explained)
-    except NoEvidence as reason:
-        return lowered, str(reason)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:

@@ -108,6 +108,8 @@ BAD: dict[str, tuple[Change, str]] = {
         config(architectures=["RobertaModel"]), "model_type must be 'roberta' for RobertaModel"),
     "code in the folder": (code, "--trust-remote-code only if you trust"),
     "adapter": (adapter, "merge_and_unload"),
+    "class of pictures": (
+        config(architectures=["ViTModel"], model_type="vit"), "takes input_ids, got ViTModel"),
     "quantized": (config(quantization_config={"bits": 4}), "quantization_config"),
     "pickled weights": (pickled, "pytorch_model.bin, a pickle"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
@@ -137,6 +139,30 @@ def test_bad_folder_is_refused(kind: str, folder: Path) -> None:
     change(folder)
     with within(30), pytest.raises((CheckpointError, UsageError), match=message):
         load(folder)
+
+
+def test_model_without_padding_token_is_refused(tmp_path: Path) -> None:
+    """GPT-2 takes the vector of the last token before the padding."""
+    import transformers
+
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 30}
+    for padding, message in ((None, "pad_token_id must be a token id for GPT2For"), (3, None)):
+        folder = tmp_path / str(padding)
+        own = transformers.GPT2Config(**sizes, num_labels=3, pad_token_id=padding)
+        transformers.GPT2ForSequenceClassification(own).save_pretrained(folder)
+        if message is None:
+            module = load(folder).module
+            assert isinstance(module, TransformersModel)
+            assert module.max_length == 8
+            continue
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+
+def test_encoder_with_decoder_is_refused(tmp_path: Path) -> None:
+    folders.save(tmp_path / "model", "T5Model", folders.t5())
+    with pytest.raises(CheckpointError, match=r"got T5Model.*T5EncoderModel"):
+        load(tmp_path / "model")
 
 
 def test_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +235,19 @@ def test_tokenizer_with_segments_is_left_out(folder: Path) -> None:
     settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
     with pytest.warns(UserWarning, match="left out: its tokens have segments other than 0"):
         assert load(folder).tokenizer is None
+
+
+def test_left_padding_is_left_out(folder: Path) -> None:
+    """The server pads on the right, whatever the tokenizer does."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(direction="left", length=30)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = load(folder).tokenizer
+    assert text is not None
+    assert Tokenizer.from_str(text).encode("Ada met Grace").ids == (
+        folders.wordpiece().encode("Ada met Grace").ids
+    )
 
 
 def test_left_truncation_is_said(folder: Path) -> None:

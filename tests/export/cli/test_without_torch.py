@@ -12,6 +12,7 @@ from export.recognition.graphs import scripted
 from export.recognition.implementations.aft_simple import simple_softmax
 from export.recognition.layer import DIM, Layer
 from labelled_documents import labelled, write_lines
+from onnx_texts import text_model
 from servers import serving
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -28,11 +29,12 @@ RUN = {
     "bench": ["bench", "model.bundle", "--lengths", "64", "--rounds", "1"],
     "calibrate": ["calibrate", "model.bundle", "--data", "labelled.jsonl", "--dry-run"],
     "fuse": ["fuse", "model.onnx", "fused.onnx", "--report", "fused.json"],
+    "bundle of an ONNX file": ["text.onnx", "--to", "onnx", "--labels", "a,b,c"],
     "triton": ["model.bundle", "--to", "triton", "--out", "model.triton"],
 }
 """Commands that need no torch."""
 REFUSED = {
-    "export": ["model.pt", "--to", "onnx"],
+    "export": ["model.pt", "--to", "onnx", "--out", "other.bundle"],
     "inspect a model": ["inspect", "model.pt"],
     "verify with a model": ["verify", "model.bundle", "--model", "model.pt"],
     "bench with a model": ["bench", "model.bundle", "--model", "model.pt", "--lengths", "64"],
@@ -50,6 +52,7 @@ def folder(
     (folder / "model.pt").symlink_to(checkpoint_file)
     write_lines(folder / "labelled.jsonl", labelled(bundle_folder, 200, temperature=1.0))
     onnx.save(scripted(Layer(simple_softmax), torch.randn(2, 12, DIM)), folder / "model.onnx")
+    onnx.save(text_model(), folder / "text.onnx")
     blocked = folder / "blocked"
     blocked.mkdir()
     (blocked / "sitecustomize.py").write_text(BLOCKED)
@@ -110,7 +113,8 @@ def test_server_with_reference_names_the_extra(folder: Path) -> None:
 def test_modules_that_read_onnx_import_no_torch(folder: Path) -> None:
     """Also where torch is installed: its import takes seconds."""
     code = (
-        "import sys, aftexport.recognition.onnx_file, aftexport.verify.check, "
+        "import sys, aftexport.pipeline.export, aftexport.recognition.onnx_file, "
+        "aftexport.verify.check, "
         "aftexport.report.inspection, aftexport.bench.table, aftexport.calibration.calibrate, "
         "aftserve.server, aftserve.app; print('torch' in sys.modules)"
     )

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.lowering.to_onnx import DEFAULT_OPSET, lower
+from aftexport.contract import DEFAULT_OPSET
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, EncoderLayer
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import OPERATORS

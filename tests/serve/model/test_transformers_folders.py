@@ -16,6 +16,7 @@ import transformers_folders as folders
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.pipeline.export import export
+from aftexport.verify.reference_model import load_source, torch_engine
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.classifier import Classifier
 from aftserve.model.results import TokenAnswers
@@ -111,6 +112,18 @@ def test_spans_are_the_pipelines(aggregation: str, tagger: tuple[Path, Bundle]) 
             )
             count += len(spans)
     assert count >= len(folders.TEXTS)
+
+
+def test_bundle_is_verified_against_its_folder(tagger: tuple[Path, Bundle]) -> None:
+    """``aftexport verify --model`` and ``aftserve --reference`` read the folder again."""
+    folder, bundle = tagger
+    engine = torch_engine(bundle, load_source(bundle, folder), double=True)
+    case = next(case for case in bundle.golden() if case.name == "padded batch")
+    found = engine.run(case.inputs)["logits"]
+    for row, length in enumerate(case.inputs["lengths"].tolist()):
+        np.testing.assert_allclose(
+            found[row, :length], case.outputs["logits"][row, :length], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_document_over_the_positions_is_refused(tagger: tuple[Path, Bundle]) -> None:
