@@ -292,19 +292,6 @@ class Manifest(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _evidence_fits(self) -> Self:
-        if self.evidence is None:
-            return self
-        if self.explained is None:
-            raise ValueError("evidence: expected a head for documents, got only heads for tokens")
-        width = self.heads[self.explained].width
-        if len(self.evidence) != width:
-            raise ValueError(
-                f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _evidence_heads_fit(self) -> Self:
         for name, offsets in (self.evidence_heads or {}).items():
             head = self.heads.get(name)
@@ -317,6 +304,19 @@ class Manifest(BaseModel):
                 )
         if self.evidence_heads and next(iter(self.evidence_heads.values())) != self.evidence:
             raise ValueError("evidence: expected the offsets of the first of evidence_heads")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_fits(self) -> Self:
+        if self.evidence is None:
+            return self
+        if self.explained is None:
+            raise ValueError("evidence: expected a head for documents, got only heads for tokens")
+        width = self.heads[self.explained].width
+        if len(self.evidence) != width:
+            raise ValueError(
+                f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -30,7 +30,8 @@ def padded_choices(choices: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Return the input for the choices of several documents, which may differ in number.
 
     Args:
-        choices: the numbers of the logits of each document; see ``contract.largest``.
+        choices: the numbers of the logits of each document, see ``contract.largest``; or those of
+            all documents, as the only entry.
     """
     width = max(1, *map(len, choices))
     padded = np.full((len(choices), width), largest(0))

@@ -130,8 +130,7 @@ class OnnxRuntimeEngine:
         """Add the choice of the file, the largest logit, unless the inputs have another."""
         if not self.takes_choice or EXPLAINED in inputs:
             return dict(inputs)
-        documents = len(next(iter(inputs.values())))
-        return {**inputs, EXPLAINED: padded_choices([()] * documents)}
+        return {**inputs, EXPLAINED: padded_choices([()])}
 
     def _shortest(self) -> Tensors:
         """Return the inputs for one document of one token."""

@@ -69,7 +69,7 @@ def _choice(bundle: Bundle) -> Sequence[int]:
 
 
 def _outputs(engine: Engine, case: Case, choice: Sequence[int]) -> Mapping[str, Array]:
-    chosen = {EXPLAINED: padded_choices([choice] * case.shape[0])} if choice else {}
+    chosen = {EXPLAINED: padded_choices([choice])} if choice else {}
     try:
         return engine.run({**case.inputs, **chosen})
     except EngineError as error:
