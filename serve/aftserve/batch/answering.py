@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 from rich.console import Console
@@ -86,8 +85,10 @@ class OfflineClassifier:
         """
         outcomes: list[Outcome] = []
         held: dict[int, TokenizedDocument] = {}
-        fields = repeat({}) if given is None else given
-        for index, (document, extras) in enumerate(zip(documents, fields, strict=False)):
+        fields = iter(() if given is None else given)
+        # A zip of both would hold the previous document.
+        for index, document in enumerate(documents):
+            extras = next(fields, {})
             outcomes.append(Outcome())
             try:
                 held[index] = self._tokenized(document, extras)
