@@ -17,7 +17,8 @@ from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
-from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
+from aftserve.model.classifier import Classifier
+from aftserve.model.document_checks import PIECE_CHARACTERS
 from aftserve.model.results import DocumentAnswer
 from aftserve.schemas import DocumentRequest, LineProblem
 from aftserve.types import Document, ExtraFields, Tokens
