@@ -8,7 +8,7 @@ from aftexport.system.process_end import end_process
 
 def run() -> NoReturn:
     """Run the command, and end the process with its status."""
-    end_process(main())
+    end_process(main)
 
 
 if __name__ == "__main__":

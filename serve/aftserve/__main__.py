@@ -8,7 +8,7 @@ from aftserve.cli import main
 
 def run() -> NoReturn:
     """Run the command, and end the process with its status."""
-    end_process(main())
+    end_process(main)
 
 
 if __name__ == "__main__":

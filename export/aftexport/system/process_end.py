@@ -8,16 +8,23 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 
-def end_process(status: int) -> NoReturn:
-    """End the process after its threads and exit functions, as ``sys.exit`` does, but at once.
+def end_process(command: Callable[[], int]) -> NoReturn:
+    """Run a command, and end the process with its status after threads and exit functions.
 
     Raises:
-        SystemExit: if standard output or standard error cannot be written, so that Python
-            reports the error.
+        SystemExit: if the command ends by a text, or if standard output or standard error cannot
+            be written. Python then reports the error.
     """
+    try:
+        status = command()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:

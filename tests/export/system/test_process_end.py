@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from commands import run_python
 
 _PROGRAM = """
@@ -21,7 +22,7 @@ atexit.register(print, "exit function")
 sys.stdout.flush()
 sys.stdout = open(1, "w", closefd=False)
 print("unflushed")
-end_process(3)
+end_process(lambda: 3)
 """
 
 
@@ -40,11 +41,23 @@ def test_end_reports_unwritable_output(tmp_path: Path) -> None:
         "from aftexport.system.process_end import end_process\n"
         "sys.stdout = open('/dev/full', 'w')\n"
         "print('x')\n"
-        "end_process(0)"
+        "end_process(lambda: 0)"
     )
     outcome = run_python("-c", code, cwd=tmp_path)
     assert outcome.code == 120
     assert "No space left on device" in outcome.err
+
+
+@pytest.mark.parametrize(("code", "status"), [("None", 0), ("4", 4), ("'text'", 1)])
+def test_end_keeps_status_of_exit(code: str, status: int, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from aftexport.system.process_end import end_process\n"
+        f"end_process(lambda: sys.exit({code}))"
+    )
+    outcome = run_python("-c", program, cwd=tmp_path)
+    assert outcome.code == status
+    assert outcome.err == ("text\n" if status == 1 else "")
 
 
 def test_command_ends_process(tmp_path: Path) -> None:
