@@ -33,6 +33,7 @@ RUN = {
 """Commands that need no torch."""
 REFUSED = {
     "export": ["model.pt", "--to", "onnx"],
+    "export of an ONNX file": ["model.onnx", "--to", "onnx"],
     "inspect a model": ["inspect", "model.pt"],
     "verify with a model": ["verify", "model.bundle", "--model", "model.pt"],
     "bench with a model": ["bench", "model.bundle", "--model", "model.pt", "--lengths", "64"],
