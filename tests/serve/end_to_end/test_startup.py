@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clients import eventually, http, metric
+from clients import http, measured_info, metric
 from servers import serving
 
 # Every run of whole documents takes long, and has a line in the log.
@@ -62,8 +62,8 @@ def test_long_document_waits_for_measurement(address: str) -> None:
 def test_measurement_goes_on_between_documents(address: str, log: Path) -> None:
     for _ in range(3):
         assert http.post(f"{address}/infer", json={"input_ids": [[7]]}, timeout=120).is_success
-    eventually(lambda: "measured the costs" in log.read_text("utf-8"), "the costs are measured")
-    info = http.get(f"{address}/info").json()
+    info = measured_info(address)
+    assert "measured the costs" in log.read_text("utf-8")
     assert info["calibration"]["measuring"] is False
     assert info["calibration"]["in_chunks"]
     assert metric(address, "aftserve_failed_runs_total") == 0
