@@ -332,7 +332,7 @@ def test_cancellation_at_run_start_stops_run(
 ) -> None:
     remove, stops = JobQueue.remove, list[Stop]()
 
-    def hang(documents: Sequence[Tokens], stop: Stop, decodings: object) -> None:
+    def hang(documents: Sequence[Tokens], stop: Stop, *parts: object) -> None:
         stops.append(stop)
         eventually(lambda: stop.is_requested, "the run is stopped")
         raise RunStoppedError
