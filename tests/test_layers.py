@@ -155,6 +155,22 @@ def test_imports_go_down(package: str) -> None:
     assert not up
 
 
+@pytest.mark.parametrize(
+    ("package", "above"), [("aftplugins", "aftexport"), ("aftplugins", "aftserve"),
+                           ("aftexport", "aftserve")],
+)  # fmt: skip
+def test_packages_import_down(package: str, above: str) -> None:
+    """``aftexport.Predictor`` comes from aftserve by an entry point, which is no import."""
+    found = [
+        f"{module}: {name}"
+        for module, file in modules_of(package).items()
+        for node, for_types in nodes_of(ast.parse(file.read_text("utf-8")), for_types=False)
+        for name in names_of(node)
+        if not for_types and name.split(".")[0] == above
+    ]
+    assert not found
+
+
 @pytest.mark.parametrize("package", HOMES)
 def test_modules_have_no_ring(package: str) -> None:
     assert not ring_of({(one.source, one.target) for one in imports_of(package)})

@@ -30,12 +30,14 @@ from aftserve.client import BusyError, Client, Part, Result, ServerError
 
 
 def train(path: Path) -> None:
-    config = ClassifierConfig(vocab_size=256, num_labels=2, dim=16, depth=1)
+    config = ClassifierConfig(
+        mechanism="aft_local", vocab_size=256, num_labels=2, dim=16, depth=1
+    )
     model = DocumentClassifier(config)
     ids, lengths = torch.zeros(1, 8, dtype=torch.int64), torch.tensor([8])
     logits = model(ids, lengths)
     loss = task_loss("single_label_classification", logits, torch.zeros(1, dtype=torch.int64))
-    loss.backward()
+    print(loss.item())
     layer: torch.nn.Module = AftLocal(16, window=4)
     print(layer, MultiHeadClassifier, MultiHeadConfig, HeadConfig)
     aftexport.save(path, model=model, labels=("invoice", "letter"))
@@ -83,7 +85,7 @@ def ask(url: str) -> Result:
         return result
 '''
 REVEALED = [
-    "tuple[str, ...]",
+    "tuple[str, ...] | None",
     "pathlib.Path",
     "Result",
     "list[Result]",

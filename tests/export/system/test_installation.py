@@ -12,7 +12,11 @@ from aftexport.system import installation
 from aftexport.system.installation import install_command, missing_module_error
 
 REPOSITORY = Path(__file__).parents[3]
-_BY_NAME = re.compile(r"pip install[^\n#]*['\"\s]aftexport(?:\\*\[|['\"\s]|$)|['\"`]aftexport\\*\[")
+_EXTRAS = r"\\*\[(?![^\]]*\] @ )"
+"""Extras of a requirement that does not name its URL."""
+_BY_NAME = re.compile(
+    rf"pip install[^\n#]*['\"\s]aftexport(?:{_EXTRAS}|['\"\s]|$)|['\"`]aftexport{_EXTRAS}"
+)
 """A command, or a requirement, that takes aftexport from an index by its name."""
 
 
@@ -103,3 +107,4 @@ def test_no_command_takes_the_name_from_an_index() -> None:
     assert _BY_NAME.search("Run: pip install 'aftexport[torch]'")
     assert _BY_NAME.search("pip install aftexport")
     assert not _BY_NAME.search("pip install '.[cpu]'")
+    assert not _BY_NAME.search("pip install 'aftexport[cpu] @ file:///a/wheel.whl'")
