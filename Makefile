@@ -26,7 +26,8 @@ endif
 # Debian's names of the packages that the suite needs, besides make and Python.
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
-.PHONY: demo test test-all test-docs test-versions test-lower help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
+.PHONY: demo test test-all test-docs test-versions test-lower help system-packages test-native native-aarch64 test-cuda \
+  cuda cuda-mutations gpu-check wheels sdist wheel-x86_64 wheel-aarch64 cuda-wheel check-wheels \
   bench bench-model bench-quick docs load soak lint format clean
 
 ## Try it
@@ -36,11 +37,15 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 
 ## Test
 
-# The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the test suite with a part of its large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples
+# SLOW=1: with the tests that take seconds each, as continuous integration runs them.
+SLOW ?=
 
-test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
+# The CUDA kernels first: some tests look at what was built.
+test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
+	  --ignore tests/wheels $(if $(SLOW),,-m "not slow")
+
+test-all: lint build/third_party/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
@@ -106,7 +111,7 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
 	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls "$(CURDIR)/$(VENV)"/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
-	  -DAFT_CUDA_ARCH="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
+	  -DAFT_CUDA_ARCH="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))" -DAFT_MANYLINUX=OFF
 	$(BIN)/cmake --build build/cuda --parallel 2
 	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 
@@ -132,6 +137,38 @@ cuda-mutations: $(VENV)/installed
 # out: GPU_CHECK=--help shows how. Without a GPU it says so and exits with 3.
 gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 	@PYTHONPATH=tests:tests/support:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
+
+## Wheels
+
+# Compiled by this machine's compiler and Debian's g++-aarch64-linux-gnu, with the commands that `make test-native` uses,
+# so the kernels are the tested ones, and ccache has them. plugins/manylinux says how the libraries load on other
+# distributions; `make check-wheels` finds a library that does not, and a wheel without kernels.
+BUILD := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation
+DEFINE := -C cmake.define.
+FOR_x86_64 := $(DEFINE)CMAKE_CXX_COMPILER=c++
+FOR_aarch64 := $(DEFINE)CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ $(DEFINE)CMAKE_SYSTEM_NAME=Linux \
+  $(DEFINE)CMAKE_SYSTEM_PROCESSOR=aarch64
+
+wheels: sdist wheel-x86_64 wheel-aarch64  ## the source archive and the wheels of both processors, in dist
+
+sdist: $(VENV)/installed
+	rm -f dist/aftexport-*.tar.gz
+	$(BUILD) --sdist --outdir dist
+
+wheel-x86_64 wheel-aarch64: wheel-%: $(VENV)/installed
+	rm -rf build/wheels/$* dist/aftexport-*_$*.whl dist/aftexport-*-any.whl
+	_PYTHON_HOST_PLATFORM=manylinux_2_28-$* $(BUILD) --wheel --outdir dist -C build-dir=build/wheels/$* \
+	  $(DEFINE)AFT_MANYLINUX=ON $(FOR_$*)
+
+# The libraries of `make cuda`, linked again.
+cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT plugins, in dist
+	rm -f dist/aftexport_cuda-*.whl
+	_PYTHON_HOST_PLATFORM=manylinux_2_28-x86_64 $(BUILD) --wheel --outdir dist -C build-dir="$(CURDIR)/build/cuda" \
+	  $(DEFINE)AFT_MANYLINUX=ON plugins/cuda
+
+# The wheel is installed into the Python versions of this machine from 3.11 on, or into PYTHONS="3.11 3.12".
+check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clean environments without a compiler
+	$(BIN)/pytest --durations 5 tests/wheels
 
 ## Measure
 

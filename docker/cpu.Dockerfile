@@ -11,7 +11,7 @@ COPY docker/requirements.txt docker/
 # Without pip in it: nothing is to be installed later.
 RUN python3 -m venv --without-pip /opt/aftserve \
     && pip --python /opt/aftserve install --no-cache-dir --require-hashes --no-deps -r docker/requirements.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY export export
 COPY plugins plugins
 COPY serve serve

@@ -18,7 +18,7 @@ RUN python3 -m venv --without-pip --system-site-packages /opt/aftserve \
        -r docker/requirements.txt -r docker/requirements-gpu.txt \
     && /opt/aftserve/bin/python -c 'import tensorrt' \
     && python3 -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir --constraint constraints.txt cmake ninja
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY export export
 COPY plugins plugins
 COPY serve serve

@@ -1,6 +1,6 @@
 """Ask a running server for the labels or values of documents.
 
-    pip install 'aftexport[client]'
+    pip install '.[client]'
     aftserve model.bundle --port 8000
     python examples/client.py http://localhost:8000 first.txt second.txt
     cat document.txt | python examples/client.py http://localhost:8000 --evidence 3

@@ -3,7 +3,7 @@
 The documents are made up: random words, with one word of an invoice or a letter among them. Run it
 from the root of the repository with
 
-    pip install 'aftexport[torch]'
+    pip install '.[cpu,torch]'
     python examples/train_each_layer.py --steps 40 --out build/examples/layers
     aftexport build/examples/layers/aft_local.pt --to onnx
 

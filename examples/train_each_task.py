@@ -3,7 +3,7 @@
 The documents are made up: random words, with some words of invoices, letters and reports among
 them. Run it from the root of the repository with
 
-    pip install 'aftexport[client,serve,torch]'
+    pip install '.[cpu,client,torch]'
     python examples/train_each_task.py --steps 30 --out build/examples/tasks
 
 ``problem_type`` declares the task of a model, ``task_loss`` is its loss, and the server reads the

@@ -4,7 +4,7 @@ The model is made from a configuration, so that nothing is downloaded. Its layer
 library. An operator of aftexport takes the place of the attention function. Run it from the root of
 the repository with
 
-    pip install 'aftexport[torch]' transformers
+    pip install '.[cpu,torch]' transformers
     python examples/transformers_model.py --out build/examples/bert
 
 It writes ``bert.pt``, a state dict, and exports it to ``bert.bundle``. In the folder of this file,

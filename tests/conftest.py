@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import extra_models
 import feature_models
 import httpx
 import pytest
@@ -81,6 +82,20 @@ def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     described = feature_models.feature_file(folder)
     export(
         factory="feature_models:Sensors", feature_file=described, out=out, labels=tiny_models.LABELS
+    )
+    return out
+
+
+@pytest.fixture(scope="session")
+def extra_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model with extra inputs of each kind but one."""
+    out = tmp_path_factory.mktemp("extra") / "model.bundle"
+    export(
+        factory="extra_models:Events",
+        inputs=extra_models.INPUTS,
+        out=out,
+        labels=tiny_models.LABELS,
+        tokenizer="bytes",
     )
     return out
 

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from aftexport.errors import LibraryError
 from aftexport.internals.torch_shapes import example_sizes
+from aftexport.internals.torch_translation import ONNXRegistry
 from aftexport.internals.versions import Versions
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +68,7 @@ def cycle() -> RequestResponseCycle:
 
 INSTANCES: dict[str, Callable[[], object]] = {
     "HttpToolsProtocol": protocol,
+    "ONNXRegistry": ONNXRegistry,
     "OpOverload": lambda: torch.ops.aten.add.Tensor,
     "RequestResponseCycle": cycle,
     "ShapeEnv": ShapeEnv,

@@ -16,6 +16,7 @@ LAYERS = {
     "aftserve": (
         ("__main__",),
         ("cli",),
+        ("predictor",),
         ("batch",),
         ("ray",),
         ("server",),
@@ -46,6 +47,7 @@ LAYERS = {
         ("passes", "checkpoint"),
         ("lowering", "bundle"),
         ("capture", "heads", "engines", "nn"),
+        ("extra_inputs",),
         ("operators", "system", "onnx_io", "console"),
         ("internals",),
         ("contract", "errors", "_version"),

@@ -1,11 +1,25 @@
 """Properties of the installed distribution."""
 
-from importlib.metadata import metadata
+import os
+import re
+import subprocess
+import sys
+import venv
+from importlib.metadata import distribution, metadata
 from importlib.resources import files
+from pathlib import Path
 
+import onnx
 import pytest
+import torch
+from export.recognition.graphs import scripted
+from export.recognition.implementations.aft_simple import simple_softmax
+from export.recognition.layer import DIM, Layer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import aftexport
+from aftexport.system.installation import install_command
 
 
 @pytest.mark.parametrize("package", ["aftexport", "aftplugins", "aftserve"])
@@ -18,3 +32,95 @@ def test_metadata_matches_package() -> None:
     installed = metadata("aftexport")
     assert installed["Version"] == aftexport.__version__
     assert installed["License-Expression"] == "Apache-2.0"
+
+
+def needed(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
+    """Adds a package with extras, and all that it declares, to ``found``."""
+    if extras <= found.get(name, frozenset()) and name in found:
+        return
+    found[name] = extras | found.get(name, frozenset())
+    for text in distribution(name).requires or ():
+        requirement = Requirement(text)
+        chosen = [{"extra": extra} for extra in found[name] or {""}]
+        if requirement.marker is None or any(map(requirement.marker.evaluate, chosen)):
+            needed(canonicalize_name(requirement.name), frozenset(requirement.extras), found)
+
+
+def environment_of(folder: Path, *extras: str) -> Path:
+    """Makes an environment of what aftexport declares, and nothing else; returns its Python."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    packages: dict[str, frozenset[str]] = {}
+    needed("aftexport", frozenset(extras), packages)
+    for name in packages:
+        for file in distribution(name).files or ():
+            top = file.parts[0]
+            source = Path(str(distribution(name).locate_file(top)))
+            if top not in ("..", "__pycache__") and source.exists() and not (site / top).exists():
+                (site / top).symlink_to(source)
+    return folder / "bin" / "python"
+
+
+def run_in(python: Path, *words: str | Path, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [python, *words], cwd=cwd, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_extra_cpu_reads_and_serves_onnx_files(bundle_folder: Path, tmp_path: Path) -> None:
+    """In an environment of the declared packages, without torch."""
+    python = environment_of(tmp_path / "environment", "cpu")
+    onnx.save(scripted(Layer(simple_softmax), torch.randn(2, 12, DIM)), tmp_path / "model.onnx")
+    assert "ModuleNotFoundError" in run_in(python, "-c", "import torch", cwd=tmp_path).stderr
+    for words in (
+        ("-m", "aftexport", "inspect", bundle_folder),
+        ("-m", "aftexport", "verify", bundle_folder),
+        ("-m", "aftexport", "fuse", "model.onnx", "fused.onnx"),
+        ("-m", "aftserve", "--help"),
+        ("-c", "import aftserve.app, aftserve.server"),
+    ):
+        done = run_in(python, *words, cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
+    assert (tmp_path / "fused.onnx").is_file()
+    code = f"import aftexport; print(aftexport.Predictor({str(bundle_folder)!r})('a').label)"
+    done = run_in(python, "-c", code, cwd=tmp_path)
+    assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
+
+
+def test_base_names_the_extra_for_a_runtime(bundle_folder: Path, tmp_path: Path) -> None:
+    python = environment_of(tmp_path / "environment")
+    done = run_in(python, "-m", "aftexport", "verify", bundle_folder, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ONNX Runtime is not installed." in done.stderr
+    assert install_command("cpu") in done.stderr
+
+
+def test_extras_bring_one_runtime() -> None:
+    for extra, runtime in (("cpu", "onnxruntime"), ("cuda", "onnxruntime-gpu")):
+        found = {
+            Requirement(text).name
+            for text in distribution("aftexport").requires or ()
+            if (marker := Requirement(text).marker) is not None
+            and marker.evaluate({"extra": extra})
+        }
+        assert {name for name in found if name.startswith("onnxruntime")} == {runtime}
+    base = {Requirement(text).name for text in distribution("aftexport").requires or ()
+            if Requirement(text).marker is None}  # fmt: skip
+    assert not {name for name in base if name.startswith(("onnxruntime", "torch"))}
+    packages: dict[str, frozenset[str]] = {}
+    needed("aftexport", frozenset({"dev"}), packages)
+    assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
+    assert "onnxruntime-gpu" not in packages
+
+
+def test_index_readme_has_no_relative_links() -> None:
+    """A package index shows the README without the files around it."""
+    words = [sys.executable, "-m", "hatch_fancy_pypi_readme"]
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert "## Mechanisms" in done.stdout
+    assert re.findall(r"\]\((?!https?://)", done.stdout) == []
+    assert "pip install 'aftexport[cpu]'" in done.stdout
+    assert "<!--" not in done.stdout

@@ -25,8 +25,8 @@ def read(name: str) -> str:
 
 
 def make_targets() -> set[str]:
-    rules = re.findall(r"(?m)^((?:\$\(VENV\)/)?[a-z][\w-]*):(?!=)", read("Makefile"))
-    return {rule.replace("$(VENV)", ".venv") for rule in rules}
+    rules = re.findall(r"(?m)^((?:\$\(VENV\)/)?[a-z][\w -]*):(?!=)", read("Makefile"))
+    return {name.replace("$(VENV)", ".venv") for rule in rules for name in rule.split()}
 
 
 def called_targets(text: str) -> set[str]:
@@ -88,12 +88,26 @@ def test_publish_needs_tag() -> None:
     assert set(job["needs"]) == WORKFLOWS["wheels.yml"]["jobs"].keys() - {"publish"}
 
 
-@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v0.1.1", 1)])
-def test_publish_compares_tag_with_version(tag: str, code: int, tmp_path: Path) -> None:
+FILES = [
+    "aftexport-0.1.0.tar.gz",
+    *(f"aftexport-0.1.0-py3-none-manylinux_2_28_{name}.whl" for name in ("x86_64", "aarch64")),
+    "aftexport_cuda-0.1.0-py3-none-manylinux_2_28_x86_64.whl",
+]
+
+
+@pytest.mark.parametrize(("tag", "missing", "code"), [
+    ("v0.1.0", None, 0), ("v0.1.1", None, 1), *(("v0.1.0", name, 1) for name in FILES)
+])  # fmt: skip
+def test_publish_compares_tag_with_version(
+    tag: str, missing: str | None, code: int, tmp_path: Path
+) -> None:
+    """Every file of the tag's version must be there."""
     job = WORKFLOWS["wheels.yml"]["jobs"]["publish"]
     (command,) = [step["run"] for step in job["steps"] if "run" in step]
     (tmp_path / "dist").mkdir()
-    (tmp_path / "dist" / "aftexport-0.1.0.tar.gz").touch()
+    for name in FILES:
+        if name != missing:
+            (tmp_path / "dist" / name).touch()
     done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env={"GITHUB_REF_NAME": tag})
     assert done.returncode == code
 

@@ -4,6 +4,7 @@
 """
 
 import os
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from aftexport._version import __version__
@@ -11,8 +12,9 @@ from aftexport._version import __version__
 if TYPE_CHECKING:
     from aftexport.checkpoint import load, save
     from aftexport.pipeline.export import export
+    from aftserve.predictor import Predictor
 
-__all__ = ["__version__", "export", "load", "save"]
+__all__ = ["Predictor", "__version__", "export", "load", "save"]
 
 # ONNX Runtime's wheels report usage and store an identifier in the home folder on import. A tool
 # that handles private documents must not do this.
@@ -28,4 +30,9 @@ def __getattr__(name: str) -> Any:
         from aftexport.pipeline.export import export
 
         return export
+    if name == "Predictor":
+        # It lies in aftserve, which this package does not import: an entry point registers it.
+        entries = metadata.distribution("aftexport").entry_points
+        (entry,) = entries.select(group="aftexport", name=name)
+        return entry.load()
     raise AttributeError(f"module 'aftexport' has no attribute {name!r}")

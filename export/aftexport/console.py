@@ -8,6 +8,13 @@ from contextlib import contextmanager
 
 from rich import box, markup
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
 
@@ -66,6 +73,12 @@ def stage(console: Console, title: str) -> Iterator[Progress]:
 
         yield show
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+def document_progress(console: Console) -> Bar:
+    """Return a bar for the number of documents that are done, which the caller starts."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn())
+    return Bar(*columns, console=console)
 
 
 def plain_table(*headers: str) -> Table:

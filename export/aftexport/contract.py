@@ -7,6 +7,8 @@ MAX_TOKENS = 1 << 20
 
 A bound keeps the exporter's shape arithmetic exact.
 """
+DEFAULT_OPSET = 20
+"""The opset of the standard operators."""
 MAX_VOCABULARY = 1 << 26
 """The maximum number of token ids: a table with one float for each has 256 MiB."""
 MAX_FEATURES = 1 << 16
@@ -29,6 +31,17 @@ LOGITS = "logits"
 """The name of the output of a forward that returns one tensor."""
 EVIDENCE = "evidence"
 """The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""
+EXPLAINED = "evidence_explained"
+"""The constant with the numbers of the logits to explain, int64 ``[1, 1]``; see ``largest``.
+
+An engine may take ``[batch, chosen]`` instead. The output ``evidence`` is then
+``[batch, chosen * tokens]``.
+"""
+
+
+def largest(head: int) -> int:
+    """Return the number that stands for the largest logit of a head, by the head's index."""
+    return -1 - head
 
 
 def main_input(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""The search for fused kernels, which are built at installation or by ``make cuda``."""
+"""The search for fused kernels, which wheels bring, or the installation or ``make cuda`` builds."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 _REMEDIES = {
     "onnxruntime": "install a C++ compiler and install aftexport again",
-    "onnxruntime_cuda": "run `make cuda` in aftexport's source folder",
-    "tensorrt": "run `make cuda` in aftexport's source folder",
+    "onnxruntime_cuda": "run `make cuda` in aftexport's source folder, or install its CUDA wheel",
+    "tensorrt": "run `make cuda` in aftexport's source folder, or install its CUDA wheel",
 }
 RUNTIMES = tuple(_REMEDIES)
 """ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""

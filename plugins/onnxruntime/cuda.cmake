@@ -9,6 +9,8 @@ function(aft_add_onnxruntime_cuda name)
   target_include_directories(${name} PRIVATE ${AFT_ONNXRUNTIME_DIR}/..)
   target_link_libraries(${name} PRIVATE ${ARGN})
   # The CUDA runtime linked into it stays its own, whichever the process has loaded.
-  target_link_options(${name} PRIVATE LINKER:--no-undefined LINKER:--exclude-libs,ALL)
-  set_target_properties(${name} PROPERTIES PREFIX lib CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_link_options(${name} PRIVATE LINKER:--no-undefined LINKER:--exclude-libs,ALL
+      LINKER:--version-script=${AFT_ONNXRUNTIME_DIR}/exports.map)
+  set_target_properties(${name} PROPERTIES PREFIX lib CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+      LINK_DEPENDS ${AFT_ONNXRUNTIME_DIR}/exports.map)
 endfunction()

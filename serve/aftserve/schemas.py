@@ -16,10 +16,11 @@ from pydantic import (
 )
 
 from aftexport.bundle.features import Features
+from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import AnyAnswer, AnyHead
 from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import Policy
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 
 def _convert_whole_floats(ids: Any) -> Any:
@@ -58,12 +59,31 @@ class InferRequest(BaseModel):
         fail_fast=True,
     )
 
+    inputs: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        None,
+        description="Extra inputs by name: an object with text, else a list of objects, one for "
+        "each document.",
+    )
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = [self.text, self.texts, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
             raise ValueError("give exactly one of text, texts, input_ids and input_features")
+        if self.inputs is None:
+            return self
+        if isinstance(self.inputs, dict) is (self.text is None):
+            raise ValueError("give inputs as an object with text, else as a list of objects")
+        if len(self.given or ()) != len(self.documents):
+            raise ValueError(
+                f"give inputs for each of {len(self.documents)} documents, got {len(self.inputs)}"
+            )
         return self
+
+    @property
+    def given(self) -> Sequence[ExtraFields] | None:
+        """The extra inputs of each document; None without any."""
+        return [self.inputs] if isinstance(self.inputs, dict) else self.inputs
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -82,6 +102,7 @@ class DocumentRequest(BaseModel):
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
     input_features: list[Any] | None = None
+    inputs: dict[str, Any] | None = Field(None, description="Extra inputs by name.")
 
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
 
@@ -138,10 +159,15 @@ class EvidenceSpan(BaseModel):
 
 
 class Evidence(BaseModel):
-    """Contributions of the tokens to the largest logit, at the last layer."""
+    """Contributions of the tokens to a logit, at the last layer."""
 
+    head: str | None = Field(
+        default=None, description="Output of that logit; present if it was chosen by `explain`."
+    )
     name: str | None = Field(
-        default=None, description="Label or value of that logit, if it is not the answer's label."
+        default=None,
+        description="Label or value of that logit; without `explain` only if it is not the "
+        "answer's label.",
     )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
@@ -177,7 +203,16 @@ class DocumentResult(BaseModel):
     truncated: bool = Field(description="Whether the model saw less than the document.")
     policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
-    evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
+    evidence: Evidence | None = Field(
+        default=None,
+        description="Evidence for the largest logit; present if it was requested without "
+        "`explain`.",
+    )
+    explained: list[Evidence] | None = Field(
+        default=None,
+        description="Evidence for each label or value that `explain` chose; without labels that "
+        "do not hold, if it chose an output.",
+    )
 
 
 class InferResponse(BaseModel):
@@ -225,7 +260,7 @@ class Limits(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """A run measured at start."""
+    """The measured time of a run."""
 
     documents: int
     tokens: int = Field(description="Tokens of each document.")
@@ -234,7 +269,7 @@ class MeasuredRun(BaseModel):
 
 
 class ChunkedRun(BaseModel):
-    """A document in chunks, measured at start."""
+    """The measured time of a document in chunks."""
 
     documents: int
     tokens: int
@@ -244,6 +279,9 @@ class ChunkedRun(BaseModel):
 class Calibration(BaseModel):
     """The cost of documents on this machine."""
 
+    measuring: bool = Field(
+        description="Whether the costs are first estimates, which further measurements improve."
+    )
     measurements: list[MeasuredRun]
     batch_up_to_tokens: int = Field(description="Maximum length of documents that share runs.")
     batch_up_to_documents: int
@@ -288,6 +326,10 @@ class Info(BaseModel):
         description="Features of each token, which the server normalizes by (x - mean) / scale; "
         "null for token ids."
     )
+    extra_inputs: tuple[ExtraInput, ...] = Field(
+        description="Inputs beside the tokens: values of each document or of each token, to send "
+        "by name in `inputs`."
+    )
     precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(
         description="Number of nodes by precision, if each has its own (`--precision auto`)."
@@ -295,5 +337,8 @@ class Info(BaseModel):
     operators: dict[str, int]
     tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
     evidence: bool = Field(description="Whether the model returns the contribution of each token.")
+    explainable: list[str] = Field(
+        description="Outputs whose labels or values `explain` may choose for evidence."
+    )
     limits: Limits
     calibration: Calibration

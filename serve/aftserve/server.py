@@ -17,6 +17,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
+from aftexport.system.installation import check_installed
 from aftserve.api.api_keys import Keys
 from aftserve.app import create_app
 from aftserve.http.connection import Connection
@@ -92,6 +93,8 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
             f"--reference {settings.reference} does not exist.",
             "Name the model file that the bundle was exported from.",
         )
+    if settings.reference is not None:
+        check_installed("torch")
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
     model = load_model(bundle, settings, console)

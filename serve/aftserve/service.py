@@ -5,20 +5,22 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from aftexport.bundle.bundle import Bundle
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
-from aftserve.model.answers import Decoding
-from aftserve.model.evidence import explain
+from aftserve.model.answers import Answer, Decoding
+from aftserve.model.evidence import add_evidence, explain
 from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
-from aftserve.model.results import DocumentAnswer, head_fields, token_answers
+from aftserve.model.results import DocumentAnswer, document_answer
 from aftserve.model.tokenizer_pool import TokenizerPool
+from aftserve.model.wanted import EVERY_HEAD, NO_OPTIONS, AnswerOptions, Wanted
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces
@@ -31,9 +33,9 @@ from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.request_record import RequestRecord
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
-from aftserve.schemas import DocumentResult, Evidence, Timings
+from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Service:
             stall_seconds=settings.stall_seconds,
             idle_seconds=settings.idle_seconds,
         )
+        self.scheduler.measure(model)
         self.parity = self._monitor(self.active)
         self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
@@ -116,8 +119,9 @@ class Service:
         self,
         documents: Sequence[Document],
         deadline: float,
+        given: Sequence[ExtraFields] | None = None,
         *,
-        spans: int = 0,
+        options: AnswerOptions = NO_OPTIONS,
         backlog: Backlog | None = None,
         inline: InlineTokens | None = None,
     ) -> list[DocumentAnswer]:
@@ -126,13 +130,14 @@ class Service:
         Args:
             documents: all documents of the request, or some, in order.
             deadline: the client's deadline by ``time.monotonic``.
-            spans: maximum number of evidence spans of each document; 0 for no evidence.
+            given: the extra inputs of each document; None for none.
+            options: options of the request for its answers.
             backlog: queued documents of the same request, if they arrive one after the other.
             inline: the tokens of the request whose answers are part of JSON objects; None if
                 answers for tokens are sent in another form.
 
         Raises:
-            InputError: if a document cannot be classified.
+            InputError: if a document cannot be classified, or the model lacks an option's head.
             DocumentTooLongError: if it is over a limit.
             RefusedError: if it cannot be classified in time.
             EngineError: if the engine fails on a document.
@@ -140,33 +145,42 @@ class Service:
         """
         async with self.parity.held() as parity:
             active = parity.active
+            heads = active.bundle.manifest.heads
+            wanted = options.wanted(active.bundle.manifest)
             began = time.monotonic()
             inputs = await tokenize_documents(
-                self._tokenizers, active.model.classifier, documents, with_evidence=spans > 0
+                self._tokenizers, active.model.classifier, documents, given, wanted
             )
             if inline is not None:
-                inline.add(active.bundle.manifest.heads, [len(one.used) for one in inputs])
+                parts = {name: head for name, head in heads.items() if wanted.has(name)}
+                inline.add(parts, [len(one.used) for one in inputs])
             admitted = time.monotonic()
             decodings = [parity.draw(one) for one in inputs]
             predicted, done = await self._run(
-                active, inputs, decodings, deadline, evidence=spans > 0, backlog=backlog
+                active, inputs, decodings, deadline, wanted=wanted, backlog=backlog
             )
             for one, decoding, result in zip(inputs, decodings, done, strict=True):
                 if decoding.keeps_rows:
                     parity.sample(one, result)
         results = [
-            self._result(active, one, result, result.started - admitted, predicted)
+            self._result(
+                active,
+                one,
+                replace(result, answer=result.answer.part(wanted)),
+                result.started - admitted,
+                predicted,
+            )
             for one, result in zip(inputs, done, strict=True)
         ]
-        if spans:
+        if options.spans:
             for answered, one, result in zip(results, inputs, done, strict=True):
-                answered.result.evidence = await self._explain(active, one, result, spans)
+                await self._explain(active, one, result.answer, options, answered.result)
         record = RequestRecord(began, admitted, predicted, time.monotonic())
         record.count(self.metrics, [answered.result for answered in results])
         record.trace(self.traces, inputs, done)
         return results
 
-    async def compare(self, document: Document, deadline: float) -> ParityCheck:
+    async def compare(self, document: Document, deadline: float, given: ExtraFields) -> ParityCheck:
         """Classify a document and compare the outputs with PyTorch; see ``classify``.
 
         Raises:
@@ -176,7 +190,7 @@ class Service:
         async with self.parity.held() as parity:
             active = parity.active
             classifier = active.model.classifier
-            one = await tokenize_document(self._tokenizers, classifier, 0, document)
+            one = await tokenize_document(self._tokenizers, classifier, 0, document, given)
             if classifier.in_chunks(len(one.ids)):
                 raise DocumentTooLongError(
                     f"A document for PyTorch must have at most {classifier.whole_tokens} tokens, "
@@ -193,22 +207,24 @@ class Service:
         decodings: Sequence[Decoding],
         deadline: float,
         *,
-        evidence: bool = False,
+        wanted: Wanted = EVERY_HEAD,
         backlog: Backlog | None = None,
     ) -> tuple[float, list[Result]]:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
-        now = time.monotonic()
         lengths = [len(one.used) for one in documents]
-        predicted = self._admission.admit(active.model, lengths, deadline - now, backlog)
+        predicted = await self._admission.admit(active.model, lengths, deadline, backlog)
+        now = time.monotonic()
         futures = [
             self.scheduler.submit(
                 active,
                 one.used,
                 now + predicted,
-                evidence=evidence,
                 backlog=backlog,
                 decoding=decoding,
+                extras=one.extras,
+                # Samples are compared in every head.
+                wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]
@@ -223,7 +239,7 @@ class Service:
         promised = time.monotonic() + self.scheduler.backlog_seconds
         decoding = one.decoding.with_rows()
         return await self.scheduler.submit(
-            active, one.used, promised, single=True, decoding=decoding
+            active, one.used, promised, single=True, decoding=decoding, extras=one.extras
         )
 
     def _result(
@@ -234,31 +250,30 @@ class Service:
         queue_seconds: float,
         predicted: float,
     ) -> DocumentAnswer:
-        heads = active.bundle.manifest.heads
-        content = DocumentResult(
-            bundle=active.bundle.digest,
-            **head_fields(heads, result.answer),
-            tokens_total=len(one.ids),
-            tokens_used=len(one.used),
-            truncated=len(one.used) < len(one.ids),
-            policy=self.settings.long_documents,
-            timings=Timings(
-                tokenize_seconds=one.tokenize_seconds,
-                queue_seconds=queue_seconds,
-                inference_seconds=result.inference_seconds,
-                predicted_seconds=predicted,
-            ),
+        timings = Timings(
+            tokenize_seconds=one.tokenize_seconds,
+            queue_seconds=queue_seconds,
+            inference_seconds=result.inference_seconds,
+            predicted_seconds=predicted,
         )
-        return DocumentAnswer(content, token_answers(heads, one, result.answer))
+        policy = self.settings.long_documents
+        return document_answer(active.bundle, policy, one, result.answer, timings)
 
     async def _explain(
-        self, active: ActiveBundle, one: TokenizedDocument, result: Result, spans: int
-    ) -> Evidence:
+        self,
+        active: ActiveBundle,
+        one: TokenizedDocument,
+        answer: Answer,
+        options: AnswerOptions,
+        result: DocumentResult,
+    ) -> None:
+        """Add the evidence of a document to its result."""
         classifier = active.model.classifier
         explaining = partial(
-            explain, classifier, one.document, result.answer, first=one.first, max_spans=spans
+            explain, classifier, one.document, answer, first=one.first, max_spans=options.spans
         )
-        return await self._tokenizers.run(one.document, explaining)
+        explained = await self._tokenizers.run(one.document, explaining)
+        add_evidence(result, answer, explained, is_chosen=bool(options.explain))
 
     def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled():
@@ -282,7 +297,7 @@ class Service:
         await self._breaches.wait()
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
-        self.scheduler.forget()
+        self.scheduler.measure(active.model)
         self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
         await before.retire()
 

@@ -3,8 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Collection
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
 from aftexport.errors import UsageError
+from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
@@ -85,6 +85,25 @@ def check_variables(names: Collection[str]) -> None:
         raise UsageError(f"{name} is not a setting.", f"Unset it, or see {suggest(name, known)}.")
 
 
+def check_flags(arguments: Sequence[str], fields: Mapping[str, FieldInfo]) -> None:
+    """Refuse a mistyped flag with a suggestion.
+
+    Args:
+        arguments: arguments of the command line.
+        fields: the settings, by their names; the bundle has no flag.
+
+    Raises:
+        UsageError: if an unknown flag is like a known one.
+    """
+    names = {name.replace("_", "-"): field for name, field in fields.items() if name != "bundle"}
+    flags = {f"--{name}" for name in names}
+    switches = {f"--no-{name}" for name, field in names.items() if field.annotation is bool}
+    # A flag of one part of a setting, such as --ray.autoscaling_config, is left to the parser.
+    given = [word for word in arguments if "." not in word.partition("=")[0]]
+    check_options(given, {"--help", *flags, *switches}, "aftserve")
+
+
 def suggest(name: str, known: Collection[str]) -> str:
     """Return the known name that is most like an unknown one, if any, or the command's help."""
-    return " or ".join([*get_close_matches(name, known, 1), "aftserve --help"])
+    likely = nearest(name, known)
+    return f"{likely} or aftserve --help" if likely else "aftserve --help"

@@ -17,7 +17,14 @@ from pydantic_settings import (
 
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
-from aftserve.setting_sources import PREFIX, ConfigFile, Variables, check_variables, suggest
+from aftserve.setting_sources import (
+    PREFIX,
+    ConfigFile,
+    Variables,
+    check_flags,
+    check_variables,
+    suggest,
+)
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -175,6 +182,11 @@ class Settings(BaseSettings):
     reference_allow_pickle: bool = Field(
         False, description="allow --reference to be a pickled module, whose code is run"
     )
+    reference_trust_remote_code: bool = Field(
+        False,
+        description="allow --reference to be a transformers folder with a class of its own, whose "
+        "code is run",
+    )
     shadow: float = Field(
         0,
         ge=0,
@@ -266,6 +278,7 @@ class Settings(BaseSettings):
             UsageError: if a value is out of range, or a file cannot be read.
         """
         check_variables(cls.model_fields)
+        check_flags(arguments, cls.model_fields)
         try:
             return cls(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
         except ValidationError as error:

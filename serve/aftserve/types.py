@@ -1,14 +1,14 @@
 """Types that every layer of the server shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aftexport.chunked import runner as chunked
+from aftexport.chunked import document
 
 
-class Tokens(chunked.Tokens, Protocol):
+class Tokens(document.Tokens, Protocol):
     """The tokens of one document, int64 ``[T]`` or normalized features, float32 ``[T, F]``."""
 
     def tolist(self) -> Any:
@@ -16,5 +16,7 @@ class Tokens(chunked.Tokens, Protocol):
         ...
 
 
+ExtraFields = Mapping[str, Any]
+"""The extra inputs of one document by name, which are not checked yet."""
 Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any] | Tokens
 """A text, or token ids or features that are not checked yet."""

@@ -11,7 +11,7 @@ import torch
 import aftplugins
 from aftexport.bench.timing import Run
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.mechanisms import OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, Operator
 
 HEADS = 8
 TAPS = 31
@@ -149,7 +149,7 @@ def _sdpa(workload: Workload) -> Run:
 
 def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
     """The mechanism in plain PyTorch without guards, for the compiler to fuse."""
-    from aftexport.operators.mechanisms import aft_conv, aft_full, aft_local
+    from aftexport.operators.torch_ops import aft_conv, aft_full, aft_local
 
     attributes = workload.attributes
     windowed = {"aft_full": aft_full, "aft_local": aft_local, "aft_conv": aft_conv}

@@ -67,6 +67,19 @@ def test_healthcheck_asks_server_without_proxy(service: dict[str, Any], server: 
     assert status("127.0.0.1:1") != 0
 
 
+def test_prometheus_reads_exposed_port() -> None:
+    """Without docker: the example extends a service that exists, and Prometheus finds its port."""
+    services = yaml.safe_load(EXAMPLE.read_text("utf-8"))["services"]
+    extended = services["aftserve"]["extends"]
+    assert (EXAMPLE.parent / extended["file"]).resolve() == COMPOSE
+    assert extended["service"] in SERVICES
+    place, _, path = services["prometheus"]["volumes"][0].removesuffix(":ro").partition(":")
+    assert f"--config.file={path}" in services["prometheus"]["command"]
+    (job,) = yaml.safe_load((EXAMPLE.parent / place).read_text("utf-8"))["scrape_configs"]
+    published = SERVICES[extended["service"]]["ports"][0].rpartition(":")[2]
+    assert job["static_configs"] == [{"targets": [f"aftserve:{published}"]}]
+
+
 @pytest.mark.parametrize("file", [COMPOSE, EXAMPLE], ids=["docker", "example"])
 def test_compose_file_requires_bundle_variable(file: Path, tmp_path: Path) -> None:
     words = [*compose_command(), "-f", str(file), "config"]

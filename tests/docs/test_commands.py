@@ -44,6 +44,8 @@ LEFT = {
     "docs/how-to/export-your-model.md": [
         f"{name}.bundle/manifest.json" for name in ("own", "several", "labels", "values")
     ],
+    "docs/how-to/transformers-folder.md": ["bert.bundle/tokenizer.json"],
+    "docs/how-to/onnx-file.md": ["plain.bundle/manifest.json"],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
     "docs/how-to/calibrate.md": ["calibrated.bundle/calibration.json"],
@@ -172,7 +174,9 @@ def check_output(block: Block, out: str) -> None:
         streamed = [{"complete": True, "lines": 1}] if "ndjson" in block.text else []
         assert rest == streamed, block.place
         assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
-        assert ("evidence" in answer) == ("evidence" in block.text), block.place
+        is_chosen = "explain=" in block.text
+        assert ("evidence" in answer) == ("evidence" in block.text and not is_chosen), block.place
+        assert ("explained" in answer) == is_chosen, block.place
         is_calibrated = block.page == "docs/how-to/calibrate.md"
         assert ({"calibrated", "abstain"} <= answer.keys()) == is_calibrated, block.place
     if block.language == "python" and ".stream(" in block.text:

@@ -11,7 +11,7 @@ from docs.pages import BLOCKS, PAGES, REPOSITORY
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 _FILE = re.compile(r"`((?:docs|export|plugins|serve|tests|docker)/[\w./-]+)`")
-_EXTRA = re.compile(r"pip install '(?:aftexport|\.)\[([\w,-]+)\]'")
+_EXTRA = re.compile(r"pip install '\.\[([\w,-]+)\]'")
 _TARGET = re.compile(r"\bmake ([a-z][\w/-]+)")
 
 
@@ -39,7 +39,7 @@ def test_named_files_exist(page: str) -> None:
 def test_named_extras_exist() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     named = {name for match in _EXTRA.findall("".join(PAGES.values())) for name in match.split(",")}
-    assert {"client", "otel", "serve", "torch"} <= named
+    assert {"client", "cpu", "cuda", "otel", "torch"} <= named
     assert named <= project["optional-dependencies"].keys()
 
 

@@ -104,6 +104,17 @@ def test_transformers_model_is_exported(tmp_path: Path) -> None:
     assert manifest["max_tokens"] == 512
 
 
+def test_files_are_labelled_in_process(bundle_folder: Path, tmp_path: Path) -> None:
+    (command,) = commands("predict.py")
+    (tmp_path / "model.bundle").symlink_to(bundle_folder)
+    (tmp_path / "first.txt").write_text("an invoice")
+    (tmp_path / "second.txt").write_text("")
+    done = run(command, tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"first.txt\t(invoice|contract|letter)\t[\d.]+\t10 tokens\n", done.stdout)
+    assert done.stderr == "second.txt: The document has no tokens. Send some text.\n"
+
+
 def prometheus_target() -> str:
     """The ``host:port`` that Prometheus asks."""
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text("utf-8"))["scrape_configs"]

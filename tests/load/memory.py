@@ -66,7 +66,7 @@ def growth(
     resident = []
     program = "-c", _SERVER.format(leak=leak)
     options = (*options, "--idle-seconds", "0.5")
-    with serving(bundle, log, *options, program=program) as (address, process):
+    with serving(bundle, log, *options, program=program, measured=True) as (address, process):
         for number in range(rounds // 2 + rounds):
             results = send(
                 address,

@@ -47,7 +47,7 @@ def write(texts: Sequence[str], folder: Path) -> None:
 def by_loop(bundle: Path, folder: Path, log: Path, threads: int) -> Answers:
     """Send documents one by one to a server; its start is not measured."""
     with (
-        serving(bundle, log, "--threads", str(threads)) as (address, _),
+        serving(bundle, log, "--threads", str(threads), measured=True) as (address, _),
         httpx.Client(base_url=address, timeout=60) as client,
     ):
         started = time.monotonic()

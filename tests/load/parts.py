@@ -58,7 +58,10 @@ class Setting:
 
 def mixed(setting: Setting, report: Report) -> None:
     """Send mixed traffic: a fifth of the clients disconnect, a tenth set short deadlines."""
-    with serving(setting.bundle, setting.log("mixed"), *setting.words) as (address, _):
+    with serving(setting.bundle, setting.log("mixed"), *setting.words, measured=True) as (
+        address,
+        _,
+    ):
         requests = make_requests(setting.documents, setting.requests, leaving=0.2, hurried=0.1)
         results = send(address, requests, connections=setting.connections)
     for state, count in results.states.most_common():
@@ -74,7 +77,10 @@ def overhead(setting: Setting, report: Report) -> None:
     """Send one short document many times from one client."""
     engine = bare_engine(setting.bundle, setting.threads)
     short = min(setting.documents, key=lambda document: len(document.ids))
-    with serving(setting.bundle, setting.log("overhead"), *setting.words) as (address, _):
+    with serving(setting.bundle, setting.log("overhead"), *setting.words, measured=True) as (
+        address,
+        _,
+    ):
         served, bare = speed.overhead_seconds(address, engine, short, blocks=_OVERHEAD_BLOCKS)
     report.shown("one short document: bare engine", bare * 1000, "ms")
     report.at_most("one short document: over it", (served - bare) * 1000, 2, "ms")
@@ -83,7 +89,10 @@ def overhead(setting: Setting, report: Report) -> None:
 def saturation(setting: Setting, report: Report) -> None:
     """Compare the throughput of a saturated server with the bare engine in a loop."""
     engine = bare_engine(setting.bundle, setting.threads)
-    with serving(setting.bundle, setting.log("saturation"), *setting.words) as (address, _):
+    with serving(setting.bundle, setting.log("saturation"), *setting.words, measured=True) as (
+        address,
+        _,
+    ):
         served = speed.over_http(address, setting.connections)
         ways = {"bare engine": speed.by_engine(engine), "aftserve": served}
         speeds = speed.compare(ways, setting.documents * 2, setting.rounds)
@@ -96,7 +105,7 @@ def contenders(setting: Setting, report: Report) -> None:
     """Compare the server with LitServe and plain FastAPI, which run the PyTorch model."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(
-            serving(setting.bundle, setting.log("aftserve"), *setting.words)
+            serving(setting.bundle, setting.log("aftserve"), *setting.words, measured=True)
         )
         ways = {"aftserve": speed.over_http(address, setting.connections)}
         for name, program in speed.CONTENDERS.items():

@@ -167,7 +167,7 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "zip of junk": (zip_of("a.txt", "b/c.txt"), ("zip archive",)),
     "zip of junk named .pt2": (zip_of("a.txt", suffix=".pt2"), ()),
     "TorchScript": (torch_script, ("TorchScript", "state dict")),
-    "ONNX": (holding(onnx_bytes(), "model.onnx"), ("already an ONNX model",)),
+    "ONNX": (holding(onnx_bytes(), "model.onnx"), ("expected a graph with nodes",)),
     "ONNX named .pt": (holding(onnx_bytes()), ()),
     "Git LFS pointer": (
         holding(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),
@@ -227,9 +227,9 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "folder with weights in shards": (
         model_folder(model_safetensors=None, model_safetensors_index_json="{}"),
         ("model.safetensors.index.json lists", "Join them")),
-    "folder of transformers": (
+    "folder of transformers without a class": (
         model_folder(config_json=json.dumps({"model_type": "bert", "hidden_size": 8})),
-        ("model_type 'bert'", "model.safetensors, and --factory")),
+        ("one model class in architectures, got None",)),
     "folder with bad JSON": (model_folder(config_json="{"), ("config.json", "JSON")),
     "folder with nested JSON": (model_folder(config_json="[" * 100_000), ("config.json",)),
     "folder with JSON no object": (model_folder(config_json="[]"), ("config.json",)),

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,6 +34,17 @@ def eventually(condition: Callable[[], object], what: str, *, seconds: int = 30)
             return
         time.sleep(0.01)
     raise AssertionError(f"never happened: {what}")
+
+
+def measured_info(address: str) -> dict[str, Any]:
+    """The answer of ``GET /info`` once all costs are measured."""
+    eventually(
+        lambda: not http.get(f"{address}/info").json()["calibration"]["measuring"],
+        "the costs are measured",
+        seconds=120,
+    )
+    info: dict[str, Any] = http.get(f"{address}/info").json()
+    return info
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.extra_inputs import NO_EXTRAS
 from aftexport.heads import MultiLabelClassification
 from aftexport.verify.documents import as_inputs
 
@@ -30,7 +31,7 @@ def labelled(
         letters = generator.choice(LETTERS, 3)
         size = int(np.exp2(generator.uniform(2, 8)))
         text = bytes(generator.choice(letters, size)).decode()
-        inputs = as_inputs([tokenizer.encode(text).ids], bundle.manifest)
+        inputs = as_inputs([tokenizer.encode(text).ids], bundle.manifest, [NO_EXTRAS])
         logits = engine.run(inputs)["logits"][0].astype(np.float64)
         scores = head.scores(logits / temperature)
         if isinstance(head, MultiLabelClassification):

@@ -28,9 +28,11 @@ BY_MODULE = {
     "test_openapi": {"slow"},
     "test_load": {"slow"},
     "test_demo": {"slow"},
+    "test_typing": {"slow"},
     "test_batch": {"slow"},
     "test_batch_refusals": {"slow"},
     "test_deployment": {"slow"},
+    "test_transformers_folders": {"slow"},
 }
 BY_FIXTURE = {"ray": {"ray", "slow"}, "rtx_bundle": {"tensorrt"}}
 

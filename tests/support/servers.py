@@ -34,9 +34,21 @@ sys.exit(main())
 
 @contextmanager
 def serving(
-    bundle: Path, log: Path, *options: str, program: Sequence[str] = COMMAND
+    bundle: Path,
+    log: Path,
+    *options: str,
+    program: Sequence[str] = COMMAND,
+    measured: bool = False,
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Yields the address and the process once it answers; ends it if the block does not."""
+    """Yields the address and the process once it answers; ends it if the block does not.
+
+    Args:
+        bundle: the bundle.
+        log: file for the server's output.
+        options: options of the command.
+        program: arguments of Python.
+        measured: whether to wait until the costs are measured, without which nothing is batched.
+    """
     words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -47,7 +59,10 @@ def serving(
             stderr=file,
         )
     try:
-        yield _address(process, log), process
+        address = _written(process, log, r"running on (http://\S+)")
+        if measured:
+            _written(process, log, "(measured the costs)")
+        yield address, process
     finally:
         if process.poll() is None:
             process.terminate()
@@ -89,10 +104,10 @@ def listening(handler: type[Stub]) -> Iterator[str]:
         server.server_close()
 
 
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+def _written(process: "subprocess.Popen[bytes]", log: Path, pattern: str) -> str:
     end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
-        if found := re.search(r"running on (http://\S+)", log.read_text("utf-8")):
+        if found := re.search(pattern, log.read_text("utf-8")):
             return found[1]
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {log.read_text('utf-8')}")

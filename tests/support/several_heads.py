@@ -107,7 +107,7 @@ class Tokens(nn.Module):
         return {"tags": self.tags(hidden), "topic": topic, "hidden": hidden}
 
 
-class Tagger(Tokens):
+class OnlyTags(Tokens):
     """A label for each token, as the only output."""
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]

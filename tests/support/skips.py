@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).with_name("skips.toml")
+DIST = Path(__file__).parents[2] / "dist"
 
 
 def _has_compose() -> bool:
@@ -41,6 +42,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no AVX512_BF16": lambda: _lacks("avx512_bf16"),
     "no AVX512_VNNI": lambda: _lacks("avx512_vnni"),
     "no IPv6": lambda: not socket.has_dualstack_ipv6(),
+    "no aarch64 wheel": lambda: not list(DIST.glob("*_aarch64.whl")),
     "no mutations": lambda: "AFT_CUDA_MUTATIONS" not in os.environ,
     "sanitizer": lambda: "AFT_SANITIZE" in os.environ,
 }

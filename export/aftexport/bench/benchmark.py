@@ -16,6 +16,7 @@ from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import EngineError, UsageError
+from aftexport.extra_inputs import sample_values
 from aftexport.verify.documents import as_inputs, random_document
 
 OTHERS = ("portable", "torch")
@@ -169,7 +170,10 @@ def check_lengths(manifest: Manifest, lengths: Sequence[int] | None) -> tuple[in
 
 
 def _document(manifest: Manifest, tokens: int) -> Tensors:
-    return as_inputs([random_document(tokens, manifest, np.random.default_rng(0))], manifest)
+    generator = np.random.default_rng(0)
+    document = random_document(tokens, manifest, generator)
+    extras = sample_values(manifest.extra_inputs, generator, tokens)
+    return as_inputs([document], manifest, [extras])
 
 
 def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ def show(
     model: Path | None,
     factory: str | None,
     allow_pickle: bool,
+    trust_remote_code: bool = False,
     json_file: Path | None,
     console: Console,
 ) -> Result:
@@ -50,7 +51,7 @@ def show(
     torch = None
     if "torch" in others:
         with stage(console, f"Reading {model or factory}"):
-            torch = _torch_engine(bundle, model, factory, allow_pickle, threads)
+            torch = _torch_engine(bundle, model, factory, allow_pickle, trust_remote_code, threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Timing", total=len(lengths) * rounds)
         result = benchmark(
@@ -96,11 +97,22 @@ def print_result(
 
 
 def _torch_engine(
-    bundle: Bundle, model: Path | None, factory: str | None, allow_pickle: bool, threads: int
+    bundle: Bundle,
+    model: Path | None,
+    factory: str | None,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+    threads: int,
 ) -> Engine:
     from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
 
-    source = load_source(bundle, model, factory=factory, allow_pickle=allow_pickle)
+    source = load_source(
+        bundle,
+        model,
+        factory=factory,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
     return torch_engine(bundle, source, threads=threads)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import onnx
 import safetensors.numpy
 from google.protobuf.message import DecodeError
@@ -118,6 +119,7 @@ class Bundle:
                 EXPORT_AGAIN,
             )
         self._check_features(model)
+        self._check_extras(model)
         if operators_in(model) != self.manifest.operators:
             raise BundleError(
                 self.path,
@@ -152,7 +154,8 @@ class Bundle:
                 )
 
     def _check_features(self, model: onnx.ModelProto) -> None:
-        shape = model.graph.input[0].type.tensor_type.shape.dim
+        main = next(v for v in model.graph.input if v.name == self.manifest.main_input)
+        shape = main.type.tensor_type.shape.dim
         features = self.manifest.features
         expected = [] if features is None else [features.count]
         if [dim.dim_value for dim in shape[2:]] != expected:
@@ -161,6 +164,22 @@ class Bundle:
                 f"{MANIFEST} must describe every feature of {MODEL}, got {expected or 'none'}",
                 EXPORT_AGAIN,
             )
+
+    def _check_extras(self, model: onnx.ModelProto) -> None:
+        """Check the type and the axes of each extra input."""
+        types = {value.name: value.type.tensor_type for value in model.graph.input}
+        for extra in self.manifest.extra_inputs:
+            given = types[extra.name]
+            element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(extra.dtype))
+            sizes = [dim.dim_value for dim in given.shape.dim]
+            expected = [0, *extra.shape(0)]  # the size of a dynamic axis is 0
+            if given.elem_type != element or sizes != expected:
+                raise BundleError(
+                    self.path,
+                    f"{MANIFEST} must describe every input of {MODEL}, got {extra.name} as "
+                    f"{extra.layout}",
+                    EXPORT_AGAIN,
+                )
 
     def check_source(self, path: Path) -> None:
         """Check that a model file is the source of the bundle; folders are not checked.
@@ -227,7 +246,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         for file in sorted(folder.iterdir())
     }
     content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
-    write_json(folder / MANIFEST, content, ordered=("heads",))
+    write_json(folder / MANIFEST, content, ordered=("heads", "evidence_heads"))
 
 
 def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:

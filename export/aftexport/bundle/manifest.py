@@ -10,10 +10,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from aftexport.bundle.features import Features
 from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
+from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
 
 SCHEMA_VERSION = 2
+ONNX_FILE = "ONNX file"
+"""The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
@@ -148,11 +151,12 @@ class Manifest(BaseModel):
         source: kind and sha256 of the model file.
         config: the configuration of the classifier; None if the checkpoint has none.
         inputs: the names of the model's inputs: ``input_ids`` int64 ``[batch, tokens]`` or
-            ``input_features`` float32 ``[batch, tokens, features]`` and, if used, ``lengths``
-            int64 ``[batch]``.
+            ``input_features`` float32 ``[batch, tokens, features]``; if used, ``lengths`` int64
+            ``[batch]``; and the extra inputs.
         vocab_size: the number of token ids; every id is below it. None for a model of features.
         features: the features of a token; None for a model of token ids.
         max_tokens: the maximum length of a document in tokens; None for no bound.
+        extra_inputs: the inputs beside tokens and lengths.
         batching: whether documents may share a run.
         heads: each head by the name of its output, in the order of the outputs.
         precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
@@ -174,6 +178,10 @@ class Manifest(BaseModel):
         evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
+        evidence_heads: for each head whose logits a request can choose the same part of each
+            logit, in the order of the logits' numbers, see ``passes.evidence``; None if the model
+            only explains the largest logit of ``explained``, as those of earlier versions do.
+        refused_evidence: the reason against evidence for each other head for documents.
         calibration: the calibration of heads by their names; None if there is none.
     """
 
@@ -182,10 +190,11 @@ class Manifest(BaseModel):
 
     source: dict[str, str | None]
     config: dict[str, Any] | None
-    inputs: tuple[Literal["input_ids", "input_features", "lengths"], ...]
+    inputs: tuple[str, ...]
     vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)] | None
     features: Features | None = None
     max_tokens: Annotated[Tokens, Ge(1)] | None
+    extra_inputs: Annotated[tuple[ExtraInput, ...], Len(0, MAX_INPUTS)] = ()
     batching: bool = True
     heads: Annotated[dict[str, AnyHead], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
@@ -203,6 +212,8 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+    evidence_heads: Annotated[dict[str, tuple[float, ...]], Len(1)] | None = None
+    refused_evidence: dict[str, str] = {}
     calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property
@@ -214,8 +225,28 @@ class Manifest(BaseModel):
         return "auto: " + ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
 
     @property
+    def is_of_onnx(self) -> bool:
+        """Whether the bundle was made from an ONNX file, whose own outputs are the reference."""
+        return self.source.get("kind") == ONNX_FILE
+
+    @property
+    def reference_title(self) -> str:
+        """The runtime and the type of the golden outputs, for messages."""
+        return f"{self.reference_name} in {self.reference}"
+
+    @property
+    def reference_name(self) -> str:
+        """The model whose outputs are the reference, for messages."""
+        return "the ONNX file" if self.is_of_onnx else "PyTorch"
+
+    @property
     def explained(self) -> str | None:
-        """The output that evidence explains, the first for documents; None without such a one."""
+        """The output that evidence explains without a choice; None without such a one.
+
+        It is the first with evidence, or the first for documents.
+        """
+        if self.evidence_heads is not None:
+            return next(iter(self.evidence_heads))
         return next((name for name, head in self.heads.items() if not head.is_per_token), None)
 
     @property
@@ -225,8 +256,17 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _inputs_fit(self) -> Self:
-        if self.inputs not in INPUTS:
-            raise ValueError(f"inputs: expected one of {INPUTS}, got {self.inputs}")
+        extras = [extra.name for extra in self.extra_inputs]
+        own = tuple(name for name in self.inputs if name not in extras)
+        if own not in INPUTS or len(set(self.inputs)) < len(self.inputs):
+            raise ValueError(f"inputs: expected one of {INPUTS}, got {own}")
+        if sorted(extras) != sorted(set(self.inputs) - set(own)):
+            raise ValueError(f"extra_inputs: expected inputs of the model, got {extras}")
+        for extra in self.extra_inputs:
+            if extra.dtype == "int64" and extra.maximum is None:
+                raise ValueError(f"extra_inputs: expected a maximum of {extra.name!r}, got none")
+            if extra.name in self.heads:
+                raise ValueError(f"extra_inputs: expected no output {extra.name!r}, got one")
         field = {IDS: "vocab_size", FEATURES: "features"}
         for main, name in field.items():
             if (getattr(self, name) is None) is (main == self.main_input):
@@ -249,6 +289,21 @@ class Manifest(BaseModel):
                 "chunked.documents: expected the other heads, "
                 f"{sorted(self.heads.keys() - widths.keys())}, got {sorted(plan.documents)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_heads_fit(self) -> Self:
+        for name, offsets in (self.evidence_heads or {}).items():
+            head = self.heads.get(name)
+            if head is None or head.is_per_token:
+                raise ValueError(f"evidence_heads: expected heads for documents, got {name!r}")
+            if len(offsets) != head.width:
+                raise ValueError(
+                    f"evidence_heads.{name}: expected an offset for each of {head.width} logits, "
+                    f"got {len(offsets)}"
+                )
+        if self.evidence_heads and next(iter(self.evidence_heads.values())) != self.evidence:
+            raise ValueError("evidence: expected the offsets of the first of evidence_heads")
         return self
 
     @model_validator(mode="after")

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aftexport.bundle.bundle import CALIBRATION, Bundle, write_manifest
+from aftexport.bundle.bundle import CALIBRATION, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.errors import BundleError, UsageError
 from aftexport.heads.calibration import Calibration
+from aftexport.report.calibration import replace_section, section_of
 from aftexport.system.files import aside_folder, move_into_place, write_json
 
 
@@ -66,6 +67,8 @@ def write_calibrated(
             if name != CALIBRATION and (bundle.path / name).exists():
                 shutil.copyfile(bundle.path / name, new / name)
         write_json(new / CALIBRATION, report)
+        if (new / PARITY_PAGE).exists():
+            replace_section(new / PARITY_PAGE, section_of(calibration, report))
         manifest = bundle.manifest.model_copy(update={"calibration": dict(calibration)})
         write_manifest(new, manifest)
         written = Bundle.open(new)

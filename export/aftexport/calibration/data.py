@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads import Head, MultiLabelClassification
-from aftexport.heads.calibration import CALIBRATED_HEADS
-from aftexport.verify.documents import document_of, lines_of, object_of
+from aftexport.heads.deciding_head import DecidingHead
+from aftexport.verify.documents import document_of, extras_of, lines_of, object_of
 
 _FORMS = (
     'Give {"text": "...", "label": "NAME"} on each line; "labels": ["NAME", ...] for independent '
@@ -31,21 +32,23 @@ class LabelledDocument:
         tokens: the token ids, or the normalized features of each token.
         truths: the truth by the name of the head: the index of the label, or for each of
             independent labels whether it holds.
+        extras: the extra inputs.
     """
 
     line: int
     tokens: NDArray[Any]
     truths: Mapping[str, NDArray[np.int64]]
+    extras: ExtraValues = NO_EXTRAS
 
 
-def heads_to_calibrate(manifest: Manifest) -> dict[str, Head]:
+def heads_to_calibrate(manifest: Manifest) -> dict[str, DecidingHead]:
     """Return the heads with probabilities of labels for a document.
 
     Raises:
         UsageError: if there are none.
     """
-    found: dict[str, Head] = {
-        name: head for name, head in manifest.heads.items() if isinstance(head, CALIBRATED_HEADS)
+    found: dict[str, DecidingHead] = {
+        name: head for name, head in manifest.heads.items() if isinstance(head, DecidingHead)
     }
     if not found:
         tasks = ", ".join(f"{name} ({head.task})" for name, head in manifest.heads.items())
@@ -76,12 +79,13 @@ def read_labelled_documents(
             content = object_of(line)
             truths = truths_of(content, heads)
             document = document_of(content, manifest, tokenizer)
+            extras = extras_of(content, manifest, len(document))
             tokens: NDArray[Any] = np.asarray(document)
             if manifest.features is None:
                 tokens = tokens.astype(np.int32)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}.", _FORMS) from error
-        documents.append(LabelledDocument(number, tokens, truths))
+        documents.append(LabelledDocument(number, tokens, truths, extras))
     if not documents:
         raise UsageError(f"{path} has no documents.", _FORMS)
     return documents
@@ -90,7 +94,7 @@ def read_labelled_documents(
 def notes_on(documents: Sequence[LabelledDocument], manifest: Manifest) -> list[str]:
     """Return a sentence on repeated documents, and on each head without labels."""
     notes = []
-    if count := len(documents) - len({document.tokens.tobytes() for document in documents}):
+    if count := len(documents) - len(set(map(_content, documents))):
         notes.append(
             f"Expected different documents, got {count:,} that repeat an earlier one. Intervals "
             "and bounds are too narrow with repeats."
@@ -102,6 +106,11 @@ def notes_on(documents: Sequence[LabelledDocument], manifest: Manifest) -> list[
         if name not in labelled
     ]
     return notes
+
+
+def _content(document: LabelledDocument) -> tuple[bytes, ...]:
+    extras = document.extras.batch()
+    return (document.tokens.tobytes(), *(extras[name].tobytes() for name in sorted(extras)))
 
 
 def truths_by_head(documents: Sequence[LabelledDocument]) -> dict[str, NDArray[np.int64]]:

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from aftexport.calibration.bands import band_masks, bins_of
 from aftexport.calibration.calibrate import FOLDS, CalibratedHead
 from aftexport.calibration.fit import TREND_LEVEL, Fit
-from aftexport.console import plain_table
-from aftexport.heads.calibration import Calibration, Estimate, Scaling
+from aftexport.heads.calibration import Calibration, Scaling
+from aftexport.report.calibration import threshold_sentence
 from aftexport.system.files import sha256
 
 
@@ -57,23 +55,6 @@ def _labels(head: CalibratedHead) -> tuple[str | None, ...]:
     return sample.head.names if sample.has_independent_labels else (None,)
 
 
-def error_table(calibration: Calibration) -> Table:
-    """Return a table of the calibration error by length."""
-    table = plain_table("tokens", "documents", "calibration error before", "after (95 %)")
-    for band in calibration.bands:
-        table.add_row(
-            f"{band.min_tokens:,} to {band.max_tokens:,}",
-            f"{band.documents:,}",
-            _estimate(band.error_before),
-            _estimate(band.error_after),
-        )
-    if len(calibration.bands) > 1:
-        total = sum(band.documents for band in calibration.bands)
-        before, after = calibration.error_before, calibration.error_after
-        table.add_row("all", f"{total:,}", _estimate(before), _estimate(after))
-    return table
-
-
 def sentences(head: CalibratedHead) -> list[str]:
     """Return a sentence on each scaling, and on the threshold."""
     found = [
@@ -81,13 +62,7 @@ def sentences(head: CalibratedHead) -> list[str]:
         for label, fit in zip(_labels(head), head.fits, strict=True)
     ]
     if (threshold := head.calibration.threshold) is not None:
-        found.append(
-            f"Threshold {threshold.confidence:.4g}: {threshold.answered:,} of "
-            f"{threshold.documents:,} documents outside the fit reach it, and "
-            f"{threshold.wrong:,} of these answers are wrong. With {100 * threshold.level:.0f} % "
-            f"probability, the error rate is at most {threshold.error_bound:.3g}. The server "
-            f"abstains on {threshold.abstained:.1%}."
-        )
+        found.append(threshold_sentence(threshold))
     return found
 
 
@@ -110,7 +85,3 @@ def _scaling_sentence(label: str | None, fit: Fit, calibration: Calibration) -> 
 
 def _temperature(scaling: Scaling, tokens: int) -> float:
     return math.exp(scaling.log_temperature + scaling.slope * math.log2(tokens))
-
-
-def _estimate(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"

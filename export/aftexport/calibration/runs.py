@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.calibration.data import LabelledDocument, truths_by_head
+from aftexport.calibration.data import LabelledDocument, heads_to_calibrate, truths_by_head
 from aftexport.calibration.sample import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -46,7 +46,7 @@ def run_documents(
         for name, row in model.run(document).items():
             logits[name].append(row)
             tokens[name].append(len(document.tokens))
-    heads = bundle.manifest.heads
+    heads = heads_to_calibrate(bundle.manifest)
     return {
         name: Sample(heads[name], np.stack(logits[name]), np.array(tokens[name]), truths[name])
         for name in heads
@@ -72,9 +72,9 @@ class _Model:
         if self._manifest.features is None:
             tokens = tokens.astype(np.int64)
         if self._chunked is not None and len(tokens) > self._chunked.whole_tokens:
-            outputs = self._chunked.run(tokens)
+            outputs = self._chunked.run(tokens, document.extras)
         else:
-            outputs = self._engine.run(as_inputs([tokens], self._manifest))
+            outputs = self._engine.run(as_inputs([tokens], self._manifest, [document.extras]))
         logits = {name: outputs[name][0].astype(np.float64) for name in document.truths}
         if not all(np.isfinite(one).all() for one in logits.values()):
             raise EngineError(

@@ -6,8 +6,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.heads import Head, MultiLabelClassification
-from aftexport.heads.calibration import confidences, decisions
+from aftexport.heads import MultiLabelClassification
+from aftexport.heads.calibration import confidences
+from aftexport.heads.deciding_head import DecidingHead
 from aftexport.heads.head import Double
 
 
@@ -23,7 +24,7 @@ class Sample:
             width]``, 1 for a label that holds.
     """
 
-    head: Head
+    head: DecidingHead
     logits: Double
     tokens: NDArray[np.int64]
     truths: NDArray[np.int64]
@@ -42,7 +43,7 @@ class Sample:
 
     def is_wrong(self) -> NDArray[np.bool_]:
         """Return whether the answer for each document is wrong, in at least one label."""
-        wrong = decisions(self.head, self.logits) != self.truths
+        wrong = self.head.decisions(self.logits) != self.truths
         return np.asarray(wrong.any(-1) if self.has_independent_labels else wrong)
 
     def observations(self, scores: Double) -> tuple[Double, Double]:

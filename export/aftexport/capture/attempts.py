@@ -13,7 +13,6 @@ from aftexport.capture.model_inputs import ModelInputs
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 
 _MAX_BATCH = 1 << 16
@@ -70,7 +69,7 @@ def attempt_export(
         "batch": Dim("batch", min=1, max=_MAX_BATCH),
         "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
     }
-    shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in inputs.names}
+    shapes = {n: {axis: dims[d] for axis, d in axes.items()} for n, axes in inputs.axes.items()}
     # torch would treat a batch or a length of 1 in the example as a constant.
     arguments = tuple(inputs.examples(min(16, limit)).values())
     failures: list[Failure] = []

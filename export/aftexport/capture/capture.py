@@ -7,6 +7,7 @@ silently freeze the shape.
 import copy
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
+from aftexport.extra_inputs import ExtraInput
 
 
 def capture(
@@ -28,6 +30,7 @@ def capture(
     dtype: torch.dtype = torch.float32,
     max_tokens: int | None = None,
     num_features: int | None = None,
+    extras: tuple[ExtraInput, ...] = (),
     mask: bool = True,
 ) -> ExportedProgram:
     """Capture a module whose forward takes token ids or features, and optionally their lengths.
@@ -42,6 +45,7 @@ def capture(
             maximum that torch.export reports for the model takes its place.
         num_features: the number of features of a token by ``--features``; None for the number that
             the module declares, or for token ids.
+        extras: the extra inputs by ``--input``.
         mask: whether a forward without ``lengths`` may get a mask.
 
     Raises:
@@ -52,13 +56,15 @@ def capture(
     if isinstance(model, torch.jit.ScriptModule):
         raise _scripted("the model")
     number = features_of(model, num_features)
-    signature = ForwardSignature.of(model.forward, features=number is not None, mask=mask)
+    names = [extra.name for extra in extras]
+    read = partial(ForwardSignature.of, model.forward, features=number is not None, extras=names)
+    signature = read(mask=mask)
     if signature.has_mask:
-        masked = ModelInputs(signature.inputs, number)
+        masked = ModelInputs(signature.inputs, number, extras)
         with suppress(TraceError):
             return _captured(prepared(model, dtype, masked.names), masked, max_tokens)
-        signature = ForwardSignature.of(model.forward, features=number is not None, mask=False)
-    inputs = ModelInputs(signature.inputs, number)
+        signature = read(mask=False)
+    inputs = ModelInputs(signature.inputs, number, extras)
     return _captured(prepared(model, dtype, inputs.names), inputs, max_tokens)
 
 
@@ -84,9 +90,7 @@ def _scripted(subject: str) -> TraceError:
     )
 
 
-def prepared(
-    model: nn.Module, dtype: torch.dtype, inputs: Collection[str] | None = None
-) -> nn.Module:
+def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> nn.Module:
     """Return a copy of a module in evaluation mode, cast and folded, with plain inputs.
 
     Args:

@@ -2,15 +2,16 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from aftexport.contract import FEATURES, IDS, LENGTHS, main_input
+from aftexport.contract import AXES, FEATURES, IDS, LENGTHS, main_input
 from aftexport.errors import TraceError
+from aftexport.extra_inputs import KINDS
 
 MASK = "attention_mask"
 """The parameter with a mask, int64 ``[batch, tokens]``: 1 for a token, 0 for padding."""
@@ -27,7 +28,7 @@ class ForwardSignature:
 
     Attributes:
         inputs: ``input_ids`` or ``input_features`` and, if the forward takes them or a mask of
-            padding, ``lengths``.
+            padding, ``lengths``; then the extra inputs.
         is_plain: whether these are its first parameters, by these names.
         positional: the arguments by position, inputs or values of defaults.
         keywords: parameters that are passed by name, with the input of each.
@@ -41,13 +42,21 @@ class ForwardSignature:
     left_out: tuple[str, ...]
 
     @classmethod
-    def of(cls, forward: Callable[..., Any], *, features: bool = False, mask: bool = True) -> Self:
+    def of(
+        cls,
+        forward: Callable[..., Any],
+        *,
+        features: bool = False,
+        mask: bool = True,
+        extras: Sequence[str] = (),
+    ) -> Self:
         """Read a forward's parameters: the tokens go to the parameter of that name, or the first.
 
         Args:
             forward: the forward of a module.
             features: whether the tokens are features instead of ids.
             mask: whether a forward without ``lengths`` gets a mask as ``attention_mask``.
+            extras: the names of the extra inputs, which are parameters of the forward.
 
         Raises:
             TraceError: if the forward needs other arguments.
@@ -55,14 +64,16 @@ class ForwardSignature:
         parameters = [*inspect.signature(forward).parameters.values()]
         fixed = [p for p in parameters if p.kind not in _VARIABLE]
         main = FEATURES if features else IDS
-        roles = _padding_roles(fixed, mask=mask)
-        if (tokens := _main_parameter(fixed, features=features)) is not None:
+        roles = _padding_roles(fixed, mask=mask) | _extra_roles(fixed, extras)
+        remaining = [p for p in fixed if p.name not in extras]
+        if (tokens := _main_parameter(remaining, features=features)) is not None:
             roles[tokens.name] = main
         others = [p for p in fixed if p.name not in roles]
         takes_any = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
         if any(p.default is p.empty for p in others) or not (takes_any or main in roles.values()):
             raise _unusual(parameters, main)
-        inputs = (main, *([LENGTHS] if {LENGTHS, MASK} & set(roles.values()) else []))
+        lengths = [LENGTHS] if {LENGTHS, MASK} & set(roles.values()) else []
+        inputs = (main, *lengths, *extras)
         names = [p.name for p in fixed if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         return cls(
             inputs,
@@ -83,7 +94,8 @@ class ForwardSignature:
     @classmethod
     def for_inputs(cls, forward: Callable[..., Any], inputs: Collection[str]) -> Self:
         """Return the signature with which a forward was exported for these inputs."""
-        return cls.of(forward, features=FEATURES in inputs, mask=LENGTHS in inputs)
+        extras = [name for name in inputs if name not in AXES]
+        return cls.of(forward, features=FEATURES in inputs, mask=LENGTHS in inputs, extras=extras)
 
     @property
     def has_mask(self) -> bool:
@@ -108,6 +120,18 @@ def _padding_roles(fixed: list[inspect.Parameter], *, mask: bool) -> dict[str, s
     if LENGTHS in names:
         return {LENGTHS: LENGTHS}
     return {MASK: MASK} if mask and MASK in names else {}
+
+
+def _extra_roles(fixed: list[inspect.Parameter], extras: Sequence[str]) -> dict[str, str]:
+    names = [p.name for p in fixed]
+    for name in extras:
+        if name not in names:
+            raise TraceError(
+                f"Expected a forward with the parameter {name!r} of --input, got parameters "
+                f"({', '.join(names)}).",
+                "Correct the name, or leave the option out.",
+            )
+    return {name: name for name in extras}
 
 
 def _main_parameter(fixed: list[inspect.Parameter], *, features: bool) -> inspect.Parameter | None:
@@ -142,7 +166,8 @@ def _unusual(parameters: list[inspect.Parameter], main: str) -> TraceError:
     return TraceError(
         f"Expected a forward that takes {main} and optionally lengths, got parameters "
         f"({', '.join(p.name for p in parameters)}).",
-        f"Wrap it in a module whose forward takes ({main} {shape}, lengths [batch]).",
+        f"Wrap it in a module whose forward takes ({main} {shape}, lengths [batch]), or declare "
+        f"each further input by --input NAME=KIND, where KIND is {KINDS}.",
     )
 
 
@@ -158,25 +183,21 @@ def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple
     return tuple(_Input(roles[p.name]) if p.name in roles else p.default for p in nameless)
 
 
-def with_plain_inputs(module: nn.Module, inputs: Collection[str] | None = None) -> nn.Module:
+def with_plain_inputs(module: nn.Module, inputs: Collection[str]) -> nn.Module:
     """Return a module whose forward takes the inputs of an exported model, in their order.
 
     Args:
         module: a module in Python, which is returned itself if its forward is plain already.
-        inputs: the inputs of the exported model; None for those of a model of token ids whose
-            forward gets no mask.
+        inputs: the inputs of the exported model.
 
     Raises:
         TraceError: if its forward needs other arguments.
     """
-    if inputs is None:
-        signature = ForwardSignature.of(module.forward, mask=False)
-    else:
-        signature = ForwardSignature.for_inputs(module.forward, inputs)
-    # A wrapper converts features, which are float32 in every model, to the type of the weights.
-    if signature.is_plain and FEATURES not in signature.inputs:
+    signature = ForwardSignature.for_inputs(module.forward, inputs)
+    # A wrapper converts floats, which are float32 in every model, to the type of the weights.
+    if signature.is_plain and {IDS, LENGTHS}.issuperset(signature.inputs):
         return module
-    return _WRAPPERS[signature.inputs](module, signature)
+    return _wrapper(signature.inputs)(module, signature)
 
 
 class _PlainInputs(nn.Module):
@@ -187,11 +208,12 @@ class _PlainInputs(nn.Module):
         self.module = module
         self._signature = signature
 
-    def _call(self, **inputs: Tensor) -> Any:
+    def _call(self, inputs: dict[str, Tensor]) -> Any:
         signature = self._signature
         main = main_input(inputs)
-        if main == FEATURES:
-            inputs[FEATURES] = inputs[FEATURES].to(_float_type(self.module))
+        for name, tensor in inputs.items():
+            if tensor.is_floating_point():
+                inputs[name] = tensor.to(_float_type(self.module))
         if signature.has_mask:
             positions = torch.arange(inputs[main].shape[1], device=inputs[main].device)
             inputs[MASK] = (positions < inputs[LENGTHS].unsqueeze(1)).to(torch.int64)
@@ -205,29 +227,13 @@ def _float_type(module: nn.Module) -> torch.dtype:
     return next(types, torch.float32)
 
 
-class _IdsOnly(_PlainInputs):
-    def forward(self, input_ids: Tensor) -> Any:
-        return self._call(input_ids=input_ids)
+def _wrapper(names: tuple[str, ...]) -> type[_PlainInputs]:
+    """Return a wrapper whose forward has parameters of these names, which torch.export reads."""
 
+    def forward(self: _PlainInputs, *inputs: Tensor) -> Any:
+        return self._call(dict(zip(names, inputs, strict=True)))
 
-class _IdsAndLengths(_PlainInputs):
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> Any:
-        return self._call(input_ids=input_ids, lengths=lengths)
-
-
-class _FeaturesOnly(_PlainInputs):
-    def forward(self, input_features: Tensor) -> Any:
-        return self._call(input_features=input_features)
-
-
-class _FeaturesAndLengths(_PlainInputs):
-    def forward(self, input_features: Tensor, lengths: Tensor) -> Any:
-        return self._call(input_features=input_features, lengths=lengths)
-
-
-_WRAPPERS: dict[tuple[str, ...], type[_PlainInputs]] = {
-    (IDS,): _IdsOnly,
-    (IDS, LENGTHS): _IdsAndLengths,
-    (FEATURES,): _FeaturesOnly,
-    (FEATURES, LENGTHS): _FeaturesAndLengths,
-}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return type("PlainInputs", (_PlainInputs,), {"forward": forward})

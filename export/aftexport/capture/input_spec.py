@@ -1,7 +1,7 @@
 """The inputs of a captured program, with their bounds."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,45 +10,26 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.capture.vocabulary import read_vocabulary
+from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.vocabulary import read_maximum, read_vocabulary
 from aftexport.contract import FEATURES, INPUTS, MAX_TOKENS, main_input
 from aftexport.errors import TraceError, UsageError
+from aftexport.extra_inputs import ExtraInput
 
 _aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """The inputs of a model.
-
-    Attributes:
-        names: ``input_ids`` (int64 ``[batch, tokens]``) or ``input_features`` (float32
-            ``[batch, tokens, features]``), and ``lengths`` (int64 ``[batch]``) if the model takes
-            it.
-        vocab_size: the number of ids; every id is below it. None for a model of features.
-        num_features: the number of features of a token; None for a model of ids.
-        embedding: the parameter with a row for each id; empty if there is none.
-        max_tokens: the maximum length of a document in tokens; None for no bound.
-    """
-
-    names: tuple[str, ...]
-    vocab_size: int | None
-    num_features: int | None
-    embedding: str
-    max_tokens: int | None
-
-    @property
-    def main(self) -> str:
-        """The input with the tokens."""
-        return main_input(self.names)
-
-
-def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> InputSpec:
+def input_spec(
+    program: ExportedProgram,
+    vocab_size: int | None = None,
+    extras: Sequence[ExtraInput] = (),
+) -> InputSpec:
     """Return the input specification of a captured program.
 
     Args:
         program: the result of ``capture.capture``.
         vocab_size: the number of ids by ``--vocab-size``; None to read it from the program.
+        extras: the extra inputs by ``--input``.
 
     Raises:
         TraceError: if inputs differ from those of ``capture`` or have fixed axes, or if
@@ -57,12 +38,15 @@ def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> Input
     """
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     names = tuple(map(str, program.graph_signature.user_inputs))
-    if names not in INPUTS:
+    by_name = {extra.name: extra for extra in extras}
+    is_known = tuple(name for name in names if name not in by_name) in INPUTS
+    if not (is_known and by_name.keys() <= set(names)):
+        more = "".join(f", {name}" for name in by_name)
         raise TraceError(
-            "Expected a program with inputs (input_ids), (input_features) or one of them with "
-            f"lengths, got ({', '.join(names)}).",
+            f"Expected a program with inputs (input_ids{more}), (input_features{more}) or one of "
+            f"them with lengths, got ({', '.join(names)}).",
             "Export it with inputs named input_ids [batch, tokens] or input_features [batch, "
-            "tokens, features] and, if used, lengths [batch].",
+            "tokens, features] and, if used, lengths [batch]. Declare others by --input NAME=KIND.",
         )
     tokens = next(n for n in placeholders if n.name == main_input(names))
     shape = tokens.meta["val"].shape
@@ -90,7 +74,28 @@ def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> Input
         num_features,
         vocabulary.embedding if vocabulary else "",
         None if upper >= MAX_TOKENS else upper,
+        tuple(
+            _completed(program, node, by_name[node.name], tokens)
+            for node in placeholders
+            if node.name in by_name
+        ),
     )
+
+
+def _completed(program: ExportedProgram, node: Node, extra: ExtraInput, tokens: Node) -> ExtraInput:
+    """Return the extra input of a program, with the maximum of its integers."""
+    value = node.meta["val"]
+    shape = [tokens.meta["val"].shape[0], *extra.shape(tokens.meta["val"].shape[1])]
+    is_same = [str(size) for size in value.shape] == [str(size) for size in shape]
+    if not is_same or str(value.dtype) != f"torch.{extra.dtype}":
+        raise TraceError(
+            f"Expected the input {extra.name} {extra.layout} in the program, got {value.dtype} "
+            f"{list(value.shape)}.",
+            "Correct --input, or export the program with such an input.",
+        )
+    if extra.dtype == "float32":
+        return extra
+    return extra.model_copy(update={"maximum": read_maximum(program, node, extra)})
 
 
 def _num_features(tokens: Node) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_FEATURES
+from aftexport.contract import AXES, FEATURES, IDS, LENGTHS, MAX_FEATURES
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,20 @@ class ModelInputs:
     """The inputs of a module.
 
     Attributes:
-        names: the names of the inputs, one of ``contract.INPUTS``.
+        names: the names of the inputs, one of ``contract.INPUTS`` and the extra inputs.
         num_features: the number of features of a token; None for a model of token ids.
+        extras: the extra inputs.
     """
 
     names: tuple[str, ...]
     num_features: int | None = None
+    extras: tuple[ExtraInput, ...] = ()
+
+    @property
+    def axes(self) -> dict[str, dict[int, str]]:
+        """The names of the dynamic axes of each input."""
+        axes = AXES | {extra.name: extra.axes for extra in self.extras}
+        return {name: axes[name] for name in self.names}
 
     def examples(self, tokens: int) -> dict[str, Tensor]:
         """Return the inputs for two documents of ``tokens`` tokens."""
@@ -28,6 +37,7 @@ class ModelInputs:
             IDS: torch.zeros(2, tokens, dtype=torch.int64),
             FEATURES: torch.zeros(2, tokens, self.num_features or 0),
             LENGTHS: torch.full((2,), tokens, dtype=torch.int64),
+            **{extra.name: torch.from_numpy(extra.zeros(2, tokens)) for extra in self.extras},
         }
         return {name: inputs[name] for name in self.names}
 

@@ -27,7 +27,7 @@ class ReferenceModule(nn.Module):
         reason: the error that led to float32; empty for float64.
     """
 
-    def __init__(self, module: nn.Module, inputs: Collection[str] | None = None) -> None:
+    def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
         super().__init__()
         self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"

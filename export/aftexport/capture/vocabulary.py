@@ -8,6 +8,7 @@ from torch.fx import Node
 from aftexport.capture.id_ranges import IdRanges, Lookup
 from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import TraceError, UsageError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.internals.torch_operators import HigherOrderOperator
 
 MAX_IDS = MAX_VOCABULARY
@@ -57,6 +58,37 @@ def read_vocabulary(
     own = [x for x in ranges.lookups(size) if x.index.are_ids and (x.table or "") in names]
     smallest = min(own, key=lambda lookup: lookup.rows, default=None)
     return Vocabulary(size, names[smallest.table or ""] if smallest is not None else "")
+
+
+def read_maximum(program: ExportedProgram, node: Node, extra: ExtraInput) -> int:
+    """Return the largest integer that a program accepts for an extra input.
+
+    Args:
+        program: the captured program.
+        node: the node of the input.
+        extra: the input, with the maximum by ``--input``, or None for that of the tables.
+
+    Raises:
+        TraceError: if the maximum is not given and unknown.
+        UsageError: if the given one exceeds the rows of a table.
+    """
+    max_ids = _max_ids(IdRanges(program, node))
+    if extra.maximum is None and max_ids is None:
+        raise TraceError(
+            f"Expected a lookup of the input {extra.name!r} in a table, got none, so its largest "
+            "integer is unknown.",
+            f"End its kind in :N for integers below N, as in --input {extra.name}=category:N.",
+        )
+    if max_ids is None or (extra.maximum is not None and extra.maximum < max_ids):
+        assert extra.maximum is not None  # checked above
+        return extra.maximum
+    if extra.maximum is not None:
+        raise UsageError(
+            f"--input {extra.name} must be integers below {max_ids}, the rows of the model's "
+            f"table, got {extra.maximum + 1}.",
+            f"Give {max_ids} or less.",
+        )
+    return max_ids - 1
 
 
 def _max_ids(ranges: IdRanges) -> int | None:

@@ -1,6 +1,5 @@
 """Files of the models of ``aftexport.nn``: configuration, weights, labels and tokenizer."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,35 +99,32 @@ def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def read_folder(folder: Path) -> Checkpoint:
+def read_folder(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     """Return the model of a folder of config.json and model.safetensors.
+
+    Args:
+        folder: the folder.
+        config: the content of its config.json.
 
     Raises:
         CheckpointError: if a file is missing or cannot be used.
     """
-    config_path, weights_path = folder / "config.json", folder / "model.safetensors"
-    for required in (config_path, weights_path):
-        if not required.is_file():
-            raise CheckpointError(
-                folder,
-                f"the folder has no {required.name}",
-                "Give a folder of config.json and model.safetensors, or a model file.",
-            )
-    try:
-        config = json.loads(config_path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(config_path, f"not valid JSON ({error})", "Fix the file.") from error
-    if not isinstance(config, dict):
-        kind = type(config).__name__
-        raise CheckpointError(config_path, f"expected a JSON object, got {kind}", "Fix the file.")
-    labels = config.pop("labels", None)
+    weights_path = folder / "model.safetensors"
+    if not weights_path.is_file():
+        raise CheckpointError(
+            folder,
+            f"the folder has no {weights_path.name}",
+            "Give a folder of config.json and model.safetensors, or a model file.",
+        )
+    settings = dict(config)
+    labels = settings.pop("labels", None)
     tokenizer_path = folder / "tokenizer.json"
     try:
         tokenizer = tokenizer_path.read_text("utf-8") if tokenizer_path.is_file() else None
     except UnicodeDecodeError as error:
         raise CheckpointError(tokenizer_path, "not UTF-8 text", "Copy it again.") from error
     state = safetensors.torch.load_file(weights_path)
-    return _build(folder, "config and safetensors", config, state, labels, tokenizer)
+    return _build(folder, "config and safetensors", settings, state, labels, tokenizer)
 
 
 def _build(
@@ -139,13 +135,6 @@ def _build(
     labels: Any,
     tokenizer: Any,
 ) -> Checkpoint:
-    if "model_type" in config:
-        raise CheckpointError(
-            path,
-            f"a configuration of the library transformers, model_type {config['model_type']!r}",
-            "Give the folder's model.safetensors, and --factory package.module:factory, a callable "
-            "that returns the module.",
-        )
     try:
         kinds = MultiHeadConfig if "heads" in config else ClassifierConfig
         parsed = kinds.from_dict(config)

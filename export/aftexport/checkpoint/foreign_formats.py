@@ -33,7 +33,11 @@ def refuse_other_formats(path: Path) -> None:
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(path, "a Git LFS pointer, not the file", "Run git lfs pull.")
     if path.suffix == ".onnx":
-        raise CheckpointError(path, "already an ONNX model", "Give its PyTorch model.")
+        raise CheckpointError(
+            path,
+            "an ONNX model, which holds no PyTorch module",
+            "Give its PyTorch model; or make a bundle of the file: aftexport FILE --to onnx.",
+        )
     if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(path) as archive:

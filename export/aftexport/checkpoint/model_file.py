@@ -1,8 +1,9 @@
 """Model files of several kinds, read without running the code in them.
 
-There are five kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
+There are six kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
 optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
-``config.json`` and ``model.safetensors``; and, only if the user allows it, a pickled module.
+``config.json`` and ``model.safetensors``, of this project or of the transformers library; and,
+only if the user allows it, a pickled module.
 """
 
 from collections.abc import Mapping
@@ -19,41 +20,46 @@ from aftexport.checkpoint.foreign_formats import INDEX_SUFFIX, refuse_other_form
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import is_program_archive, load_program
 from aftexport.checkpoint.torch_file import TorchFile, read_torch_file
+from aftexport.checkpoint.transformers_class import MODEL_TYPE, read_config
+from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
 
 
-def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
-    """Read a model file of any of the five kinds.
+def load(
+    path: str | Path,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Checkpoint:
+    """Read a model file of any of the six kinds.
 
     Args:
         path: the file or folder.
         factory: ``package.module:callable`` that builds the module of a state dict.
         allow_pickle: whether to load pickled objects, which runs the code in the file. The module
             among them is used; with a factory, only their weights are used.
+        trust_remote_code: whether the class of a transformers folder may come from code in the
+            folder, which then runs.
 
     Raises:
         CheckpointError: if the file cannot be used; names file, reason and remedy.
         UsageError: if a factory is given for a file that has its own configuration.
     """
-    checkpoint = _load(Path(path), factory, allow_pickle)
+    checkpoint = _load(Path(path), factory, allow_pickle, trust_remote_code)
     return checkpoint.with_declared(declared_beside(checkpoint.path, checkpoint.module))
 
 
-def _load(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
+def _load(
+    path: Path, factory: str | None, allow_pickle: bool, trust_remote_code: bool
+) -> Checkpoint:
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
         if path.is_dir():
-            refuse_shards(path)
-            if factory:
-                raise _unneeded_factory(
-                    "a folder with its own configuration",
-                    factory,
-                    "; or give the file model.safetensors to load it into the factory's module",
-                )
-            return read_folder(path)
+            return _load_folder(path, factory, trust_remote_code=trust_remote_code)
         if path.name.endswith(INDEX_SUFFIX):
             refuse_shards(path.parent)
         if path.suffix == ".safetensors":
@@ -72,6 +78,21 @@ def _load(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
         raise CheckpointError(
             path, f"cannot be read ({error.strerror})", "Check its name and its permissions."
         ) from error
+
+
+def _load_folder(path: Path, factory: str | None, *, trust_remote_code: bool) -> Checkpoint:
+    if factory:
+        refuse_shards(path)
+        raise _unneeded_factory(
+            "a folder with its own configuration",
+            factory,
+            "; or give the file model.safetensors to load it into the factory's module",
+        )
+    config = read_config(path)
+    if MODEL_TYPE in config:
+        return read_transformers_folder(path, config, trust_remote_code=trust_remote_code)
+    refuse_shards(path)
+    return read_folder(path, config)
 
 
 def from_factory(factory: str) -> Checkpoint:

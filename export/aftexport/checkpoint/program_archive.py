@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.export import ExportedProgram
 
-import aftexport.operators.mechanisms  # noqa: F401  registers the operators that programs call
+import aftexport.operators.torch_ops  # noqa: F401  registers the operators that programs call
 from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
 from aftexport.internals.torch_operators import PyTorchFileReader, record_sizes

@@ -7,7 +7,7 @@ concatenation of graph and weights is the graph with its weights.
 
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -16,9 +16,10 @@ from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
-from aftexport.passes.evidence import NoEvidence, add_direction, explained_output
+from aftexport.passes.evidence import add_direction
 from aftexport.passes.finish import finish
 from aftexport.passes.graph_values import constants_of
+from aftexport.passes.summed_heads import NoEvidence
 from aftexport.passes.token_flow import NotChunkable
 from aftexport.system.files import sha256_of
 
@@ -27,13 +28,17 @@ _SMALL_BYTES = 1024
 """The minimum size of a shared weight; smaller ones are stored in each graph."""
 
 
-def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> ChunkedPlan:
+def write_chunked(
+    path: Path, model: onnx.ModelProto, *, precision: str, explained: Sequence[str] | None = None
+) -> ChunkedPlan:
     """Split a model and write its parts.
 
     Args:
         path: the path of the archive.
         model: the graph of bare operators, before any fusion around them.
         precision: the precision of the export.
+        explained: the outputs with evidence, as ``evidence.add_evidence`` returns them for
+            ``model``; None to look for them.
 
     Returns:
         The plan for the runs of the parts.
@@ -45,7 +50,7 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         raise NotChunkable("its graphs would be over 2 GiB")
     means = rewrite_as_means(model)
     try:
-        summed = add_direction(means, explained_output(means)).tokens
+        summed = add_direction(means, explained).tokens
     except NoEvidence:  # the chunks return no evidence; the whole graph may still do
         summed = None
     parts = partition(means, summed)

@@ -8,7 +8,7 @@ import onnx
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
-from aftexport.operators.numerics import MASKED
+from aftexport.operators.constants import MASKED
 
 _FLOAT = onnx.TensorProto.FLOAT
 
@@ -53,7 +53,7 @@ def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: 
     function = summary(node, parts.opset)
     key, value = node.input[1:3]
 
-    to_summary = parts.subgraph([*kept, parts.main, "lengths"], [key, value])
+    to_summary = parts.subgraph([*kept, *parts.given], [key, value])
     to_summary.node.extend([_in_float32(key, "key_f"), _in_float32(value, "value_f")])
     to_summary.node.append(_summarize("key_f", "value_f"))
     del to_summary.output[:]
@@ -67,7 +67,7 @@ def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: 
     )
 
     new = [name for name in after if name not in kept]
-    apply = parts.subgraph([*kept, parts.main, "lengths"], new)
+    apply = parts.subgraph([*kept, *parts.given], new)
     place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
     before, after_it = apply.node[:place], apply.node[place + 1 :]
     del apply.node[:]

@@ -31,6 +31,7 @@ class GraphParts:
         self.dims = dims_of(graph)
         self.opset = opset_of(model)
         self.main = main_input_of(graph)
+        self.given = list(dict.fromkeys([*(value.name for value in graph.input), LENGTHS]))
         self._described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
         self._count_by_lengths()
 

@@ -10,6 +10,7 @@ from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.contract import EVIDENCE
+from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
 from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable
@@ -28,13 +29,14 @@ class Partition:
             no output needs pooled values.
         pooled: each output of ``pool``, with the combination of those of chunks: sum, max or first.
         head: the graph from pooled values to the outputs per document, to the pooled values that
-            ``tokens`` needs and, with ``explain``, to the direction; None without ``pool``.
+            ``tokens`` needs and, with ``explain``, to the directions of the logits that its input
+            ``EXPLAINED`` chooses; None without ``pool``.
         documents: the names of the outputs per document.
         tokens: the graph from the values kept after the last stage, and outputs of ``head``, to the
             outputs per token; None if there are none.
         widths: each output per token, with its width.
         tokens_use_last_stage: whether ``tokens`` has results of the last stage among its inputs.
-        explain: the graph from the values kept after the last stage, and the direction, to the
+        explain: the graph from the values kept after the last stage, and the directions, to the
             evidence of each token, see ``aftexport.passes.evidence``; None if the tokens are not
             summed.
     """
@@ -79,12 +81,13 @@ class _Cutter(GraphParts):
         documents = [name for name in self.outputs if self.kinds[name] is Kind.POOLED]
         pool = head = tokens = None
         if documents or back:
-            pool = self.model(self.subgraph([*kept, self.main, "lengths"], list(pooled)))
+            pool = self.model(self.subgraph([*kept, *self.given], list(pooled)))
             results = list(dict.fromkeys([*documents, *back]))
-            head = self.model(self.subgraph([*pooled, self.main, "lengths"], results))
+            head = self.model(self.subgraph([*pooled, *self.given], results))
+            take_choice(head)
         widths = self._widths()
         if widths:
-            tokens = self.model(self.subgraph([*kept, self.main, "lengths", *back], list(widths)))
+            tokens = self.model(self.subgraph([*kept, *self.given, *back], list(widths)))
         return Partition(
             stages=tuple(stages),
             pool=pool,
@@ -131,7 +134,7 @@ class _Cutter(GraphParts):
         return widths
 
     def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
-        graph = self.subgraph([*kept, self.main, "lengths"], [summed])
+        graph = self.subgraph([*kept, *self.given], [summed])
         graph.node.extend(products(summed))
         graph.input.append(described(DIRECTION, _FLOAT))
         del graph.output[:]

@@ -1,38 +1,26 @@
 """Runs of a document chunk by chunk, in bounded memory; see ``aftexport.chunked``."""
 
 import copy
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.chunked.document import Document, Tokens
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
+from aftexport.chunked.request import Request
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
-from aftexport.contract import EVIDENCE, FEATURES, IDS
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.contract import EVIDENCE, EXPLAINED
+from aftexport.engines.explained_input import padded_choices
 from aftexport.errors import EngineError, InputError
-
-
-class Tokens(Protocol):
-    """The tokens of a document, an array or an object that reads them from a file."""
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        ...
-
-    def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
-        """Return consecutive tokens, int64 ``[n]`` or float32 ``[n, F]``."""
-        ...
-
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
@@ -41,38 +29,6 @@ MEMORY_BUDGET = 512 << 20
 """The default maximum bytes of a document in memory, without the model."""
 _MAX_CHUNK_TOKENS = 8192
 """The maximum length of a chunk: longer ones are not faster, and delay other documents."""
-
-
-@dataclass(frozen=True)
-class _Document:
-    """A document's tokens, and their kept values."""
-
-    tokens: Tokens
-    kept: Mapping[str, Rows]
-
-    def inputs(
-        self,
-        engine: OnnxRuntimeEngine,
-        start: int,
-        end: int,
-        late: Mapping[str, Array] = MappingProxyType({}),
-    ) -> dict[str, Array]:
-        """Return the inputs of an engine for the tokens from ``start`` to ``end``.
-
-        Args:
-            engine: the engine.
-            start, end: the range of tokens.
-            late: values of the whole document, such as those pooled from its tokens.
-        """
-        inputs = {name: late[name] for name in engine.input_names if name in late}
-        for name in engine.input_names:
-            if name in (IDS, FEATURES):
-                inputs[name] = self.tokens[start:end][None]
-            elif name == "lengths":
-                inputs[name] = np.array([end - start])
-            elif name in self.kept:
-                inputs[name] = self.kept[name].read(start, end)
-        return inputs
 
 
 class ChunkedModel:
@@ -126,30 +82,35 @@ class ChunkedModel:
     def run(
         self,
         tokens: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
         *,
-        evidence: bool = False,
+        evidence: bool | Sequence[int] = False,
         sinks: Mapping[str, Sink] | None = None,
+        outputs: Collection[str] | None = None,
     ) -> dict[str, Array]:
         """Run one document.
 
         Args:
             tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
-            evidence: whether to return the evidence of each token; only if the plan has it.
+            extras: the extra inputs of the document.
+            evidence: the numbers of the logits to explain, see ``contract.EXPLAINED``; True for
+                the largest logit of the first head. Only if the plan has evidence.
             sinks: the receivers of outputs per token. A sink gets every row once, in order, as
                 soon as it is computed.
+            outputs: the names of the outputs to return; None for all.
 
         Returns:
             By name, each output per document ``[1, width]``, each output per token without a sink
-            ``[1, T, width]`` and, if requested, ``evidence [1, T]``, see
+            ``[1, T, width]`` and, if requested, ``evidence [1, chosen * T]``, see
             ``aftexport.passes.evidence``.
 
         Raises:
             InputError: if the document has no tokens.
-            UsageError: if a sink is for another output.
+            UsageError: if a sink is for another output, or ``outputs`` has an unknown one.
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(tokens, evidence=evidence, sinks=sinks)
+        parts = self.parts(tokens, extras, evidence=evidence, sinks=sinks, outputs=outputs)
         while True:
             try:
                 next(parts)
@@ -159,9 +120,11 @@ class ChunkedModel:
     def parts(
         self,
         tokens: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
         *,
-        evidence: bool = False,
+        evidence: bool | Sequence[int] = False,
         sinks: Mapping[str, Sink] | None = None,
+        outputs: Collection[str] | None = None,
     ) -> Parts:
         """Run one document with a stop after every part, between which other work can run.
 
@@ -169,34 +132,44 @@ class ChunkedModel:
         are those of ``run``; an exception of a sink ends the run.
         """
         chunks = self._chunks(len(tokens))
-        plan = self._plan
-        rows = TokenOutputs(plan.tokens, len(tokens), sinks or {})
+        request = Request.of(self._plan, outputs, evidence)
+        rows = TokenOutputs(request.tokens, len(tokens), sinks or {})
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
-            for number, stage in enumerate(plan.stages):
-                document = _Document(tokens, kept)
+            for number, stage in enumerate(self._plan.stages):
+                document = Document(tokens, extras, kept)
+                applied_to = self._applied_to(number, chunks, request)
                 with ExitStack() as stage_files:
                     summaries = Summaries(self._folder, stage_files)
                     others = yield from self._summarized(number, stage, document, chunks, summaries)
-                    kept = yield from self._applied(number, stage, document, chunks, others, files)
-            document = _Document(tokens, kept)
-            late = (yield from self._pooled(document, chunks)) if plan.pooled else {}
-            results = {name: late[name] for name in plan.documents}
-            if plan.tokens:
+                    kept = yield from self._applied(
+                        number, stage, document, zip(applied_to, others, strict=False), files
+                    )
+            document = Document(tokens, extras, kept)
+            late = (yield from self._pooled(document, chunks, request)) if self._plan.pooled else {}
+            results = {name: late[name] for name in request.documents}
+            if request.tokens:
                 yield from self._by_token(document, chunks, late, rows)
                 results |= rows.joined
-            if evidence:
+            if request.explained:
                 results[EVIDENCE] = yield from self._explained(document, chunks, late)
             return results
 
-    def count(self, tokens: int, *, evidence: bool = False) -> int:
+    def count(
+        self,
+        tokens: int,
+        *,
+        evidence: bool | Sequence[int] = False,
+        outputs: Collection[str] | None = None,
+    ) -> int:
         """Return the number of parts of a document of ``tokens`` tokens, with the last one."""
         chunks = self._chunks(tokens)
-        passes = bool(self._plan.tokens) + evidence
+        request = Request.of(self._plan, outputs, evidence)
+        passes = bool(request.tokens) + bool(request.explained)
         parts = len(self._pooled_from(chunks)) + len(chunks) * passes + 1
         for number, stage in enumerate(self._plan.stages):
             parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
-            parts += len(self._applied_to(number, chunks))
+            parts += len(self._applied_to(number, chunks, request))
         return parts
 
     def _chunks(self, tokens: int) -> list[Chunk]:
@@ -210,7 +183,7 @@ class ChunkedModel:
         self,
         number: int,
         stage: ChunkedStage,
-        document: _Document,
+        document: Document,
         chunks: Sequence[Chunk],
         summaries: Summaries,
     ) -> Generator[None, None, OtherSummaries]:
@@ -240,15 +213,13 @@ class ChunkedModel:
         self,
         number: int,
         stage: ChunkedStage,
-        document: _Document,
-        chunks: Sequence[Chunk],
-        others: OtherSummaries,
+        document: Document,
+        steps: Iterable[tuple[Chunk, tuple[Array, Array]]],
         files: ExitStack,
     ) -> Generator[None, None, dict[str, Rows]]:
         apply = self._archive.engine(f"{number}.apply")
         kept: dict[str, Rows] = {}
-        applied_to = self._applied_to(number, chunks)
-        for (start, end), (keys, values) in zip(applied_to, others, strict=False):
+        for (start, end), (keys, values) in steps:
             low, high = max(start - stage.left, 0), min(end + stage.right, len(document.tokens))
             inputs = document.inputs(apply, low, high)
             outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
@@ -265,7 +236,7 @@ class ChunkedModel:
                 old.file.close()
         return kept
 
-    def _pooled(self, document: _Document, chunks: Sequence[Chunk]) -> Parts:
+    def _pooled(self, document: Document, chunks: Sequence[Chunk], request: Request) -> Parts:
         pool, head = self._archive.engine("pool"), self._archive.engine("head")
         pooled: dict[str, Array] = {}
         combine = {"sum": np.add, "max": np.maximum}
@@ -278,8 +249,10 @@ class ChunkedModel:
                 elif combination != "first":
                     pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
-        whole = document.inputs(head, 0, len(document.tokens))
-        outputs = head.run({**whole, **pooled})
+        whole = document.inputs(head, 0, len(document.tokens), pooled)
+        if head.takes_choice:
+            whole[EXPLAINED] = padded_choices([request.explained])
+        outputs = head.run(whole)
         self._check_names(set(self._plan.documents), outputs, "the output")
         return outputs
 
@@ -293,7 +266,7 @@ class ChunkedModel:
 
     def _by_token(
         self,
-        document: _Document,
+        document: Document,
         chunks: Sequence[Chunk],
         late: Mapping[str, Array],
         rows: TokenOutputs,
@@ -304,20 +277,22 @@ class ChunkedModel:
             yield
 
     def _explained(
-        self, document: _Document, chunks: Sequence[Chunk], late: Mapping[str, Array]
+        self, document: Document, chunks: Sequence[Chunk], late: Mapping[str, Array]
     ) -> Generator[None, None, Array]:
         explain = self._archive.engine("explain")
         added = []
         for start, end in chunks:
             outputs = explain.run(document.inputs(explain, start, end, late))
-            added.append(outputs[EVIDENCE].copy())
+            added.append(outputs[EVIDENCE].reshape(-1, end - start).copy())
             yield
-        return np.concatenate(added, 1)
+        return np.concatenate(added, 1).reshape(1, -1)
 
-    def _applied_to(self, number: int, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    def _applied_to(
+        self, number: int, chunks: Sequence[Chunk], request: Request
+    ) -> Sequence[Chunk]:
         """Return the chunks whose rows are needed after a stage."""
         is_last = number + 1 == len(self._plan.stages)
-        needs_all = not is_last or self._plan.tokens_use_last_stage
+        needs_all = not is_last or (self._plan.tokens_use_last_stage and request.tokens)
         return chunks if needs_all else self._pooled_from(chunks)
 
     def _pooled_from(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:

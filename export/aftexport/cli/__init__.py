@@ -10,7 +10,9 @@ from rich.console import Console
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
+from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status, interruptible
+from aftexport.system.suggestions import check_command
 
 COMMANDS = {
     "verify": verify.run,
@@ -22,6 +24,10 @@ COMMANDS = {
     "demo": demo.run,
 }
 """The subcommands. Any other first word is a model to export."""
+_EXTRAS = {"demo": {"torch": "demo", "scipy": "demo"}}
+"""Extras that bring all that a command needs, by the module that it misses."""
+_EXPORT = "export"
+"""A word that may stand before the model. Write ./export for a folder with this name."""
 _REMEDIES = {
     errno.EDQUOT: "Free disk space there, or choose another disk.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
@@ -42,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             if words and words[0] in COMMANDS:
                 return COMMANDS[words[0]](words[1:])
+            if words[:1] == [_EXPORT]:
+                return export.run(words[1:])
+            if words:
+                check_command(words[0], {*COMMANDS, _EXPORT}, "aftexport", "a model file")
             return export.run(words)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
@@ -52,17 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "onnxscript", "scipy", "sklearn"):
+        missing = missing_module_error(error, _EXTRAS.get(words[0]) if words else None)
+        if missing is None:
             raise
-        extra = "demo" if package in ("scipy", "sklearn") else "torch"
-        if words[:1] == ["calibrate"]:
-            extra = "calibrate"
-        errors.print(
-            f"[bold red]error:[/] This command needs {package}, which is not installed.\n"
-            f"  Run: pip install 'aftexport\\[{extra}]'"
-        )
-        return 2
+        errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
+        return missing.exit_code
     except KeyboardInterrupt as stop:
         errors.print("interrupted; no bundle was written")
         return exit_status(stop)

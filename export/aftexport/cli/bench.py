@@ -68,6 +68,7 @@ def run(words: list[str]) -> int:
         model=options.model,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
         json_file=options.json,
         console=Console(emoji=False),
     )

@@ -109,7 +109,8 @@ def budget(text: str) -> float:
 
 
 def _print_head(console: Console, name: str, head: "CalibratedHead") -> None:
-    from aftexport.calibration.report import error_table, sentences
+    from aftexport.calibration.report import sentences
+    from aftexport.report.calibration import error_table
 
     console.print(f"\n[bold]{escape(name)}[/] ({head.sample.head.task})")
     console.print(error_table(head.calibration))

@@ -27,6 +27,8 @@ A model file is one of these:
     --factory package.module:factory
   a torch.export program (.pt2)
   a folder with config.json and model.safetensors
+  a folder that save_pretrained of the transformers library wrote
+  a plain .onnx file, whose own outputs are the reference
   a pickled module, bare or under "model" in a dict, with --allow-pickle. Loading it
     runs code from the file.
 Without a file, --factory exports the module that the factory returns.
@@ -84,12 +86,14 @@ def _export(options: argparse.Namespace, **place: Any) -> "Bundle":
         vocab_size=options.vocab_size,
         features=options.features,
         feature_file=options.feature_file,
+        inputs=_named(options.input, "--input", "KIND"),
         timing_cache=options.timing_cache,
         opset=options.opset,
         check_parity=not options.no_verify,
         batching=not options.no_batching,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
         labels=[name.strip() for name in labels.split(",")] if labels is not None else None,
         task=_task(options.task),
         heads=options.heads,
@@ -106,17 +110,29 @@ def _task(given: Sequence[str]) -> str | dict[str, str] | None:
     """
     if not given or (len(given) == 1 and "=" not in given[0]):
         return given[0] if given else None
-    tasks: dict[str, str] = {}
-    for option in given:
-        name, is_named, task = option.partition("=")
-        if not is_named or name in tasks:
-            raise UsageError(
-                f"--task must be given once for each output, as NAME=TASK, got {option!r}"
-                + (" twice." if is_named else "."),
-                "Give --task TASK for the only output, or --task NAME=TASK for each of several.",
+    return _named(given, "--task", "TASK")
+
+
+def _named(given: Sequence[str], option: str, value: str) -> dict[str, str]:
+    """Return the values of an option that is given once for each name, as NAME=VALUE.
+
+    Raises:
+        UsageError: if a name is missing, or has two values.
+    """
+    values: dict[str, str] = {}
+    for words in given:
+        name, is_named, word = words.partition("=")
+        if not is_named or name in values:
+            single = (
+                f"Give {option} {value} for the only output, or " if value == "TASK" else "Give "
             )
-        tasks[name] = task
-    return tasks
+            raise UsageError(
+                f"{option} must be given once for each name, as NAME={value}, got {words!r}"
+                + (" twice." if is_named else "."),
+                f"{single}{option} NAME={value} for each of several.",
+            )
+        values[name] = word
+    return values
 
 
 def _engine_options(options: argparse.Namespace) -> "EngineOptions":
@@ -192,6 +208,11 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
     add("--feature-file", type=Path, metavar="FILE",
         help="JSON file with names, mean and scale of the features; the server normalizes values "
         "by (x - mean) / scale")  # fmt: skip
+    add("--input", action="append", default=[], metavar="NAME=KIND",
+        help="extra input for the parameter NAME of forward; repeat it for several. Of each "
+        "document: number, vector:K, category or categories:K; of each token: token_category. A "
+        "category may end in :N, for integers below N (default: the rows of the table that looks "
+        "them up)")  # fmt: skip
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-batching", action="store_true", help="run each document separately, for a model "
         "that computes over the whole batch")  # fmt: skip

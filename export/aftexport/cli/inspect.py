@@ -37,5 +37,6 @@ def run(words: list[str]) -> int:
             Console(emoji=False),
             factory=options.factory,
             allow_pickle=options.allow_pickle,
+            trust_remote_code=options.trust_remote_code,
         )
     return 0

@@ -18,6 +18,12 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
         help="load a pickled module, or with --factory pickled weights; loading runs code from the "
         "file, so use it only for files you trust",
     )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="load a transformers folder whose model class is code in the folder, which runs; use "
+        "it only for folders you trust",
+    )
 
 
 def add_reference_options(parser: argparse.ArgumentParser) -> None:

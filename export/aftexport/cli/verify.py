@@ -51,6 +51,7 @@ def run(words: list[str]) -> int:
         model=options.model,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
         data=options.data,
         lengths=options.lengths,
         search=options.search,
@@ -98,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
 def _print_report(console: Console, report: "Report", reference: str) -> None:
     from aftexport.report.tables import parity_table, print_meanings
 
-    console.print(parity_table(report.comparisons, reference))
+    name = report.manifest.reference_name
+    console.print(parity_table(report.comparisons, reference, name=name))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     print_meanings(console, report.manifest.heads)

@@ -15,6 +15,7 @@ from aftexport.engines.tensorrt.runtimes import EXTRAS, load
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
 from aftexport.parity import Comparison
+from aftexport.system.installation import install_command
 
 _BFLOAT16 = (
     "The rounding of activations to bfloat16: ONNX Runtime has no bfloat16 products on the CPU, "
@@ -110,7 +111,7 @@ def show_engine(plan: EnginePlan, bundle: Path, console: Console) -> None:
     name = escape(str(bundle))
     if plan.file is None:
         console.print(
-            f"On a machine with the GPU: pip install 'aftexport\\[{EXTRAS[runtime]}]', then "
+            f"On a machine with the GPU: {escape(install_command(EXTRAS[runtime]))}, then "
             f"aftexport build {name}. Otherwise aftserve builds the engine when it starts.",
             soft_wrap=True,
         )

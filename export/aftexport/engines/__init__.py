@@ -1,6 +1,6 @@
 """Runtimes behind one small interface. Only this package imports them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -19,17 +19,25 @@ class Engine(Protocol):
 
     Attributes:
         name: the name by which the user selects the engine.
+        takes_choice: whether a run takes ``contract.EXPLAINED`` among its inputs.
     """
 
     name: str
+    takes_choice: bool
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
         """Run the model once.
 
         Args:
             inputs: arrays by name.
             stop: request to end the run from another thread. An engine that cannot be
                 interrupted checks it before the run.
+            outputs: names of the outputs to return; None for all.
 
         Raises:
             RunStoppedError: if ``stop`` ended it.

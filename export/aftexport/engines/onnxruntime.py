@@ -2,29 +2,28 @@
 
 import os
 import tempfile
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnx
-import onnxruntime
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
-from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
+from aftexport.engines.explained_input import padded_choices, take_choice
+from aftexport.engines.onnxruntime_package import native, onnxruntime
 from aftexport.errors import EngineError, UsageError
 from aftexport.onnx_io import read_model, without_links
 from aftexport.operators.domain import operators_in
 from aftexport.system.cores import usable_cores
+from aftexport.system.installation import install_command
 from aftexport.system.memory import give_back
-
-# The environment variable has no effect if onnxruntime was imported before aftexport.
-onnxruntime.disable_telemetry_events()
 
 VERSION: str = onnxruntime.__version__
 _ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.InvalidProtobuf,
@@ -46,6 +45,12 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this
 option; it is for earlier exports and for other graphs."""
+_TYPES = {
+    "tensor(int64)": np.int64,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+"""The types of a model's inputs by ONNX Runtime's names."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
 _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxruntime-gpu requires."
 
@@ -79,49 +84,61 @@ class OnnxRuntimeEngine:
         options = session_options(threads=threads, fused=fused, provider=provider)
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = session(model, options, provider)
-        self.input_names = tuple(i.name for i in self._session.get_inputs())
+        self._session = session(model, options, provider, takes_choice=True)
+        names = [i.name for i in self._session.get_inputs()]
+        self.takes_choice = EXPLAINED in names
+        self.input_names = tuple(name for name in names if name != EXPLAINED)
+        self._output_names = tuple(o.name for o in self._session.get_outputs())
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run the model once; see ``Engine.run``. A stop takes effect between two operators."""
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the model once; see ``Engine.run``. A stop takes effect between two operators.
+
+        The runtime computes all outputs, and frees the others at once.
+        """
         options = _run_options()
         # The runtime checks this option before every operator; the session stays usable.
         stopping = (stop or Stop()).ending(partial(setattr, options, "terminate", True))
+        names = [name for name in self._output_names if outputs is None or name in outputs]
         try:
             with stopping:
-                outputs = self._session.run(None, dict(inputs), options)
+                results = self._session.run(names, self._with_choice(inputs), options)
         except _ERRORS as error:
             raise EngineError(
                 f"ONNX Runtime failed: {_reason(error)}.", "Check the shapes of the inputs."
             ) from error
-        names = (o.name for o in self._session.get_outputs())
-        return dict(zip(names, outputs, strict=True))
+        return dict(zip(names, results, strict=True))
 
     def release(self) -> None:
-        """Return the memory of earlier runs to the system; see ``Engine.release``.
-
-        The model may only have the inputs of ``contract.INPUTS``.
-        """
+        """Return the memory of earlier runs to the system; see ``Engine.release``."""
         options = _run_options()
         # The runtime only shrinks its arena at the end of a run; this is the shortest run.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
-            self._session.run(None, self._shortest(), options)
+            self._session.run(None, self._with_choice(self._shortest()), options)
         except _ERRORS as error:
             raise EngineError(
                 f"ONNX Runtime cannot release memory: {_reason(error)}.", "Restart the process."
             ) from error
         give_back()
 
+    def _with_choice(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
+        """Add the choice of the file, the largest logit, unless the inputs have another."""
+        if not self.takes_choice or EXPLAINED in inputs:
+            return dict(inputs)
+        return {**inputs, EXPLAINED: padded_choices([()])}
+
     def _shortest(self) -> Tensors:
         """Return the inputs for one document of one token."""
-        shapes = {i.name: i.shape for i in self._session.get_inputs()}
-        arrays: Tensors = {
-            IDS: np.zeros((1, 1), np.int64),
-            FEATURES: np.zeros((1, 1, *shapes.get(FEATURES, ())[2:]), np.float32),
-            LENGTHS: np.ones(1, np.int64),
-        }
-        return {name: arrays[name] for name in self.input_names}
+        inputs: dict[str, NDArray[np.generic]] = {}
+        for value in self._session.get_inputs():
+            shape = [size if isinstance(size, int) else 1 for size in value.shape]
+            inputs[value.name] = np.zeros(shape, _TYPES[value.type])
+        return inputs | ({LENGTHS: np.ones(1, np.int64)} if LENGTHS in inputs else {})
 
 
 def _run_options() -> onnxruntime.RunOptions:
@@ -166,18 +183,23 @@ def session_options(
 
 
 def session(
-    model: Path | bytes, options: onnxruntime.SessionOptions, provider: Provider = "cpu"
+    model: Path | bytes,
+    options: onnxruntime.SessionOptions,
+    provider: Provider = "cpu",
+    *,
+    takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Load a model; raise EngineError if the runtime lacks the provider or refuses the model.
 
-    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
+    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32. With
+    ``takes_choice``, a file's choice of the logits to explain becomes an input.
     """
     providers = _PROVIDERS[provider]
     name = providers[0][0]
     if name not in onnxruntime.get_available_providers():
         raise EngineError(
             f"ONNX Runtime {VERSION} has no {name}.",
-            "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
+            f"Run: pip uninstall --yes onnxruntime; then {install_command('cuda')}.",
         )
     try:
         if isinstance(model, Path):
@@ -186,10 +208,8 @@ def session(
             # Otherwise the runtime would look for files of weights in the current folder.
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
             source = model
-        if isinstance(model, Path) and _is_bfloat16(model):
-            wide = read_model(model)
-            widen(wide)
-            source = wide.SerializeToString()
+        if isinstance(model, Path):
+            source = _adapted(source, model, options, takes_choice)
         # With fallback enabled, the CPU would replace a provider that cannot start.
         loaded = onnxruntime.InferenceSession(
             source,
@@ -231,11 +251,33 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     return bytes(located.SerializeToString())
 
 
-def _is_bfloat16(model: Path) -> bool:
+def _adapted(
+    source: str | bytes, path: Path, options: onnxruntime.SessionOptions, takes_choice: bool
+) -> str | bytes:
+    """Return a model in float32 instead of bfloat16 and, if it should, with ``take_choice``.
+
+    Args:
+        source: the result of ``_source``.
+        path: path of the model.
+        options: the options of the session, which get the folder of the weights.
+        takes_choice: see ``session``.
+    """
     try:
-        return has_bfloat16(onnx.load(model, load_external_data=False))
+        if isinstance(source, str):
+            model = onnx.load(source, load_external_data=False)
+        else:
+            model = onnx.load_from_string(source)
     except (OSError, DecodeError):
-        return False  # the runtime reports the fault of the file more precisely
+        return source  # the runtime reports the fault of the file more precisely
+    is_wide = has_bfloat16(model)
+    if is_wide:
+        model = read_model(path)
+        widen(model)
+    if not (takes_choice and take_choice(model)) and not is_wide:
+        return source
+    if isinstance(source, str):
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
+    return bytes(model.SerializeToString())
 
 
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:

@@ -1,6 +1,6 @@
 """PyTorch, the reference of every other engine."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -23,6 +23,7 @@ class TorchEngine:
     """
 
     name = "torch"
+    takes_choice = False
 
     def __init__(
         self, module: nn.Module, input_names: tuple[str, ...], *, threads: int = 0
@@ -34,7 +35,12 @@ class TorchEngine:
         self._threads = threads
         self.input_names = input_names
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
         """Run the module once; see ``Engine.run``. A stop has no effect during the run."""
         if stop is not None and stop.is_requested:
             raise RunStoppedError
@@ -48,13 +54,14 @@ class TorchEngine:
                 "Check that the model accepts this batch and length.",
             ) from error
         try:
-            outputs = named_tensors(result)
+            tensors = named_tensors(result)
         except TraceError as error:
             raise EngineError(error.problem, error.remedy) from error
         # NumPy has no bfloat16.
         return {
             name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-            for name, tensor in outputs.items()
+            for name, tensor in tensors.items()
+            if outputs is None or name in outputs
         }
 
     def release(self) -> None:

@@ -9,14 +9,15 @@ from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer
-from aftexport.heads.head import Double, Head
+from aftexport.heads.deciding_head import DecidingHead, Decisions
+from aftexport.heads.head import Double
 from aftexport.heads.multi_label_classification import DEFAULT_THRESHOLD, Threshold
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid
 from aftexport.heads.single_label_classification import LabelAnswer
 
 
-class BinaryClassification(Head):
+class BinaryClassification(DecidingHead):
     """Two labels that exclude each other, and one logit.
 
     Attributes:
@@ -60,16 +61,20 @@ class BinaryClassification(Head):
         """Return the sigmoids of the negative logit and of the logit."""
         return sigmoid(np.concatenate([-logits, logits], -1))
 
+    def decisions(self, logits: Double) -> Decisions:
+        """Return 1 for the second label, if its score is at least the threshold, else 0."""
+        return np.asarray(self.scores(logits)[..., 1] >= self.threshold, np.int64)
+
     def answer(self, logits: Double) -> LabelAnswer:
         """Return the second label if its score is at least the threshold, and both scores."""
         scores = self.scores(logits).tolist()
         return LabelAnswer(
-            label=self.labels[scores[1] >= self.threshold],
+            label=self.labels[int(self.decisions(logits))],
             scores=dict(zip(self.labels, scores, strict=True)),
         )
 
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
         """Count other labels, and measure the smallest distance from the threshold."""
-        holds, wanted = (self.scores(x)[..., 1:] >= self.threshold for x in (output, expected))
-        above = output - logit(np.array(self.threshold))
-        return int((holds != wanted).sum()), float(np.where(wanted, above, -above).min())
+        holds, wanted = (self.decisions(x) for x in (output, expected))
+        above = output[..., 0] - logit(np.array(self.threshold))
+        return int((holds != wanted).sum()), float(np.where(wanted == 1, above, -above).min())

@@ -7,17 +7,14 @@ from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Len, Lt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict
 
 from aftexport.heads.answer import Answer
-from aftexport.heads.binary_classification import BinaryClassification
+from aftexport.heads.deciding_head import DecidingHead
 from aftexport.heads.head import Double, Head
 from aftexport.heads.multi_label_classification import MultiLabelClassification
-from aftexport.heads.single_label_classification import SingleLabelClassification
 
-CALIBRATED_HEADS = (SingleLabelClassification, BinaryClassification, MultiLabelClassification)
-"""The kinds of heads whose scores are probabilities of labels for a document."""
 Count = Annotated[int, Ge(0), Le((1 << 63) - 1)]
 Share = Annotated[float, Ge(0), Le(1)]
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
@@ -124,7 +121,7 @@ class Calibration(_Part):
 
     def problem_for(self, head: Head) -> str | None:
         """Return the reason why the calibration does not fit a head; None if it does."""
-        if not isinstance(head, CALIBRATED_HEADS):
+        if not isinstance(head, DecidingHead):
             return f"expected a head of labels, got {head.task}"
         method = "platt" if isinstance(head, MultiLabelClassification) else "temperature"
         if self.method != method:
@@ -154,6 +151,7 @@ class Calibration(_Part):
             "calibrated": dict(zip(head.names, scores.tolist(), strict=True))
         }
         if self.threshold is not None:
+            assert isinstance(head, DecidingHead)  # other heads have no calibration
             confidence = float(confidences(head, logits, scores))
             fields["abstain"] = confidence < self.threshold.confidence
         return answer.model_copy(update=fields)
@@ -169,32 +167,19 @@ def scaled(scalings: tuple[Scaling, ...], logits: Double, tokens: ArrayLike) -> 
     return np.asarray(logits * np.exp(-(start + slope * doublings)) + bias)
 
 
-def decisions(head: Head, logits: Double) -> NDArray[np.int64]:
-    """Return the decisions of a head for logits ``[..., width]``.
-
-    They are the index of the label ``[...]``, or for each of independent labels ``[..., width]``
-    whether it holds. The scores before the calibration decide, as in an answer.
-    """
-    if isinstance(head, SingleLabelClassification):
-        return np.asarray(logits.argmax(-1), np.int64)
-    if isinstance(head, BinaryClassification):
-        return (head.scores(logits)[..., 1] >= head.threshold).astype(np.int64)
-    assert isinstance(head, MultiLabelClassification)
-    return (head.scores(logits) >= np.array(head.thresholds)).astype(np.int64)
-
-
-def confidences(head: Head, logits: Double, scores: Double) -> Double:
+def confidences(head: DecidingHead, logits: Double, scores: Double) -> Double:
     """Return the confidence ``[...]`` in the decision of a head.
 
-    It is the calibrated score of the label. For independent labels it is the least certain of
-    their decisions: the score of a label that holds, or 1 minus that of a label that does not.
+    It is the calibrated score of the label, which the scores before the calibration decide. For
+    independent labels it is the least certain of their decisions: the score of a label that holds,
+    or 1 minus that of a label that does not.
 
     Args:
         head: the head.
         logits: the logits ``[..., width]``, which decide.
         scores: the calibrated scores ``[..., len(names)]``.
     """
-    decided = decisions(head, logits)
+    decided = head.decisions(logits)
     if isinstance(head, MultiLabelClassification):
         return np.asarray(np.where(decided == 1, scores, 1 - scores).min(-1))
     return np.asarray(np.take_along_axis(scores, decided[..., None], -1)[..., 0])

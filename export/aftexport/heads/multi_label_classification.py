@@ -8,7 +8,8 @@ from annotated_types import Gt, Len, Lt
 from pydantic import model_validator
 
 from aftexport.heads.answer import Answer, Names, Numbers
-from aftexport.heads.head import Double, Head
+from aftexport.heads.deciding_head import DecidingHead, Decisions
+from aftexport.heads.head import Double
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.sigmoid import logit, sigmoid
 
@@ -33,7 +34,7 @@ class LabelsAnswer(Answer):
     abstain: bool | None = None
 
 
-class MultiLabelClassification(Head):
+class MultiLabelClassification(DecidingHead):
     """Labels that hold independently of each other.
 
     Attributes:
@@ -73,17 +74,21 @@ class MultiLabelClassification(Head):
         """Return the sigmoid of each logit."""
         return sigmoid(logits)
 
+    def decisions(self, logits: Double) -> Decisions:
+        """Return for each label 1 if its score is at least its threshold, else 0."""
+        return np.asarray(self.scores(logits) >= np.array(self.thresholds), np.int64)
+
     def answer(self, logits: Double) -> LabelsAnswer:
         """Return the labels over their thresholds, and all scores."""
-        scores = self.scores(logits).tolist()
-        holds = zip(self.labels, scores, self.thresholds, strict=True)
+        holds = zip(self.labels, self.decisions(logits).tolist(), strict=True)
         return LabelsAnswer(
-            labels=tuple(label for label, score, threshold in holds if score >= threshold),
-            scores=dict(zip(self.labels, scores, strict=True)),
+            labels=tuple(label for label, is_held in holds if is_held),
+            scores=dict(zip(self.labels, self.scores(logits).tolist(), strict=True)),
         )
 
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
         """Count rows with other labels, and measure the smallest distance from a threshold."""
-        holds, wanted = (self.scores(x) >= np.array(self.thresholds) for x in (output, expected))
+        holds, wanted = (self.decisions(x) for x in (output, expected))
         above = output - logit(np.array(self.thresholds))
-        return int((holds != wanted).any(-1).sum()), float(np.where(wanted, above, -above).min())
+        lead = np.where(wanted == 1, above, -above)
+        return int((holds != wanted).any(-1).sum()), float(lead.min())

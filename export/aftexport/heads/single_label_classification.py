@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
 from annotated_types import Len
 from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer, Name, Numbers
-from aftexport.heads.head import Double, Head
+from aftexport.heads.deciding_head import DecidingHead, Decisions
+from aftexport.heads.head import Double
 from aftexport.heads.names import check_distinct, numbered
 from aftexport.heads.softmax import flips_of_largest, softmax
 
@@ -29,7 +31,7 @@ class LabelAnswer(Answer):
     abstain: bool | None = None
 
 
-class SingleLabelClassification(Head):
+class SingleLabelClassification(DecidingHead):
     """Labels that exclude each other.
 
     Attributes:
@@ -67,10 +69,14 @@ class SingleLabelClassification(Head):
         """Return the softmax of the logits."""
         return softmax(logits)
 
+    def decisions(self, logits: Double) -> Decisions:
+        """Return the index of the largest logit."""
+        return np.asarray(logits.argmax(-1), np.int64)
+
     def answer(self, logits: Double) -> LabelAnswer:
         """Return the label with the largest logit, and all scores."""
         scores = dict(zip(self.labels, self.scores(logits).tolist(), strict=True))
-        return LabelAnswer(label=self.labels[int(logits.argmax())], scores=scores)
+        return LabelAnswer(label=self.labels[int(self.decisions(logits))], scores=scores)
 
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
         """Count other labels, and measure the smallest lead of the expected label."""

@@ -142,16 +142,23 @@ class TokenLabels(TokenResult):
     def answer(self, start: int = 0, end: int | None = None) -> TokenLabelsAnswer:
         """Return the answer for a part, with the spans that start in it; see ``TokenResult``."""
         end = len(self) if end is None else end
-        names, spans = self.head.labels, self.spans
-        own = slice(*np.searchsorted(spans.starts, [start, end]))
-        columns = (spans.labels, spans.starts, spans.ends, spans.scores)
+        names = self.head.labels
+        first, last = np.searchsorted(self.spans.starts, [start, end]).tolist()
         return TokenLabelsAnswer(
             labels=tuple(names[number] for number in self.labels[start:end].tolist()),
             scores=tuple(self.scores[start:end].tolist()),
-            spans=tuple(
-                Span(label=self.head.span_labels[kind], start_token=a, end_token=b, score=score)
-                for kind, a, b, score in zip(*(c[own].tolist() for c in columns), strict=True)
-            ),
+            spans=self.named_spans(first, last),
+        )
+
+    def named_spans(self, first: int = 0, last: int | None = None) -> tuple[Span, ...]:
+        """Return the spans by their numbers; see ``TokenResult``."""
+        found, names = self.spans, self.head.span_labels
+        columns = (found.labels, found.starts, found.ends, found.scores)
+        return tuple(
+            Span(label=names[kind], start_token=start, end_token=end, score=score)
+            for kind, start, end, score in zip(
+                *(column[first:last].tolist() for column in columns), strict=True
+            )
         )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.heads.answer import Answer
+from aftexport.heads.answer import Answer, Span
 from aftexport.heads.column import OpenFile
 from aftexport.heads.head import Double, Head
 
@@ -17,6 +17,15 @@ _MAX_NUMBERS = 1 << 18
 
 class TokenResult(ABC):
     """The answer for the tokens of a document, in arrays."""
+
+    def named_spans(self, first: int = 0, last: int | None = None) -> tuple[Span, ...]:
+        """Return the spans by their numbers, without the answers for tokens.
+
+        Args:
+            first: the number of the first span.
+            last: the number of the span after the last; None for the end of the document.
+        """
+        return ()
 
     @abstractmethod
     def __len__(self) -> int:

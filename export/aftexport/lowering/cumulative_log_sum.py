@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import opset18 as op
 
 from aftexport.internals.torch_translation import call_op
-from aftexport.operators.numerics import MAX_BLOCK
+from aftexport.operators.constants import MAX_BLOCK
 
 _SIDE_BY_SIDE = 16
 """The number of blocks of a short sequence, which reduces the steps of its scans."""

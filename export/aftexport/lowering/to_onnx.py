@@ -15,7 +15,7 @@ from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES
+from aftexport.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
@@ -23,9 +23,11 @@ from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
 from aftexport.lowering.random_nodes import random_node
 from aftexport.lowering.size_floats import cast_size_floats
+from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
 from aftexport.operators.domain import opset_of
+from aftexport.system.gc import collection_paused
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -35,7 +37,6 @@ _FILLS = (
 )
 OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
 """Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
-DEFAULT_OPSET = 20
 
 
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
@@ -93,13 +94,22 @@ def _translated(
             f"Omit it for {DEFAULT_OPSET}.",
         )
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
-    shapes = {n: dict(AXES[n]) for n in names}
+    shapes = _axes(program)
     _keep_strides(program)
     cast_size_floats(program)
     guards: list[ShapeGuard] = []
     try:
-        # Otherwise torch 2.9 takes branches for sizes above 1 in its decompositions.
-        with quiet(), exactly(), allow_sizes_of_one(True), record_shape_guards(guards):
+        # torch.onnx parses the source of 500 functions. In CPython 3.11 (gh-106905) a collection in
+        # ast.parse may let another thread parse, and then both raise SystemError.
+        # Without sizes of 1, torch 2.9 takes branches for sizes above 1 in its decompositions.
+        with (
+            collection_paused(),
+            quiet(),
+            exactly(),
+            shared_table(),
+            allow_sizes_of_one(True),
+            record_shape_guards(guards),
+        ):
             exported = torch.onnx.export(
                 program,
                 (),
@@ -124,6 +134,22 @@ def _translated(
         )
     assert exported is not None
     return exported
+
+
+def _axes(program: ExportedProgram) -> dict[str, dict[int, str]]:
+    """Return the names of the dynamic axes of each input; extra inputs have those of the tokens."""
+    names = tuple(map(str, program.graph_signature.user_inputs))
+    shapes = {n.name: n.meta["val"].shape for n in program.graph.find_nodes(op="placeholder")}
+    main = shapes[main_input(names)]
+    axes = {}
+    for name in names:
+        dynamic = {axis for axis, size in enumerate(shapes[name]) if not isinstance(size, int)}
+        own = {
+            axis: "tokens" if str(shapes[name][axis]) == str(main[1]) else "batch"
+            for axis in dynamic
+        }
+        axes[name] = dict(AXES.get(name, own))
+    return axes
 
 
 def _keep_strides(program: ExportedProgram) -> None:

@@ -19,7 +19,7 @@ from aftexport.lowering.deviations import deviations
 from aftexport.lowering.scalar_functions import scalar_functions
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.mechanisms import OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, Operator
 
 _aten = torch.ops.aten
 _NEVER_NEGATIVE = ("Shape", "Size")

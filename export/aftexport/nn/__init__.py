@@ -1,5 +1,6 @@
 """Layers for each mechanism, the document classifier built from them, and its losses."""
 
+import aftexport.operators.torch_ops  # noqa: F401  registers the operators that layers call
 from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal

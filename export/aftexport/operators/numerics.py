@@ -1,17 +1,11 @@
 """PyTorch numerics shared by the mechanisms: masks, gates, and the guard against underflow."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-MASKED = -math.inf
-"""The logit of a masked key. If every key is masked, the mean is 0."""
-
-MAX_BLOCK = 1024
-"""The maximum number of terms that a runtime may add one by one. The error grows with their number:
-a million equal tokens would be off by 1e-2. Longer sums are computed in two levels."""
+from aftexport.operators.constants import MASKED, MAX_BLOCK
 
 Sums = tuple[Tensor, Tensor]
 """Numerator and denominator of a weighted mean."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import onnx
 import onnx.parser
 from onnx.defs import OpSchema
-from torch import Tensor
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 
@@ -43,8 +42,6 @@ class OnnxOperator:
         attributes: the attributes of the definition, in order.
         kernel_attributes: settings of the kernel only; the definition, the body and the torch
             op ignore them.
-        reference: the definition in plain PyTorch, which returns a tensor, or a tuple for
-            several outputs. In float64 it is the reference for every other form.
         body: the function from settings to the portable body in ONNX textual syntax.
         doc: formula and source.
     """
@@ -54,16 +51,10 @@ class OnnxOperator:
     shapes: tuple[str, ...]
     exponents: tuple[str, ...]
     attributes: tuple[Attribute, ...]
-    reference: Callable[..., Tensor | tuple[Tensor, ...]]
     body: Callable[..., str]
     doc: str
     outputs: tuple[str, ...] = ("output",)
     kernel_attributes: tuple[Attribute, ...] = ()
-
-    def expected(self, *inputs: Tensor, **attributes: object) -> tuple[Tensor, ...]:
-        """Return the outputs of the reference, in the order of ``outputs``."""
-        result = self.reference(*inputs, **attributes)
-        return result if isinstance(result, tuple) else (result,)
 
     @property
     def settings(self) -> tuple[Attribute, ...]:

@@ -10,10 +10,12 @@ import onnx
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE
+from aftexport.contract import EVIDENCE, EXPLAINED, largest
 from aftexport.engines import Engine
+from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
+from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
 from aftexport.parity import Comparison, compare
 
@@ -48,7 +50,8 @@ def verify(
     results = []
     for case in cases:
         if case.subject == "model":
-            outputs = _outputs(engine, case)
+            choice = _choice(bundle) if engine.takes_choice else ()
+            outputs = _outputs(engine, case, choice)
             results += _evidence(bundle, case, outputs)
         else:
             single = operator_model(model, case).SerializeToString()
@@ -60,9 +63,15 @@ def verify(
     return results
 
 
-def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
+def _choice(bundle: Bundle) -> Sequence[int]:
+    """Return the numbers of the largest logit of each head with evidence."""
+    return [largest(place) for place in range(len(bundle.manifest.evidence_heads or ()))]
+
+
+def _outputs(engine: Engine, case: Case, choice: Sequence[int]) -> Mapping[str, Array]:
+    chosen = {EXPLAINED: padded_choices([choice])} if choice else {}
     try:
-        return engine.run(case.inputs)
+        return engine.run({**case.inputs, **chosen})
     except EngineError as error:
         if not _OF_SHAPES.search(error.problem) or _OF_MEMORY.search(error.problem):
             raise
@@ -82,18 +91,23 @@ def _compare(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[C
 
 
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
-    """Compare the logits, with each document's largest replaced by its evidence and offset."""
-    offsets, name = bundle.manifest.evidence, bundle.manifest.explained
-    if offsets is None or name is None:
+    """Compare the logits, with the largest of each head replaced by its evidence and offset."""
+    manifest, results = bundle.manifest, []
+    if manifest.evidence is None or manifest.explained is None:
         return []
-    logits = outputs[name].astype(np.float64)
-    chosen = logits.argmax(1)[:, None]
-    total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
-    np.put_along_axis(logits, chosen, total, 1)
-    # The comparison counts units in the last place of the type in which the logits are computed.
-    logits = logits.astype(outputs[name].dtype)
-    explained = replace(case, outputs={name: case.outputs[name]})
-    return [replace(r, subject="evidence") for r in _compare(bundle, explained, {name: logits})]
+    heads = manifest.evidence_heads or {manifest.explained: manifest.evidence}
+    documents, tokens = case.shape[:2]
+    totals = outputs[EVIDENCE].reshape(documents, -1, tokens).sum(2, dtype=np.float64)
+    # An engine that takes no choice explains the first head only.
+    for (name, offsets), total in zip(heads.items(), totals.T, strict=False):
+        logits = outputs[name].astype(np.float64)
+        chosen = logits.argmax(1)[:, None]
+        np.put_along_axis(logits, chosen, total[:, None] + np.array(offsets)[chosen], 1)
+        # The comparison counts units in the last place of the type in which logits are computed.
+        found = {name: logits.astype(outputs[name].dtype)}
+        explained = replace(case, outputs={name: case.outputs[name]})
+        results += _compare(bundle, explained, found)
+    return [replace(result, subject="evidence") for result in results]
 
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
@@ -105,7 +119,9 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     model = ChunkedModel(
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, tokens.shape[1] // 3)
     )
-    outputs = model.run(tokens[0], evidence=plan.evidence)
+    extras = values_of(bundle.manifest.extra_inputs, case.inputs, 0, tokens.shape[1])
+    evidence = plan.evidence and (_choice(bundle) or True)
+    outputs = model.run(tokens[0], extras, evidence=evidence)
     results = [
         *_compare(bundle, case, outputs),
         *(_evidence(bundle, case, outputs) if plan.evidence else ()),

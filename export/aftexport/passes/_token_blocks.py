@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from aftexport.operators.numerics import MAX_BLOCK
+from aftexport.operators.constants import MAX_BLOCK
 from aftexport.passes import nodes as match
 
 

@@ -1,239 +1,197 @@
-"""The contribution of each token to the largest logit of a document.
+"""The contribution of each token to chosen logits of a document.
 
-If the head is linear and its input is a sum over the tokens, each logit is a sum over the tokens:
+If a head is linear and its input is a sum over the tokens, each logit is a sum over the tokens:
 
     logits = scale * sum_t x[t] W + b = sum_t (scale * x[t] W) + b
 
 This holds for masked tokens and for tokens weighted by a softmax too. The graph returns the
-summands of the largest logit beside the logits. They are exact for the last layer, and the
-computation of the logits does not change. A summand is the product of x[t] with the document's
-*direction*, ``scale * W`` of that class.
+summands of chosen logits beside the logits. They are exact for the last layer, and the computation
+of the logits does not change. A summand is the product of x[t] with the document's *direction*,
+``scale * W`` of that logit.
+
+The constant ``EXPLAINED`` has the choice: the logits of all heads of one sum are numbered one after
+the other, and ``largest(i)`` stands for the largest logit of head i. A runtime that replaces the
+constant by an input chooses for each document, see ``engines.explained_input``. Otherwise the graph
+explains the largest logit of the first head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from aftexport.contract import EVIDENCE, LOGITS
-from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
-from aftexport.passes.token_reductions import is_reduction_over_tokens
+from aftexport.contract import EVIDENCE, EXPLAINED, largest
+from aftexport.passes.graph_values import dims_of, main_input_of
+from aftexport.passes.summed_heads import LinearHead, NoEvidence, SummedHeads, TokenSum
 
 DIRECTION = "evidence_direction"
-"""The output with the direction of each document, float32 ``[batch, D, 1]``."""
+"""The output with the directions of each document, float32 ``[batch, D, chosen]``."""
 
 _PREFIX = "evidence_"
-
-
-class NoEvidence(Exception):  # noqa: N818 (an outcome, not an error)
-    """The reason why a graph cannot return evidence, as its message."""
+_FLOAT = onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True)
-class _Head:
-    """A linear head, ``logits = pooled W + b``.
+class Explainable:
+    """The heads whose logits a graph can explain.
 
     Attributes:
-        pooled: the name of its input, ``[batch, D]``.
-        weight: the name of W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``.
-        is_transposed: whether W is transposed.
-        offsets: b, ``[classes]``.
-    """
-
-    pooled: str
-    weight: str
-    is_transposed: bool
-    offsets: NDArray[np.generic]
-
-
-@dataclass(frozen=True)
-class Summed:
-    """The summands of the head's input.
-
-    Attributes:
-        tokens: the name of the summed value, ``[batch, tokens, D]``.
-        offsets: the part of each class's logit that does not depend on the tokens.
+        tokens: the name of the value whose sum the heads are linear in, ``[batch, tokens, D]``.
+        offsets: for each of these heads the part of each logit that does not depend on the tokens,
+            in the order of their logits' numbers.
+        refused: the reason against each other output per document.
     """
 
     tokens: str
-    offsets: tuple[float, ...]
+    offsets: Mapping[str, tuple[float, ...]]
+    refused: Mapping[str, str]
 
 
-def add_evidence(model: onnx.ModelProto, output: str = LOGITS) -> tuple[float, ...]:
-    """Add an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
+def add_evidence(model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> Explainable:
+    """Add an output ``evidence`` to a lowered graph, in place.
 
-    The sum of the evidence over the tokens, plus the returned offset of the largest logit's class,
-    is that logit. Padding adds 0 if the model masks it.
+    It is float32 ``[batch, tokens]``, or ``[batch, chosen * tokens]`` with several chosen logits.
+    The sum of a logit's evidence over the tokens, plus its offset, is the logit. Padding adds 0 if
+    the model masks it.
 
     Args:
         model: the result of ``lowering.lower``, with the shapes of intermediate values and bare
             operators.
-        output: the output whose largest number is explained, ``[batch, classes]``.
+        outputs: the outputs that must be explainable; None for the first output per document that
+            is, and all others that are linear in the same sum.
 
     Returns:
-        The part of each class's logit that does not depend on the tokens.
+        The explainable heads.
 
     Raises:
-        NoEvidence: if the head is not linear, or its input is not a sum over the tokens; the
-            model stays unchanged.
+        NoEvidence: if no head is linear in a sum over the tokens, or one of ``outputs`` is not;
+            the model stays unchanged.
     """
-    summed = add_direction(model, output)
+    explainable = add_direction(model, outputs)
     graph = model.graph
     graph.output.pop()
-    graph.node.extend(products(summed.tokens))
+    graph.node.extend(products(explainable.tokens))
     axes = dims_of(graph)[main_input_of(graph)][:2]
-    graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, axes))
-    return summed.offsets
+    graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, _FLOAT, axes))
+    return explainable
 
 
-def add_direction(model: onnx.ModelProto, output: str = LOGITS) -> Summed:
+def add_direction(model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> Explainable:
     """Add only the output ``DIRECTION``; see ``add_evidence``."""
-    return _Finder(model, output).add()
-
-
-def explained_output(model: onnx.ModelProto) -> str:
-    """Return the name of the output that evidence explains, the first for documents.
-
-    Raises:
-        NoEvidence: if every output is for tokens.
-    """
-    for value in model.graph.output:
-        if len(value.type.tensor_type.shape.dim) == 2:
-            return str(value.name)
-    raise NoEvidence("every output is for tokens")
+    search = SummedHeads(model)
+    found: list[LinearHead] = []
+    total: TokenSum | None = None
+    refused = {}
+    for output in search.documents if outputs is None else outputs:
+        try:
+            head, summed = search.find(output)
+        except NoEvidence as reason:
+            refused[output] = str(reason)
+            continue
+        if total is not None and summed != total:
+            refused[output] = f"it pools the tokens in another way than {found[0].output}"
+            continue
+        found.append(head)
+        total = summed
+    if total is None or (outputs is not None and refused):
+        raise NoEvidence(next(iter(refused.values()), "every output is for tokens"))
+    graph = model.graph
+    graph.node.extend(_nodes(found, total))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([[largest(0)]]), EXPLAINED))
+    direction = onnx.helper.make_tensor_value_info(DIRECTION, _FLOAT, [None] * 3)
+    graph.output.append(direction)
+    offsets = {head.output: tuple(map(float, head.offsets)) for head in found}
+    return Explainable(total.tokens, offsets, refused)
 
 
 def products(tokens: str) -> list[onnx.NodeProto]:
-    """Return the nodes that compute the output ``evidence`` from the direction.
+    """Return the nodes that compute the output ``evidence`` from the directions.
 
     Args:
-        tokens: the name of the summed value, see ``Summed``.
+        tokens: the name of the summed value, see ``Explainable``.
     """
     make = onnx.helper.make_node
-    wide, product, axis = (_PREFIX + step for step in ("tokens", "products", "last"))
+    wide, product, rows = (_PREFIX + step for step in ("tokens", "products", "rows"))
     return [
-        make("Cast", [tokens], [wide], to=onnx.TensorProto.FLOAT),
+        make("Cast", [tokens], [wide], to=_FLOAT),
         make("MatMul", [wide, DIRECTION], [product]),
-        make("Constant", [], [axis], value_ints=[-1]),
-        make("Squeeze", [product, axis], [EVIDENCE]),
+        make("Transpose", [product], [rows], perm=[0, 2, 1]),
+        make("Flatten", [rows], [EVIDENCE], axis=1),
     ]
 
 
-class _Finder:
-    def __init__(self, model: onnx.ModelProto, output: str) -> None:
-        self.output = output
-        self.graph = model.graph
-        self.constants = constants_of(model.graph)
-        self.producers: dict[str, onnx.NodeProto] = {
-            name: node for node in self.graph.node for name in node.output
-        }
-        self.shapes = dims_of(self.graph)
+def _nodes(heads: Sequence[LinearHead], total: TokenSum) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of the directions, in float32.
 
-    def add(self) -> Summed:
-        head = self._head()
-        total, factors = self._total_behind(head.pooled)
-        if self.shapes.get(total.input[0], [])[:2] != self.shapes[main_input_of(self.graph)][:2]:
-            raise NoEvidence(f"{total.op_type} ({total.output[0]}) does not sum the input's tokens")
-        self.graph.node.extend(self._nodes(head, total, factors))
-        self.graph.output.append(
-            onnx.helper.make_tensor_value_info(DIRECTION, onnx.TensorProto.FLOAT, [None, None, 1])
+    16 bits cannot represent the share of one token in a long document.
+    """
+    make, value = onnx.helper.make_node, _PREFIX + "weight"
+    yield make("Constant", [], [_PREFIX + "last_axis"], value_ints=[-1])
+    yield from _chosen(heads)
+    yield from _rows(heads, value)
+    for place, factor in enumerate(total.factors):
+        scale, scaled = (f"{_PREFIX}{step}_{place}" for step in ("factor", "scaled"))
+        yield make("Cast", [factor.name], [scale], to=_FLOAT)
+        if factor.rank == 2:
+            yield make("Unsqueeze", [scale, _PREFIX + "last_axis"], [f"{scale}_by_row"])
+            scale = f"{scale}_by_row"
+        yield make(factor.operator, [value, scale], [scaled])
+        value = scaled
+    if total.is_mean:
+        yield make("Shape", [total.tokens], [_PREFIX + "count"], start=1, end=2)
+        yield make("Cast", [_PREFIX + "count"], [_PREFIX + "tokens_count"], to=_FLOAT)
+        yield make("Div", [value, _PREFIX + "tokens_count"], [_PREFIX + "mean"])
+        value = _PREFIX + "mean"
+    yield make("Transpose", [value], [DIRECTION], perm=[0, 2, 1])
+
+
+def _chosen(heads: Sequence[LinearHead]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of ``evidence_chosen``, the numbers of the chosen logits."""
+    make, chosen, first = onnx.helper.make_node, EXPLAINED, 0
+    for place, head in enumerate(heads):
+        label, code, is_code, result, start = (
+            f"{_PREFIX}{step}_{place}" for step in ("class", "code", "is_code", "chosen", "first")
         )
-        return Summed(total.input[0], tuple(float(offset) for offset in head.offsets))
+        yield make("ArgMax", [head.output], [label], axis=1, keepdims=1)
+        yield make("Constant", [], [start], value_ints=[first])
+        if place:
+            yield make("Add", [label, start], [f"{label}_of_all"])
+            label = f"{label}_of_all"
+        yield make("Constant", [], [code], value_ints=[largest(place)])
+        yield make("Equal", [EXPLAINED, code], [is_code])
+        result = result if place + 1 < len(heads) else _PREFIX + "chosen"
+        yield make("Where", [is_code, label, chosen], [result])
+        chosen, first = result, first + len(head.offsets)
 
-    def _head(self) -> _Head:
-        node, offsets = self._producer(self.output), None
-        if node.op_type == "Add":
-            offsets = next((self.constants[n] for n in node.input if n in self.constants), None)
-            inner = next((n for n in node.input if n not in self.constants), "")
-            if offsets is None:
-                raise NoEvidence("the head is not one linear layer")
-            node = self._producer(inner)
-        settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        is_plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
-        is_product = node.op_type in ("Gemm", "MatMul")
-        is_linear = is_product and is_plain and not settings.get("transA", 0)
-        weight = self.constants.get(node.input[1]) if is_linear else None
-        if weight is None or weight.ndim != 2:
-            raise NoEvidence(f"the head ends in {node.op_type}, not in one linear layer")
-        is_transposed = bool(settings.get("transB", 0))
-        if len(node.input) > 2 and node.input[2]:
-            if offsets is not None or node.input[2] not in self.constants:
-                raise NoEvidence("the head is not one linear layer")
-            offsets = self.constants[node.input[2]]
-        classes = weight.shape[0 if is_transposed else 1]
-        bias = np.zeros(1) if offsets is None else offsets.ravel()
-        if bias.size not in (1, classes):
-            raise NoEvidence("the head is not one linear layer")
-        return _Head(node.input[0], node.input[1], is_transposed, np.broadcast_to(bias, classes))
 
-    def _total_behind(self, pooled: str) -> tuple[onnx.NodeProto, list[tuple[str, str]]]:
-        """Return the sum or mean over the tokens, and its factors per document, the last one first.
-
-        A factor is the operator, Mul or Div, and the name of its other operand.
-        """
-        factors: list[tuple[str, str]] = []
-        while True:
-            node = self._producer(pooled)
-            if is_reduction_over_tokens(node, self.constants):
-                if len(self.shapes.get(pooled, ())) != 2:
-                    raise NoEvidence(f"{node.op_type} ({pooled}) keeps an axis of tokens")
-                return node, factors
-            if node.op_type in ("Mul", "Div"):
-                places = [1, 0] if node.op_type == "Mul" else [1]
-                place = next((i for i in places if self._is_factor(node.input[i])), None)
-                if place is None:
-                    raise NoEvidence(
-                        f"{node.op_type} ({pooled}) does not scale by one number per document"
-                    )
-                factors.append((node.op_type, node.input[place]))
-                pooled = node.input[1 - place]
-            elif node.op_type in ("Cast", "Identity"):
-                pooled = node.input[0]
-            else:
-                raise NoEvidence(
-                    f"{node.op_type} ({pooled}) is between the sum over the tokens and the head"
-                )
-
-    def _is_factor(self, name: str) -> bool:
-        """Return whether a value has one number for each document, or one for all."""
-        shape = self.constants[name].shape if name in self.constants else self.shapes.get(name)
-        return shape is not None and (len(shape) == 0 or shape[-1] == 1)
-
-    def _producer(self, name: str) -> onnx.NodeProto:
-        if name not in self.producers:
-            raise NoEvidence(f"{name} is not computed from the tokens")
-        return self.producers[name]
-
-    def _nodes(
-        self, head: _Head, total: onnx.NodeProto, factors: list[tuple[str, str]]
-    ) -> Iterator[onnx.NodeProto]:
-        """Yield the nodes of the direction, in float32.
-
-        16 bits cannot represent the share of one token in a long document.
-        """
-        make, wide = onnx.helper.make_node, onnx.TensorProto.FLOAT
-
-        def named(step: str) -> str:
-            return _PREFIX + step
-
-        yield make("ArgMax", [self.output], [named("class")], axis=1, keepdims=0)
+def _rows(heads: Sequence[LinearHead], result: str) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of the chosen rows of all weights, float32 ``[batch, chosen, D]``."""
+    make, chosen, rows = onnx.helper.make_node, _PREFIX + "chosen", ""
+    for place, head in enumerate(heads):
+        own, row, wide, is_own = (
+            f"{_PREFIX}{step}_{place}" for step in ("own", "row", "wide", "is_own")
+        )
+        index, start = chosen, f"{_PREFIX}first_{place}"
+        if len(heads) > 1:  # the numbers of other heads would be outside this head's weight
+            yield make("Constant", [], [f"{own}_none"], value_int=0)
+            yield make("Constant", [], [f"{own}_last"], value_int=len(head.offsets) - 1)
+            yield make("Sub", [chosen, start], [f"{own}_any"])
+            yield make("Clip", [f"{own}_any", f"{own}_none", f"{own}_last"], [own])
+            index = own
         axis = 0 if head.is_transposed else 1
-        yield make("Gather", [head.weight, named("class")], [named("row")], axis=axis)
-        row = named("row")
+        yield make("Gather", [head.weight, index], [row], axis=axis)
         if not head.is_transposed:
-            row = named("column")
-            yield make("Transpose", [named("row")], [row], perm=[1, 0])
-        value = named("weight")
-        yield make("Cast", [row], [value], to=wide)
-        if total.op_type == "ReduceMean":
-            yield make("Shape", [total.input[0]], [named("count")], start=1, end=2)
-            factors = [*factors, ("Div", named("count"))]
-        for place, (operator, factor) in enumerate(factors):
-            scaled = named(f"scaled_{place}")
-            yield make("Cast", [factor], [named(f"factor_{place}")], to=wide)
-            yield make(operator, [value, named(f"factor_{place}")], [scaled])
-            value = scaled
-        yield make("Constant", [], [named("axis")], value_ints=[-1])
-        yield make("Unsqueeze", [value, named("axis")], [DIRECTION])
+            yield make("Transpose", [row], [f"{row}_by_document"], perm=[1, 2, 0])
+            row = f"{row}_by_document"
+        is_last = place + 1 == len(heads)
+        if not place:
+            rows = result if is_last else wide
+            yield make("Cast", [row], [rows], to=_FLOAT)
+            continue
+        yield make("Cast", [row], [wide], to=_FLOAT)
+        yield make("GreaterOrEqual", [chosen, start], [is_own])
+        yield make("Unsqueeze", [is_own, _PREFIX + "last_axis"], [f"{is_own}_row"])
+        joined = result if is_last else f"{_PREFIX}joined_{place}"
+        yield make("Where", [f"{is_own}_row", wide, rows], [joined])
+        rows = joined

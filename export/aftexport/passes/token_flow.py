@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 import onnx
 
-from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
@@ -38,6 +38,8 @@ class Kind(Enum):
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
     """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
+    GIVEN = auto()
+    """``[B, ...]``, computed from inputs of the document only, which are known from the start."""
     POOLED = auto()
     """``[B, ...]``, computed from the whole document."""
     COMBINED = auto()
@@ -48,6 +50,8 @@ OF_TOKENS = frozenset((Kind.TOKENS, Kind.COMBINED))
 """The kinds of outputs that have a row for each token."""
 
 
+_OF_DOCUMENT = frozenset((Kind.GIVEN, Kind.POOLED))
+"""The kinds of values that a document has only once."""
 _ELEMENTWISE = frozenset((
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
     "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
@@ -70,7 +74,9 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     dims = dims_of(model.graph)
     document = dims[main_input_of(model.graph)][:2]
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
-    kinds.update({"": Kind.CONSTANT, IDS: Kind.TOKENS, FEATURES: Kind.TOKENS, LENGTHS: Kind.LENGTH})
+    for value in model.graph.input:
+        kinds[value.name] = Kind.TOKENS if dims[value.name][:2] == document else Kind.GIVEN
+    kinds.update({"": Kind.CONSTANT, LENGTHS: Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
@@ -184,6 +190,23 @@ def _size(step: _Step) -> Kind | None:
             return Kind.DOCUMENT
 
 
+def _given(step: _Step) -> Kind | None:
+    node, kinds = step.node, step.kinds
+    if Kind.GIVEN not in step.operands:
+        return None
+    if step.operands <= {Kind.GIVEN, Kind.CONSTANT}:
+        return Kind.GIVEN
+    first, *sizes = node.input
+    is_layout = node.op_type in ("Expand", "Reshape") and kinds[first] is Kind.GIVEN
+    if not is_layout or not all(kinds[name] in _SIZES for name in sizes):
+        return None
+    if _repeats_for_tokens(step):
+        return Kind.TOKENS
+    shape = step.dims.get(node.output[0])
+    has_tokens = shape is None or step.document[1] in shape
+    return None if has_tokens else Kind.GIVEN
+
+
 def _combined(step: _Step) -> Kind | None:
     node, operands = step.node, step.operands
     has_rows = step.dims.get(node.output[0], [])[:2] == step.document
@@ -202,8 +225,13 @@ def _combined(step: _Step) -> Kind | None:
 
 def _repeats_document(step: _Step) -> bool:
     """Return whether a node repeats ``[B, 1, C]`` of the pooled document for every token."""
+    return step.kinds[step.node.input[0]] is Kind.POOLED and _repeats_for_tokens(step)
+
+
+def _repeats_for_tokens(step: _Step) -> bool:
+    """Return whether a node repeats ``[B, 1, C]`` for every token."""
     node, dims = step.node, step.dims
-    if node.op_type != "Expand" or step.kinds[node.input[0]] is not Kind.POOLED:
+    if node.op_type != "Expand":
         return False
     before, after = (dims.get(name, []) for name in (node.input[0], node.output[0]))
     return len(before) == 3 and before[1] == 1 and after[:2] == step.document
@@ -239,6 +267,7 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
     _shape,
     _positions,
     _size,
+    _given,
     _combined,
     _pooled,
     _mask,
@@ -277,7 +306,7 @@ def _acts_on_each_token(step: _Step) -> bool:
         case "MatMul":
             # Each document may have a matrix of its own.
             is_matrix = [len(shape) for shape in shared] == [
-                3 if kinds[node.input[1]] is Kind.POOLED else 2
+                3 if kinds[node.input[1]] in _OF_DOCUMENT else 2
             ]
             return is_matrix and _is_of_tokens(step, node.input[0])
         case "Gather":
@@ -293,7 +322,7 @@ def _acts_on_each_token(step: _Step) -> bool:
 
 
 def _is_of_tokens(step: _Step, name: str) -> bool:
-    return step.kinds[name] not in (Kind.CONSTANT, Kind.POOLED)
+    return step.kinds[name] not in (Kind.CONSTANT, *_OF_DOCUMENT)
 
 
 def _has_no_tokens(shape: Sequence[str | int]) -> bool:
@@ -301,10 +330,10 @@ def _has_no_tokens(shape: Sequence[str | int]) -> bool:
 
 
 def _shape_of(step: _Step, name: str) -> Sequence[str | int]:
-    """Return the axes of a constant or a pooled value; two of unknown size if unknown."""
+    """Return the axes of a constant or a document's value; two of unknown size if unknown."""
     if name in step.constants:
         return step.constants[name].shape
-    shape = step.dims.get(name) if step.kinds[name] is Kind.POOLED else None
+    shape = step.dims.get(name) if step.kinds[name] in _OF_DOCUMENT else None
     # Numbers for each document are added to its tokens only with an axis for the tokens.
     return shape if shape is not None and len(shape) == 3 else (0, 0)
 

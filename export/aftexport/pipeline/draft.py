@@ -2,32 +2,34 @@
 
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnxscript
-import torch
 
 from aftexport._version import __version__
 from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
 from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import Manifest
-from aftexport.checkpoint import Checkpoint
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
-from aftexport.nn import DocumentClassifier, MultiHeadClassifier
 from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
+from aftexport.passes.evidence import Explainable
 from aftexport.passes.position_bias import position_biases
 from aftexport.passes.token_flow import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
+from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.options import ExportOptions
-from aftexport.pipeline.trace import TracedModel
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.system.files import sha256
 from aftexport.system.memory import give_back
+
+if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+    from aftexport.checkpoint import Checkpoint
 
 
 def write_draft(
@@ -55,7 +57,7 @@ def write_draft(
 
 
 def make_manifest(
-    checkpoint: Checkpoint,
+    checkpoint: "Checkpoint | OnnxSource",
     traced: TracedModel,
     heads: Mapping[str, Head],
     options: ExportOptions,
@@ -81,6 +83,7 @@ def make_manifest(
             "vocab_size": traced.spec.vocab_size,
             "features": features,
             "max_tokens": traced.spec.max_tokens,
+            "extra_inputs": traced.spec.extras,
             "batching": options.batching,
             "heads": heads,
             "precision": traced.precision,
@@ -91,7 +94,7 @@ def make_manifest(
             "operator_version": OPERATOR_VERSION,
             "hardware": "any",
             **_evidence(traced.evidence),
-            "versions": _versions(),
+            "versions": _versions(with_torch=not traced.is_of_onnx),
         }
     )
     if advice is None:
@@ -104,38 +107,49 @@ def make_manifest(
     return manifest.model_copy(update=changes)
 
 
-def _source(checkpoint: Checkpoint) -> dict[str, str | None]:
+def _source(checkpoint: "Checkpoint | OnnxSource") -> dict[str, str | None]:
     digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
     return {"kind": checkpoint.kind, "sha256": digest}
 
 
-def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    module = checkpoint.module
-    if isinstance(module, DocumentClassifier | MultiHeadClassifier):
-        return module.config.to_dict()
+def _config(checkpoint: "Checkpoint | OnnxSource") -> dict[str, Any] | None:
+    if checkpoint.module is None:
+        return None
+    from aftexport.nn import DocumentClassifier, MultiHeadClassifier  # imports torch
+
+    if isinstance(checkpoint.module, DocumentClassifier | MultiHeadClassifier):
+        return checkpoint.module.config.to_dict()
     return None
 
 
-def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:
+def _evidence(evidence: Explainable | str) -> dict[str, Any]:
     if isinstance(evidence, str):
         return {"evidence": None, "no_evidence": evidence}
-    return {"evidence": evidence, "no_evidence": None}
+    return {
+        "evidence": next(iter(evidence.offsets.values())),
+        "evidence_heads": evidence.offsets,
+        "refused_evidence": evidence.refused,
+    }
 
 
-def _versions() -> dict[str, str]:
+def _versions(*, with_torch: bool) -> dict[str, str]:
     return {
         "aftexport": __version__,
         "onnx": onnx.__version__,
         "onnxruntime": ort.VERSION,
-        "onnxscript": onnxscript.__version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        **({"onnxscript": version("onnxscript"), "torch": version("torch")} if with_torch else {}),
     }
 
 
 def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
     try:
-        plan = write_chunked(path, traced.lowered, precision=traced.precision)
+        plan = write_chunked(
+            path,
+            traced.lowered,
+            precision=traced.precision,
+            explained=tuple(manifest.evidence_heads or ()),
+        )
         give_back()  # release the memory of the chunked graphs
     except NotChunkable as reason:
         path.unlink(missing_ok=True)

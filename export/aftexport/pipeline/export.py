@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -14,15 +15,15 @@ from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
-from aftexport.capture.input_spec import InputSpec
-from aftexport.checkpoint import Checkpoint, from_factory, load
+from aftexport.capture.model_spec import InputSpec
 from aftexport.console import escape, stage
+from aftexport.contract import DEFAULT_OPSET
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
-from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
@@ -30,6 +31,8 @@ from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
+from aftexport.pipeline.onnx_source import OnnxSource
+from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
     engine_record,
@@ -38,11 +41,14 @@ from aftexport.pipeline.results import (
     parity_report,
     print_summary,
 )
-from aftexport.pipeline.trace import TracedModel, trace
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.system.files import aside_folder, move_into_place, write_json
 from aftexport.system.memory import give_back
+
+if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+    from aftexport.checkpoint import Checkpoint
 
 
 def export(
@@ -56,6 +62,7 @@ def export(
     vocab_size: int | None = None,
     features: int | None = None,
     feature_file: str | Path | None = None,
+    inputs: Mapping[str, str] | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -64,6 +71,7 @@ def export(
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     task: str | Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     heads: str | Path | None = None,
@@ -73,8 +81,8 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads; None for the module that the
-            factory returns.
+        path: any of the six kinds that ``aftexport.load`` reads, or an ONNX file; None for the
+            module that the factory returns.
         to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, 16-bit weights and activations; bf16 or int8, only the products
@@ -89,6 +97,9 @@ def export(
             token ids; by default the ``num_features`` of the module or of its config.
         feature_file: path of a JSON file with the names, the means and the scales of the features;
             see ``bundle.features.Features``.
+        inputs: the kind of each further parameter of the forward that is an input, by its name:
+            number, vector:K, category, categories:K or token_category; see
+            ``extra_inputs.parse_inputs``.
         engine: further options of an engine.
         timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
             back.
@@ -99,6 +110,8 @@ def export(
         force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether the class of a transformers folder may come from code in the
+            folder, which then runs.
         task: the task of the only output, or of each output by name, one of ``heads.HEADS``; by
             default that of the file, or single_label_classification for two or more logits of a
             document.
@@ -126,6 +139,7 @@ def export(
         vocab_size=vocab_size,
         features=features,
         feature_file=None if feature_file is None else Path(feature_file),
+        inputs=parse_inputs(inputs or {}),
         engine=engine or EngineOptions(),
         timing_cache=timing_cache,
         opset=opset,
@@ -134,6 +148,7 @@ def export(
         force=force,
         factory=factory,
         allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
         task=task,
         labels=labels,
         heads=None if heads is None else Path(heads),
@@ -188,21 +203,38 @@ class _Export:
             self._publish(folder, passed=passed)
         return self._finish(paths, results, passed=passed)
 
-    def _read(self) -> tuple[Checkpoint, str | None]:
+    def _read(self) -> "tuple[Checkpoint | OnnxSource, str | None]":
         """Return the model, and the text of its tokenizer."""
         options = self._options
+        if options.is_onnx:
+            source = OnnxSource(options.source)
+            return source, _tokenizer_text(source, options.tokenizer)
         with stage(self._console, f"Reading {options.source}"):
+            from aftexport.checkpoint import from_factory, load  # imports torch
+
             if options.is_from_factory:
                 checkpoint = from_factory(options.factory or "")
             else:
                 checkpoint = load(
-                    options.source, factory=options.factory, allow_pickle=options.allow_pickle
+                    options.source,
+                    factory=options.factory,
+                    allow_pickle=options.allow_pickle,
+                    trust_remote_code=options.trust_remote_code,
                 )
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
-    def _trace(self, checkpoint: Checkpoint, described: Features | None) -> TracedModel:
+    def _trace(
+        self, checkpoint: "Checkpoint | OnnxSource", described: Features | None
+    ) -> TracedModel:
         options = self._options
+        if isinstance(checkpoint, OnnxSource):
+            with stage(self._console, f"Examining {options.source}") as progress:
+                traced = trace_onnx(options, progress)
+                give_back()
+            return traced
         with stage(self._console, "Tracing to ONNX") as progress:
+            from aftexport.pipeline.trace import trace  # imports torch
+
             traced = trace(
                 checkpoint,
                 options.to,
@@ -212,6 +244,7 @@ class _Export:
                 batching=options.batching,
                 vocab_size=options.vocab_size,
                 num_features=options.features if described is None else described.count,
+                extras=options.inputs,
                 progress=progress,
             )
             give_back()  # release the memory of intermediate graphs
@@ -228,7 +261,7 @@ class _Export:
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
-    def _heads(self, checkpoint: Checkpoint, traced: TracedModel) -> dict[str, Head]:
+    def _heads(self, checkpoint: "Checkpoint | OnnxSource", traced: TracedModel) -> dict[str, Head]:
         """Return each head by the name of its output."""
         options, outputs = self._options, traced.cases[0].outputs
         declared = HeadOptions(
@@ -273,7 +306,7 @@ class _Export:
     def _verify(self, draft: Bundle, cases: Sequence[Case]) -> list[Comparison]:
         if not self._options.check_parity:
             return []
-        with stage(self._console, "Comparing with PyTorch"):
+        with stage(self._console, f"Comparing with {draft.manifest.reference_title}"):
             results = verify(draft)
         if all(r.passed for r in results):
             with stage(self._console, "Comparing in a stock session"):
@@ -322,7 +355,7 @@ def _check_ids(spec: InputSpec, tokenizer: str | None) -> None:
         )
 
 
-def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | None:
+def _tokenizer_text(checkpoint: "Checkpoint | OnnxSource", path: str | Path | None) -> str | None:
     if path is None:
         return checkpoint.tokenizer
     if path == BYTES:  # a Path of this name is a file

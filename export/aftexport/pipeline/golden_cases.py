@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
-from aftexport.capture.input_spec import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
-from aftexport.pipeline.token_samples import extreme_features, sample_tokens
+from aftexport.pipeline.breach_error import breach_error
+from aftexport.pipeline.case_inputs import case_inputs, few_tokens
+from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 
-LONG = 4096
-_MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
 """Sizes of the operator cases: beyond blocks of 64 and 32, odd, with a window."""
 
@@ -54,9 +55,9 @@ def model_cases(
     if batching:
         _refuse_breach(reference, spec, embedding, program)
     cases = []
-    for name, inputs in _inputs(spec, embedding).items():
-        chosen = {key: inputs[key] for key in spec.names}
-        cases.append(Case(name, "model", chosen, reference.run(chosen)))
+    order = None if embedding is None else _by_norm(embedding[: spec.vocab_size])
+    for name, inputs in case_inputs(spec, order).items():
+        cases.append(Case(name, "model", inputs, reference.run(inputs)))
     return cases
 
 
@@ -66,15 +67,22 @@ def _refuse_breach(
     embedding: torch.Tensor | None,
     program: ExportedProgram,
 ) -> None:
-    outputs = reference.run(_few_tokens(spec))
+    order = None if embedding is None else _by_norm(embedding)
+    outputs = reference.run(few_tokens(spec))
     is_double = all(output.dtype == np.float64 for output in outputs.values())
     bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
-    if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
+    if (breach := find_breach(reference, spec, order, bound=bound)) is not None:
         raise breach_error(breach, program)
 
 
+def _by_norm(table: torch.Tensor) -> NDArray[np.int64]:
+    """Return the ids from the smallest row of a table to the largest."""
+    order: NDArray[np.int64] = table.detach().norm(dim=1).argsort().numpy()
+    return order
+
+
 def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
-    inputs = _few_tokens(spec)
+    inputs = few_tokens(spec)
 
     def run(seed: int) -> dict[str, Array]:
         python, numpy = random.getstate(), np.random.get_state()
@@ -114,60 +122,6 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
     )
 
 
-def _few_tokens(spec: InputSpec) -> dict[str, Array]:
-    count = min(7, spec.vocab_size or 7, spec.max_tokens or 7)
-    tokens: Array = np.arange(count)[None]
-    if spec.num_features is not None:
-        tokens = sample_tokens(spec, np.random.default_rng(2), (1, count))
-    inputs = {spec.main: tokens, "lengths": np.array([count])}
-    return {name: inputs[name] for name in spec.names}
-
-
-def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
-    generator = np.random.default_rng(0)
-    rows = _FEW_IDS if embedding is None else len(embedding)
-
-    def tokens(*sizes: int) -> Array:
-        ids = sample_tokens(spec, generator, sizes)
-        if spec.vocab_size is None or spec.vocab_size <= _MANY_IDS:
-            return ids
-        # A model may clamp ids: then nearly all of so many ids would use the same row.
-        few = generator.integers(0, rows, sizes, dtype=np.int64)
-        return np.where(generator.random(sizes) < 0.5, ids, few)
-
-    def whole(tokens: Array) -> dict[str, Array]:
-        batch, length = tokens.shape[:2]
-        return {spec.main: tokens, "lengths": np.full(batch, length, np.int64)}
-
-    def fit(length: int) -> int:
-        return min(length, spec.max_tokens or length)
-
-    inputs = {
-        "one token": whole(tokens(1, 1)),
-        "seven tokens": whole(tokens(2, fit(7))),
-        "prime length": whole(tokens(1, fit(509))),
-        "long": whole(tokens(1, fit(LONG))),
-    }
-    if "lengths" in spec.names:
-        width = fit(257)
-        lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
-        inputs["padded batch"] = {spec.main: tokens(4, width), "lengths": lengths}
-    if spec.num_features is not None:
-        for name, features in extreme_features(tokens(1, fit(1024))).items():
-            inputs[name] = whole(features)
-    if embedding is not None:
-        order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
-        width = fit(1024)
-        inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
-        pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
-        inputs["extreme tokens"] = whole(pattern.astype(np.int64))
-    # In some of these cases, x[:, 1:], x[:, 2:] and x[:, ::2] have no token or one token.
-    for number, batch in {"two": 2, "three": 3}.items():
-        for length in range(1, fit(3) + 1):
-            inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
-    return inputs
-
-
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
     """Return cases of each custom operator of ``model``, with keys and biases of a wide range.
 
@@ -187,7 +141,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
             inputs = _operator_inputs(operator, attributes, magnitude, dtype)
             tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
             wide = [t.double() if t.is_floating_point() else t for t in tensors]
-            expected = torch.cat(operator.expected(*wide, **attributes), dim=-1)
+            expected = torch.cat(expected_outputs(operator, *wide, **attributes), dim=-1)
             cases.append(Case(name, op_type, inputs, {OPERATOR_OUTPUT: expected.numpy()}))
     return cases
 

@@ -5,20 +5,18 @@ exact only if the model computes each row of a batch separately.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
-from torch.export import ExportedProgram
+from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
-from aftexport.capture.input_spec import InputSpec
+from aftexport.bundle.random_tokens import random_tokens
+from aftexport.capture.model_spec import InputSpec
 from aftexport.contract import main_input
 from aftexport.engines import Engine
-from aftexport.errors import TraceError
+from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
-from aftexport.pipeline.divergence import first_divergence
-from aftexport.pipeline.token_samples import sample_tokens
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""
@@ -31,14 +29,16 @@ class Breach:
     """A document whose scores differ between a batch of one and a larger batch.
 
     Attributes:
-        inputs: the batch, ids or features, and ``lengths`` ``[batch]``.
+        inputs: the batch, ids or features, ``lengths`` ``[batch]`` and extra inputs.
         row: the document's row in the batch.
         error: the largest difference, relative to the largest score if that is above 1.
+        extras: the extra inputs of the model.
     """
 
     inputs: dict[str, Array]
     row: int
     error: float
+    extras: tuple[ExtraInput, ...] = ()
 
     @property
     def is_of_padding(self) -> bool:
@@ -51,29 +51,30 @@ class Breach:
         length = int(self.inputs["lengths"][self.row])
         main = main_input(self.inputs)
         tokens = self.inputs[main][self.row : self.row + 1, :length]
-        return {main: tokens, "lengths": np.array([length], np.int64)}
+        own = values_of(self.extras, self.inputs, self.row, length).batch()
+        return {main: tokens, "lengths": np.array([length], np.int64), **own}
 
 
 def find_breach(
-    reference: Engine, spec: InputSpec, embedding: Tensor | None, *, bound: float
+    reference: Engine, spec: InputSpec, order: NDArray[np.int64] | None, *, bound: float
 ) -> Breach | None:
     """Return the first document whose scores depend on its batch; None if there is no such one.
 
     Args:
         reference: the PyTorch model.
         spec: the model's inputs.
-        embedding: the embedding's table, ``[vocab, D]``, whose longest and shortest rows are
+        order: the ids from the smallest row of the embedding table to the largest, which are
             among the neighbors; None takes the first and the last token.
         bound: the largest difference that counts as equal.
     """
-    for inputs in _batches(spec, embedding):
+    for inputs in _batches(spec, order):
         together = reference.run(_chosen(inputs, spec))
         for row in range(len(inputs["lengths"])):
-            breach = Breach(inputs, row, 0.0)
+            breach = Breach(inputs, row, 0.0, spec.extras)
             alone = reference.run(_chosen(breach.alone(), spec))
             errors = [_error(together[name][row : row + 1], alone[name]) for name in alone]
             if (error := max(errors)) > bound:
-                return Breach(inputs, row, error)
+                return replace(breach, error=error)
     return None
 
 
@@ -86,41 +87,17 @@ def _error(batched: Array, single: Array) -> float:
     return Differences.between(batched, single).error
 
 
-def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
-    """Return the error that names the operator through which documents change each other.
-
-    Args:
-        breach: the document and its neighbors.
-        program: the captured model.
-    """
-    operator = first_divergence(program, breach.inputs, breach.row, breach.alone())
-    if breach.is_of_padding:
-        named = f": {operator} is the first whose result differs" if operator else ""
-        return TraceError(
-            "Expected scores that do not depend on padding, got a difference of "
-            f"{breach.error:.1e} if a longer document shares the run{named}.",
-            "Mask the tokens from lengths on, or add --no-batching, which runs each document "
-            "separately.",
-        )
-    named = f": {operator} computes over the batch" if operator else ""
-    return TraceError(
-        "Expected scores that do not depend on the other documents of a batch, got a difference "
-        f"of {breach.error:.1e}{named}.",
-        "Compute each document separately, or add --no-batching, which runs each document "
-        "separately.",
-    )
-
-
-def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
+def _batches(spec: InputSpec, order: NDArray[np.int64] | None) -> Iterator[dict[str, Array]]:
     """Yield batches of equal lengths, then padded ones if the model takes lengths."""
     generator = np.random.default_rng(1)
     lowest, highest = 0, (spec.vocab_size or 0) - 1
-    if embedding is not None:
-        norms = embedding.detach().norm(dim=1)
-        lowest, highest = int(norms.argmin()), int(norms.argmax())
+    if order is not None:
+        lowest, highest = int(order[0]), int(order[-1])
 
     def documents(tokens: int) -> Array:
-        rows = sample_tokens(spec, generator, (4, tokens))
+        rows = random_tokens(
+            generator, (4, tokens), vocab_size=spec.vocab_size, num_features=spec.num_features
+        )
         if spec.num_features is None:
             rows[1], rows[2] = highest, lowest
         else:
@@ -128,17 +105,24 @@ def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Ar
             rows[2] = 0
         return rows
 
+    def batch(tokens: Array, lengths: Array) -> dict[str, Array]:
+        count, length = tokens.shape[:2]
+        drawn = {extra.name: extra.sample(generator, count, length) for extra in spec.extras}
+        one_each = [values_of(spec.extras, drawn, i, n) for i, n in enumerate(lengths.tolist())]
+        # As the server pads.
+        return {spec.main: tokens, "lengths": lengths, **stacked(spec.extras, one_each, length)}
+
     longest = spec.max_tokens or _PADDED_TOKENS
     for tokens in (min(_TOKENS, longest), 1):
         rows = documents(tokens)
-        for batch in (rows, rows[:2]):
-            yield {spec.main: batch, "lengths": np.full(len(batch), tokens, np.int64)}
+        for chosen in (rows, rows[:2]):
+            yield batch(chosen, np.full(len(chosen), tokens, np.int64))
     if "lengths" in spec.names:
         tokens = min(_PADDED_TOKENS, longest)
         lengths = np.maximum([tokens // 2, tokens, 1, tokens - 1], 1).astype(np.int64)
         padded = documents(tokens)
         padded[np.arange(tokens) >= lengths[:, None]] = 0  # as the server pads
-        yield {spec.main: padded, "lengths": lengths}
+        yield batch(padded, lengths)
 
 
 def _chosen(inputs: dict[str, Array], spec: InputSpec) -> dict[str, Array]:

@@ -7,12 +7,13 @@ from typing import Self
 
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
-from aftexport.capture.precision import PRECISIONS
 from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
+from aftexport.parity.tolerance import TOLERANCES
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 
@@ -37,6 +38,7 @@ class ExportOptions:
     vocab_size: int | None
     features: int | None
     feature_file: Path | None
+    inputs: tuple[ExtraInput, ...]
     engine: EngineOptions
     timing_cache: Path | None
     opset: int
@@ -45,10 +47,16 @@ class ExportOptions:
     force: bool
     factory: str | None
     allow_pickle: bool
+    trust_remote_code: bool
     task: str | Mapping[str, str] | None
     labels: Sequence[str] | None
     heads: Path | None
     tokenizer: str | Path | None
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the source is an ONNX file."""
+        return not self.is_from_factory and self.source.suffix == ".onnx" and self.source.is_file()
 
     @property
     def failed_out(self) -> Path:
@@ -81,8 +89,14 @@ class ExportOptions:
                 "--heads describes task and labels, got --task or --labels beside it.",
                 "Leave these two out, or leave --heads out.",
             )
-        _check_choice("--precision", self.precision, tuple(PRECISIONS))
+        _check_choice("--precision", self.precision, (*TOLERANCES, "auto"))
         _check_tolerance(self.precision, self.tolerance, to=self.to)
+        if self.inputs and self.to != "onnx":
+            raise UsageError(
+                f"--input needs --to onnx, got --to {self.to}: its engines take only tokens and "
+                "lengths.",
+                "Export with --to onnx.",
+            )
         engine = replace(self.engine, max_length=self.max_length)
         check_options(self.to, engine, precision=self.precision, timing_cache=self.timing_cache)
         check_output_path(self.out, self.source, self.force)

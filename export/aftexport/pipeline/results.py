@@ -52,7 +52,7 @@ def parity_report(
     return Report(
         manifest,
         results,
-        against=f"PyTorch in {manifest.reference}",
+        against=manifest.reference_title,
         notes=[*notes, *(f"Deferred: {line}" for line in deferred)],
         inputs=inputs_of(cases),
     )
@@ -87,7 +87,9 @@ def print_summary(
     """
     console.print(operator_table(bundle.manifest.operators, paths))
     if results:
-        console.print(parity_table(results, bundle.manifest.reference))
+        manifest = bundle.manifest
+        name = manifest.reference_name
+        console.print(parity_table(results, manifest.reference, name=name))
     else:
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:

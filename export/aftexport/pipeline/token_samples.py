@@ -1,23 +1,44 @@
-"""Random tokens of the cases of a model: ids, or features as they are after normalization."""
+"""Random and unusual extra inputs, and unusual features, for the cases of a model."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array
-from aftexport.capture.input_spec import InputSpec
+from aftexport.capture.model_spec import InputSpec
 
 
-def sample_tokens(spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]) -> Array:
-    """Return tokens ``[*sizes]`` or, for a model of features, ``[*sizes, features]``.
+def with_extras(
+    inputs: Mapping[str, Array], spec: InputSpec, generator: np.random.Generator
+) -> dict[str, Array]:
+    """Return the inputs of a batch with random extra inputs, in the order of the model's."""
+    documents, tokens = inputs[spec.main].shape[:2]
+    drawn = {extra.name: extra.sample(generator, documents, tokens) for extra in spec.extras}
+    return _in_order({**inputs, **drawn}, spec)
+
+
+def extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, dict[str, Array]]:
+    """Return a batch with unusual extra inputs, by the name of the case.
 
     Args:
+        inputs: the inputs of a batch, with random extra inputs.
         spec: the model's inputs.
-        generator: the source of the random numbers.
-        sizes: the numbers of documents and tokens.
     """
-    if spec.num_features is not None:
-        return generator.standard_normal((*sizes, spec.num_features), np.float32)
-    assert spec.vocab_size is not None  # a model has ids or features
-    return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+    largest, zero = dict(inputs), dict(inputs)
+    for extra in spec.extras:
+        values: NDArray[Any] = inputs[extra.name]
+        is_float = extra.dtype == "float32"
+        largest[extra.name] = (
+            values * np.float32(10) if is_float else np.full_like(values, extra.maximum)
+        )
+        zero[extra.name] = np.zeros_like(values)
+    return {"largest extra inputs": largest, "extra inputs of 0": zero} if spec.extras else {}
+
+
+def _in_order(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, Array]:
+    return {name: inputs[name] for name in spec.names}
 
 
 def extreme_features(features: Array) -> dict[str, Array]:

@@ -1,7 +1,6 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -11,57 +10,31 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture, copied
 from aftexport.capture.forward_signature import ForwardSignature
-from aftexport.capture.input_spec import InputSpec, input_spec
+from aftexport.capture.input_spec import input_spec
+from aftexport.capture.model_outputs import output_names
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.contract import MAX_TOKENS
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.evidence import NoEvidence, add_evidence, explained_output
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
+from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
+from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
 from aftexport.system.memory import give_back
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """A model in ONNX, with the inputs and results of its parity check.
-
-    Attributes:
-        lowered: the model before the encoder is fused.
-        model: the model after the encoder is fused.
-        evidence: the result of ``add_evidence``, or the reason why there is no evidence.
-        spec: the model's inputs.
-        precision: precision of the graph.
-        cases: cases of the model and of its operators.
-        recognition: result of the recognition; None for models with aftexport's layers.
-        reference: type in which PyTorch computed the cases.
-        why_not_float64: the reason if that type should be float64 but is not; else empty.
-        left_out: parameters of the forward for padding that keep their defaults.
-    """
-
-    lowered: onnx.ModelProto
-    model: onnx.ModelProto
-    evidence: tuple[float, ...] | str
-    spec: InputSpec
-    precision: str
-    cases: Sequence[Case]
-    recognition: Recognition | None
-    reference: str
-    why_not_float64: str
-    left_out: tuple[str, ...]
 
 
 def trace(
@@ -74,6 +47,7 @@ def trace(
     batching: bool = True,
     vocab_size: int | None = None,
     num_features: int | None = None,
+    extras: tuple[ExtraInput, ...] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
@@ -82,17 +56,20 @@ def trace(
         checkpoint: the checkpoint of the model.
         to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
         num_features: the declared number of features of a token; None if it is not declared.
+        extras: the declared extra inputs.
         progress: see ``recognize``.
 
     Raises:
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
+    read_spec = partial(input_spec, vocab_size=vocab_size, extras=extras)
     module, program, precision = _captured(
-        checkpoint, to, precision, max_length, num_features, vocab_size
+        checkpoint, to, precision, max_length, num_features, extras, read_spec
     )
-    spec = input_spec(program, vocab_size)
-    _check_max_length(spec, max_length)
+    spec = read_spec(program)
+    _check_extras(spec, program)
+    spec.check_max_length(max_length)
     _check_features(spec, num_features)
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
@@ -108,7 +85,7 @@ def trace(
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
     cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
-    explained, evidence = _explained(lowered, to)
+    explained, evidence = explained_model(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
@@ -128,7 +105,8 @@ def _captured(
     precision: str,
     max_length: int | None,
     num_features: int | None,
-    vocab_size: int | None,
+    extras: tuple[ExtraInput, ...],
+    read_spec: Callable[[ExportedProgram], InputSpec],
 ) -> tuple[nn.Module, ExportedProgram, str]:
     """Return the checkpoint's module, its program and the precision of the program."""
     if checkpoint.program is not None:
@@ -139,22 +117,30 @@ def _captured(
     limit = _max_tokens(checkpoint.module, max_length)
     dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
     capturing = partial(
-        capture, checkpoint.module, dtype=dtype, max_tokens=limit, num_features=num_features
+        capture,
+        checkpoint.module,
+        dtype=dtype,
+        max_tokens=limit,
+        num_features=num_features,
+        extras=extras,
     )
     program = capturing()
-    if not _masks_padding(checkpoint.module, program, vocab_size):
+    if not _masks_padding(checkpoint.module, program, read_spec):
         program = capturing(mask=False)
     return checkpoint.module, program, precision
 
 
-def _masks_padding(module: nn.Module, program: ExportedProgram, vocab_size: int | None) -> bool:
+def _masks_padding(
+    module: nn.Module,
+    program: ExportedProgram,
+    read_spec: Callable[[ExportedProgram], InputSpec],
+) -> bool:
     """Return False if a forward gets a mask of the padding, but its scores depend on padding."""
     names = tuple(map(str, program.graph_signature.user_inputs))
     if not ForwardSignature.for_inputs(module.forward, names).has_mask:
         return True
     reference = TorchEngine(ReferenceModule(copied(module), names), names)
-    spec = input_spec(program, vocab_size)
-    breach = find_breach(reference, spec, None, bound=TOLERANCES["fp32"].bound)
+    breach = find_breach(reference, read_spec(program), None, bound=TOLERANCES["fp32"].bound)
     return breach is None or not breach.is_of_padding
 
 
@@ -173,21 +159,21 @@ def _precision_of(program: ExportedProgram, default: str) -> str:
     return next((p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), default)
 
 
-def _check_max_length(spec: InputSpec, max_length: int | None) -> None:
-    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
-        raise UsageError(
-            f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
-            f"{max_length}.",
-            f"Give {spec.max_tokens} or less.",
-        )
-
-
 def _check_features(spec: InputSpec, declared: int | None) -> None:
     if declared is not None and declared != spec.num_features:
         raise UsageError(
             f"Expected {spec.num_features or 'no'} features of each token, as the program has, "
             f"got {declared}.",
             "Correct --features or --feature-file, or leave it out.",
+        )
+
+
+def _check_extras(spec: InputSpec, program: ExportedProgram) -> None:
+    outputs = output_names(program)
+    if clash := next((extra.name for extra in spec.extras if extra.name in outputs), None):
+        raise UsageError(
+            f"An input must have another name than the outputs, got {clash!r} for both.",
+            "Rename this entry in the dict that forward returns.",
         )
 
 
@@ -204,19 +190,6 @@ def _recognize(
     graph = normalize(lowered)
     recognition = recognize(graph, progress)
     return (ir.to_proto(graph) if recognition.matches else lowered), recognition
-
-
-def _explained(
-    lowered: onnx.ModelProto, to: str
-) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
-    if to != "onnx":
-        return lowered, "TensorRT engines only output logits"
-    explained = onnx.ModelProto()
-    explained.CopyFrom(lowered)
-    try:
-        return explained, add_evidence(explained, explained_output(explained))
-    except NoEvidence as reason:
-        return lowered, str(reason)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:

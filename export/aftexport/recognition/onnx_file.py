@@ -49,13 +49,7 @@ def fuse_file(
     is_whole = not files_beside(original)
     if not is_whole:
         _read_weights(original, source)
-    try:
-        graph = normalize(original)
-    except Exception as error:  # other libraries, on any file
-        raise UsageError(
-            f"{source}: the graph cannot be normalized ({error}).",
-            "Check it with onnx.checker, or export it with opset 18 or later.",
-        ) from error
+    graph = _normalized(original, source)
     recognition = recognize(graph, progress)
     if not recognition.matches:
         if source.resolve() != target.resolve():
@@ -65,12 +59,7 @@ def fuse_file(
                 else:
                     aside.write_bytes(_serialized(original))
         return recognition
-    if (random := random_node(original)) is not None:
-        raise UsageError(
-            f"{source}: the outputs are random and cannot be compared: {random}.",
-            "Export the model in evaluation mode: model.eval(), and no training= for "
-            "torch.onnx.export.",
-        )
+    _refuse_random(original, source)
     fused = ir.to_proto(graph)
     avoid_optimizer_faults(fused)
     lower_format(fused)
@@ -80,6 +69,38 @@ def fuse_file(
     with replacing_file(target) as aside:
         aside.write_bytes(_serialized(fused))
     return recognition
+
+
+def read_onnx(source: Path) -> tuple[onnx.ModelProto, ir.Model]:
+    """Return a model with all its weights, and its normalized graph.
+
+    Raises:
+        UsageError: if the file is not an ONNX model of at most 2 GiB, already has operators of
+            the domain, or is random.
+    """
+    model = _load(source)
+    _read_weights(model, source)
+    _refuse_random(model, source)
+    return model, _normalized(model, source)
+
+
+def _normalized(model: onnx.ModelProto, source: Path) -> ir.Model:
+    try:
+        return normalize(model)
+    except Exception as error:  # other libraries, on any file
+        raise UsageError(
+            f"{source}: the graph cannot be normalized ({error}).",
+            "Check it with onnx.checker, or export it with opset 18 or later.",
+        ) from error
+
+
+def _refuse_random(model: onnx.ModelProto, source: Path) -> None:
+    if (random := random_node(model)) is not None:
+        raise UsageError(
+            f"{source}: the outputs are random and cannot be compared: {random}.",
+            "Export the model in evaluation mode: model.eval(), and no training= for "
+            "torch.onnx.export.",
+        )
 
 
 def _load(source: Path) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError, EngineError
+from aftexport.report.calibration import error_table, threshold_sentence
 
 _SHOWN_FEATURES = 8
 
@@ -30,6 +31,7 @@ def show_bundle(path: Path, console: Console) -> None:
     rows |= manifest.config or {}
     rows |= {
         "inputs": ", ".join(manifest.inputs),
+        "extra inputs": _extra_inputs(manifest),
         "vocabulary": manifest.vocab_size,
         "features": _features(manifest),
         "longest document": _tokens(manifest.max_tokens),
@@ -39,11 +41,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.chunked
         else None,
         "batching": None if manifest.batching else "no: each document runs separately",
-        "evidence": f"no: {manifest.no_evidence}"
-        if manifest.no_evidence
-        else "of each token"
-        if manifest.evidence
-        else None,
+        "evidence": _evidence(manifest),
         **_heads(manifest),
         "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
@@ -54,6 +52,11 @@ def show_bundle(path: Path, console: Console) -> None:
         "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
     _show(console, rows)
+    for name, calibration in (manifest.calibration or {}).items():
+        console.print(f"Calibration of {escape(name)}:")
+        console.print(error_table(calibration))
+        if calibration.threshold is not None:
+            console.print(threshold_sentence(calibration.threshold), soft_wrap=True)
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
@@ -64,15 +67,21 @@ def show_bundle(path: Path, console: Console) -> None:
 
 
 def show_checkpoint(
-    path: Path, console: Console, *, factory: str | None = None, allow_pickle: bool = False
+    path: Path,
+    console: Console,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> None:
     """Print the kind of a model file and the number of its weights.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads.
+        path: any of the six kinds that ``aftexport.load`` reads.
         console: the console of the output.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -80,7 +89,9 @@ def show_checkpoint(
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+    checkpoint = load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:
@@ -128,6 +139,18 @@ def _parity(bundle: Bundle) -> str:
     return f"checked, see {PARITY}" if checked else "not checked"
 
 
+def _evidence(manifest: Manifest) -> str | None:
+    if manifest.no_evidence:
+        return f"no: {manifest.no_evidence}"
+    if manifest.evidence is None:
+        return None
+    if manifest.evidence_heads is None:
+        return f"of each token, for the largest logit of {manifest.explained}"
+    lines = [f"of each token, for {', '.join(manifest.evidence_heads)}"]
+    lines += [f"not for {name}: {why}" for name, why in manifest.refused_evidence.items()]
+    return "\n".join(lines)
+
+
 def _calibration(manifest: Manifest) -> str:
     lines = []
     for name, calibration in (manifest.calibration or {}).items():
@@ -166,6 +189,14 @@ def _features(manifest: Manifest) -> str | None:
     shown += f" and {more} more" if more > 0 else ""
     is_raw = features.mean is None and features.scale is None
     return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
+
+
+def _extra_inputs(manifest: Manifest) -> str | None:
+    lines = []
+    for extra in manifest.extra_inputs:
+        limit = "" if extra.maximum is None else f", 0 to {extra.maximum}"
+        lines.append(f"{extra.name}: {extra.layout}{limit}")
+    return "\n".join(lines) or None
 
 
 def _heads(manifest: Manifest) -> dict[str, object]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import jinja2
 
 from aftexport.parity import Comparison
+from aftexport.report.calibration import section_of
 from aftexport.report.plots import error_plot
 from aftexport.report.report import Report, tolerance_of
 from aftexport.report.tables import meanings_of, output_of
@@ -54,5 +55,6 @@ def write_page(path: Path, report: Report) -> None:
         scores=meanings_of(report.manifest.heads),
         by_length=error_plot(by_length) if by_length else None,
         by_layer=by_layer,
+        calibration=section_of(report.manifest.calibration or {}, report.calibration),
     )
     path.write_text(page, "utf-8")

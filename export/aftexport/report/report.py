@@ -30,6 +30,7 @@ class Report:
         inputs: inputs of each case of the model, by name of the case.
         environment: software versions and hardware of the machine; empty if they do not matter.
         layers: comparison of every intermediate tensor; None if it was not requested.
+        calibration: content of the bundle's ``calibration.json``; None if it has none.
     """
 
     manifest: Manifest
@@ -39,11 +40,12 @@ class Report:
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     layers: Layers | None = None
+    calibration: Mapping[str, Any] | None = None
 
     @property
     def compared_with(self) -> str:
         """The reference, in words."""
-        stored = f"PyTorch's {self.manifest.reference} outputs stored in the bundle"
+        stored = f"{self.manifest.reference_title}, by its outputs stored in the bundle"
         return self.against or stored
 
     @property
@@ -66,15 +68,15 @@ class Report:
     @property
     def reason(self) -> str:
         """The reason of the verdict, in a sentence."""
-        furthest = self.worst
+        furthest, name = self.worst, self.manifest.reference_name
         if furthest is None:
-            return "The comparison with PyTorch was turned off in the export."
+            return f"The comparison with {name} was turned off in the export."
         count = len(self.comparisons)
         outside = sum(not c.passed for c in self.comparisons)
         place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
         if not outside:
             return (
-                f"All {count} comparisons with PyTorch are within tolerance; the largest error is "
+                f"All {count} comparisons with {name} are within tolerance; the largest error is "
                 f"{_percent(furthest.largest_error / furthest.bound)} of the tolerance ({place})."
             )
         of_scores = " in its scores or values" if furthest.error < furthest.largest_error else ""
@@ -137,6 +139,7 @@ class Report:
             "comparisons": [c.to_dict() for c in self.comparisons],
             "worst_tokens": self.worst_tokens(),
             "layers": self.layers.to_dict() if self.layers else None,
+            "calibration": self.calibration,
             "notes": list(self.notes),
             "environment": dict(self.environment),
             "made_with": dict(self.manifest.versions),

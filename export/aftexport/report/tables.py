@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aftexport.bundle.golden import OPERATOR_OUTPUT
 from aftexport.console import escape, plain_table, shape_text
 from aftexport.contract import LOGITS
 from aftexport.heads import Head
@@ -14,7 +13,13 @@ from aftexport.parity import Comparison
 
 def output_of(result: Comparison) -> str:
     """Return ``output NAME`` if the model names the output; else an empty text."""
-    return "" if result.output in (LOGITS, OPERATOR_OUTPUT) else f"output {result.output}"
+    is_named = _is_of_model(result) and result.output != LOGITS
+    return f"output {result.output}" if is_named else ""
+
+
+def _is_of_model(result: Comparison) -> bool:
+    """Return whether the model was run, rather than one operator, whose output has no name."""
+    return result.subject.startswith("model")
 
 
 def subject_of(result: Comparison) -> str:
@@ -35,12 +40,18 @@ def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
     console.print(f"Scores: {escape(meanings_of(heads))}.")
 
 
-def parity_table(results: Sequence[Comparison], reference: str) -> Table:
-    """Return a table of each case's error and bound; ``reference`` is the type of PyTorch."""
-    outputs = {result.output for result in results} - {OPERATOR_OUTPUT}
+def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "PyTorch") -> Table:
+    """Return a table of each case's error and bound.
+
+    Args:
+        results: the comparisons.
+        reference: the type of the reference.
+        name: the model that is the reference.
+    """
+    outputs = {result.output for result in results if _is_of_model(result)}
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")
-    table = plain_table("parity with PyTorch", *named, *columns)
+    table = plain_table(f"parity with {name}", *named, *columns)
     formula = "max |output - reference| / max(1, max |reference|)"
     table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
     table.caption_justify = "left"
@@ -50,7 +61,7 @@ def parity_table(results: Sequence[Comparison], reference: str) -> Table:
         if result.engine != "onnxruntime":
             subject += f", {result.engine}"
         numbers = (f"{result.largest_error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
-        flips = str(result.label_flips) if result.subject.startswith("model") else ""
-        output = [result.output if result.output in outputs else ""] if named else []
+        flips = str(result.label_flips) if _is_of_model(result) else ""
+        output = [result.output if _is_of_model(result) else ""] if named else []
         table.add_row(escape(subject), *output, shape_text(result.shape), *numbers, flips, verdict)
     return table

@@ -1,12 +1,28 @@
 """Parsers for the command line, and the types of their options."""
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from aftexport.system.suggestions import check_options
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest option for an unknown one."""
+
+    def parse_args(  # type: ignore[override]  # the namespace of a caller is not supported
+        self, args: Sequence[str]
+    ) -> argparse.Namespace:
+        check_options(args, set(_OPTION.findall(self.format_usage())), self.prog)
+        return super().parse_args(args)
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
     """Return a parser that keeps the line breaks of its texts."""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=name,
         description=description,
         epilog=epilog,

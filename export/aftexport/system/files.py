@@ -130,7 +130,7 @@ def _sorted(value: Any, ordered: Collection[str] = ()) -> Any:
         return value
     return {
         key: {name: _sorted(inner) for name, inner in value[key].items()}
-        if key in ordered
+        if key in ordered and isinstance(value[key], dict)
         else _sorted(value[key])
         for key in sorted(value)
     }

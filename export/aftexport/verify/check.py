@@ -24,6 +24,7 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.parity.comparison import Comparison, compare, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
+from aftexport.report.calibration import read_details
 from aftexport.report.layers import Layers
 from aftexport.report.report import Report, environment, inputs_of, tolerance_of
 from aftexport.verify.documents import random_documents, read_documents
@@ -42,6 +43,7 @@ class Request:
         model: the model file of the bundle.
         factory: ``package.module:callable`` for a bare state dict, or for a model without file.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
         data: file of documents, one JSON object per line.
         lengths: lengths of random documents.
         search: number of inputs to try in a search for the largest error; 0 for no search.
@@ -54,6 +56,7 @@ class Request:
     model: Path | None = None
     factory: str | None = None
     allow_pickle: bool = False
+    trust_remote_code: bool = False
     data: Path | None = None
     lengths: Sequence[int] = ()
     search: int = 0
@@ -113,6 +116,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
         inputs=inputs_of(cases),
         environment=environment(onnxruntime=ort.VERSION),
         layers=layers,
+        calibration=read_details(bundle),
     )
 
 
@@ -145,7 +149,11 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
     from aftexport.verify.reference_model import load_source
 
     return load_source(
-        bundle, request.model, factory=request.factory, allow_pickle=request.allow_pickle
+        bundle,
+        request.model,
+        factory=request.factory,
+        allow_pickle=request.allow_pickle,
+        trust_remote_code=request.trust_remote_code,
     )
 
 

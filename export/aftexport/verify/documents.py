@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.random_tokens import random_tokens
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraValues, check_values, sample_values, stacked
 
 Inputs = dict[str, Array]
 
@@ -22,8 +24,9 @@ def read_documents(
 ) -> dict[str, Inputs]:
     """Read documents, one JSON object per line, or one document from a ``.npy`` file.
 
-    A line has ``text``, ``input_ids`` or, for a model of features, ``input_features``. An array in
-    a file has the ids, or the features of all tokens.
+    A line has ``text``, ``input_ids`` or, for a model of features, ``input_features``; and the
+    extra inputs by name in ``inputs``. An array in a file has the ids, or the features of all
+    tokens.
 
     Args:
         path: the file.
@@ -37,22 +40,31 @@ def read_documents(
         UsageError: if a line is invalid; the message has the number of the line.
     """
     if path.suffix == ".npy":
-        return {path.name: as_inputs([_read_array(path, manifest)], manifest)}
+        array = _read_array(path, manifest)
+        try:
+            extras = extras_of({}, manifest, len(array))
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}.", "Give a file of JSON lines.") from error
+        return {path.name: as_inputs([array], manifest, [extras])}
     documents = {}
     for number, line in lines_of(path):
         try:
-            document = document_of(object_of(line), manifest, tokenizer)
-            documents[f"document {number}"] = as_inputs([document], manifest)
+            content = object_of(line)
+            document = document_of(content, manifest, tokenizer)
+            extras = extras_of(content, manifest, len(document))
+            documents[f"document {number}"] = as_inputs([document], manifest, [extras])
         except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{path}, line {number}: {error}.",
-                'Give {"text": "..."} or {"input_ids": [...]} on each line.'
-                if manifest.features is None
-                else 'Give {"input_features": [[...], ...]} on each line.',
-            ) from error
+            raise UsageError(f"{path}, line {number}: {error}.", _line_form(manifest)) from error
     if not documents:
         raise UsageError(f"{path} has no documents.", "Give one JSON object per line.")
     return documents
+
+
+def _line_form(manifest: Manifest) -> str:
+    more = ', "inputs": {"NAME": ...}' if manifest.extra_inputs else ""
+    if manifest.features is not None:
+        return f'Give {{"input_features": [[...], ...]{more}}} on each line.'
+    return f'Give {{"text": "..."{more}}} or {{"input_ids": [...]{more}}} on each line.'
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
@@ -100,6 +112,23 @@ def document_of(
         document = _features(np.array(given), manifest.features)
     _check_length(document, manifest)
     return document
+
+
+def extras_of(content: Mapping[str, Any], manifest: Manifest, tokens: int) -> ExtraValues:
+    """Return the checked extra inputs of the field ``inputs``.
+
+    Args:
+        content: the object of a line.
+        manifest: the manifest of the model.
+        tokens: the number of tokens of the document.
+
+    Raises:
+        ValueError: if they do not fit the model.
+    """
+    given = content.get("inputs")
+    if not isinstance(given, dict | None):
+        raise ValueError(f"inputs must be an object, got {type(given).__name__}")
+    return check_values(manifest.extra_inputs, given, tokens)
 
 
 def _read_array(path: Path, manifest: Manifest) -> Array:
@@ -173,24 +202,38 @@ def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, In
                 f"Give {max_tokens} or less.",
             )
         document = random_document(length, manifest, generator)
-        documents[f"{length} random tokens"] = as_inputs([document], manifest)
+        extras = sample_values(manifest.extra_inputs, generator, length)
+        documents[f"{length} random tokens"] = as_inputs([document], manifest, [extras])
     return documents
 
 
 def random_document(tokens: int, manifest: Manifest, generator: np.random.Generator) -> Array:
     """Return random ids ``[tokens]``, or standard normal features ``[tokens, features]``."""
-    if manifest.features is not None:
-        return generator.standard_normal((tokens, manifest.features.count), np.float32)
-    return generator.integers(0, manifest.vocab_size or 1, tokens, np.int64)
+    count = None if manifest.features is None else manifest.features.count
+    return random_tokens(generator, (tokens,), vocab_size=manifest.vocab_size, num_features=count)
 
 
-def as_inputs(documents: Sequence[Sequence[int] | Array], manifest: Manifest) -> Inputs:
-    """Return the model's inputs for documents of ids or features, padded on the right."""
+def as_inputs(
+    documents: Sequence[Sequence[int] | Array],
+    manifest: Manifest,
+    extras: Sequence[ExtraValues],
+) -> Inputs:
+    """Return the model's inputs for documents, padded on the right.
+
+    Args:
+        documents: the ids or features of each document.
+        manifest: the manifest of the model.
+        extras: the extra inputs of each document.
+    """
     lengths = [len(document) for document in documents]
     features = [] if manifest.features is None else [manifest.features.count]
     element = np.dtype(np.float32 if features else np.int64)
     padded = np.zeros((len(documents), max(lengths), *features), element)
     for row, document in zip(padded, documents, strict=True):
         row[: len(document)] = document
-    inputs = {manifest.main_input: padded, "lengths": np.array(lengths, np.int64)}
+    inputs = {
+        manifest.main_input: padded,
+        "lengths": np.array(lengths, np.int64),
+        **stacked(manifest.extra_inputs, extras, max(lengths)),
+    }
     return {name: inputs[name] for name in manifest.inputs}

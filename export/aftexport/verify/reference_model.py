@@ -13,7 +13,12 @@ _GIVE_FILE = "Give the model file with --model."
 
 
 def load_source(
-    bundle: Bundle, path: Path | None, *, factory: str | None = None, allow_pickle: bool = False
+    bundle: Bundle,
+    path: Path | None,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Read the model file of a bundle.
 
@@ -23,11 +28,17 @@ def load_source(
             the factory returns, if the bundle was exported without a file.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
         CheckpointError: if the file cannot be read.
     """
+    if bundle.manifest.is_of_onnx:
+        raise UsageError(
+            f"{bundle.path} was made from an ONNX file, so there is no PyTorch to compare with.",
+            "Compare with the stored outputs of the file: leave --model and --reference out.",
+        )
     if path is None:
         if allow_pickle:
             raise UsageError("--allow-pickle needs a file, got none.", _GIVE_FILE)
@@ -35,7 +46,9 @@ def load_source(
             raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
         return from_factory(factory)
     bundle.check_source(path)
-    return load(path, factory=factory, allow_pickle=allow_pickle)
+    return load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
 
 
 def torch_engine(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.engines import Engine
+from aftexport.extra_inputs import sample_values
 from aftexport.onnx_io import read_model
 from aftexport.parity.comparison import compare
 from aftexport.verify.documents import as_inputs, random_document
@@ -100,7 +101,11 @@ class Search:
         return kept[0][3]
 
     def _measure(self, batch: Batch) -> tuple[float, Case]:
-        inputs = as_inputs(batch, self._manifest)
+        extras = [
+            sample_values(self._manifest.extra_inputs, self._generator, len(document))
+            for document in batch
+        ]
+        inputs = as_inputs(batch, self._manifest, extras)
         case = Case("found by the search", "model", inputs, self._reference.run(inputs))
         results = compare(case, self._engine.run(inputs), self._manifest.precision)
         return max(result.error for result in results), case

@@ -1,15 +1,17 @@
 """The endpoint that classifies documents."""
 
-import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response, params
 
+from aftexport.errors import InputError
 from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
+from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.npy_body import NPY, read_npy
@@ -19,10 +21,11 @@ from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 _LINES_SCHEMA: dict[str, Any] = {
     "type": "string",
@@ -40,12 +43,34 @@ _INFER = body_schema(
     InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
+_MAX_NAMES = 256
+"""Maximum passages of each logit that ``explain`` chooses, without another number."""
 EvidenceSpans = Annotated[
     int,
     Query(
         ge=0,
         le=100,
         description="Maximum passages of each document that support its label; 0 for no evidence.",
+    ),
+]
+Explain = Annotated[
+    list[str],
+    Query(
+        default_factory=list,
+        max_length=_MAX_NAMES,
+        description="Label or value to explain in place of the largest logit, as `NAME` or "
+        "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
+        f"several. The answer has `explained`, with {DEFAULT_SPANS} passages of each unless "
+        "`evidence` has another number.",
+    ),
+]
+Outputs = Annotated[
+    list[str],
+    Query(
+        default_factory=list,
+        max_length=_MAX_NAMES,
+        description="Output to answer, of `heads` in GET /info. Repeat it for several; without it, "
+        "all outputs are answered.",
     ),
 ]
 
@@ -70,25 +95,34 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         openapi_extra=_INFER,
     )
     async def infer(
-        request: Request, deadline_seconds: DeadlineSeconds = None, evidence: EvidenceSpans = 0
+        request: Request,
+        explain: Explain,
+        outputs: Outputs,
+        deadline_seconds: DeadlineSeconds = None,
+        evidence: EvidenceSpans = 0,
     ) -> DocumentResult | InferResponse | Response:
         """Classify one document, or several.
 
         JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
         document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
         features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
-        `input_features`, and gets a line of the answer. With `Accept: application/x-ndjson`, the
+        `input_features`, and gets a line of the answer. `inputs` has the extra inputs of a model by
+        name, of each document. With `Accept: application/x-ndjson`, the
         answer for one document is streamed as lines: the document, the answers for its tokens in
         parts, and `{"complete": true}`.
         """
         service.check_open()
+        if explain and "evidence" not in request.query_params:
+            evidence = DEFAULT_SPANS
+        options = AnswerOptions(evidence, explain, outputs)
+        options.wanted(service.active.bundle.manifest)  # before the body is read
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         kind = media_type(request)
         if kind in streaming.LINES_TYPES:
             classify = partial(
                 service.classify,
                 deadline=deadline,
-                spans=evidence,
+                options=options,
                 backlog=Backlog(),
                 inline=InlineTokens(),
             )
@@ -97,18 +131,20 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             )
             add_log_fields(request, documents=len(lines))
             return Response(b"".join(lines), media_type=kind)
-        documents, is_one = await _read(request, kind, service)
+        body = await _read(request, kind, service)
+        documents, is_one = body.documents, body.is_one
         service.traces.record("receive", request.state.started, time.monotonic())
         accepted = streaming.accepted_lines(request) if len(documents) == 1 else None
         inline = InlineTokens() if accepted is None else None
-        work = service.classify(documents, deadline, spans=evidence, inline=inline)
+        work = service.classify(documents, deadline, body.given, options=options, inline=inline)
         answers = await run_until_disconnect(work, request.receive, deadline)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)
         if accepted is not None:
             return PartsResponse(answer_lines(answers[0], deadline), accepted)
         if any(answer.tokens.results for answer in answers):
-            return await _with_tokens(answers, is_one)
+            building = _with_tokens(answers, is_one)
+            return await run_until_disconnect(building, request.receive, deadline)
         results = [answer.result for answer in answers]
         return results[0] if is_one else InferResponse(results=results)
 
@@ -117,32 +153,55 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
 
 async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
     """Return a response with answers for tokens, which are in memory for one document at a time."""
-    contents = []
-    for answer in answers:
-        contents.append(answer.complete().model_dump_json(exclude_none=True).encode())
-        await asyncio.sleep(0)  # the answer of each document may take milliseconds
+    contents = [await complete_json(answer) for answer in answers]
     content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
     return Response(content, media_type=JSON)
 
 
-async def _read(request: Request, kind: str, service: Service) -> tuple[Sequence[Document], bool]:
-    """Return the documents of a body, and whether the answer is one object instead of a list."""
-    classifier = service.model.classifier
-    if kind == streaming.TEXT:
-        return [await streaming.read_text(request, classifier)], True
-    if kind == streaming.BYTES and classifier.takes_bytes:
-        return [await streaming.read_bytes(request, classifier)], True
-    if kind in (NPY, streaming.BYTES):
-        settings = service.settings
-        max_bytes = settings.max_body_bytes
-        if classifier.manifest.features is not None:
-            max_bytes = settings.max_array_bytes
-        return [await read_npy(request, classifier, service.feature_space, max_bytes)], True
+@dataclass(frozen=True)
+class _Body:
+    """The content of a request.
+
+    Attributes:
+        documents: the documents.
+        is_one: whether the answer is one object instead of a list.
+        given: the extra inputs of each document; None without any.
+    """
+
+    documents: Sequence[Document]
+    is_one: bool
+    given: Sequence[ExtraFields] | None = None
+
+
+async def _read(request: Request, kind: str, service: Service) -> _Body:
+    if kind in (streaming.TEXT, streaming.BYTES, NPY):
+        return _Body([await _read_single(request, kind, service)], is_one=True)
     max_documents = service.settings.max_documents
     body = await read_json(
         request,
         InferRequest,
         other_types=(streaming.TEXT, NPY, streaming.BYTES, *streaming.LINES_TYPES),
-        max_entries=dict.fromkeys(("texts", "input_ids", "input_features"), max_documents),
+        max_entries=dict.fromkeys(
+            ("texts", "input_ids", "input_features", "inputs"), max_documents
+        ),
     )
-    return body.documents, body.text is not None
+    return _Body(body.documents, body.text is not None, body.given)
+
+
+async def _read_single(request: Request, kind: str, service: Service) -> Document:
+    """Return the document of a body that is not JSON."""
+    classifier, settings = service.model.classifier, service.settings
+    if extras := classifier.manifest.extra_inputs:
+        raise InputError(
+            f"This model needs the inputs {', '.join(e.name for e in extras)}, which {kind} has "
+            "no place for.",
+            "Send JSON with inputs beside the document.",
+        )
+    if kind == streaming.TEXT:
+        return await streaming.read_text(request, classifier)
+    if kind == streaming.BYTES and classifier.takes_bytes:
+        return await streaming.read_bytes(request, classifier)
+    max_bytes = settings.max_body_bytes
+    if classifier.manifest.features is not None:
+        max_bytes = settings.max_array_bytes
+    return await read_npy(request, classifier, service.feature_space, max_bytes)

@@ -5,6 +5,7 @@ from collections import Counter
 from aftexport import __version__
 from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
+from aftserve.model.wanted import explainable
 from aftserve.schemas import Calibration, Info, Limits
 from aftserve.service import Service
 
@@ -28,11 +29,13 @@ def describe(service: Service) -> Info:
         head_calibrations=manifest.calibration,
         vocab_size=manifest.vocab_size,
         features=manifest.features,
+        extra_inputs=manifest.extra_inputs,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,
         tokenizer=classifier.has_tokenizer,
         evidence=manifest.evidence is not None,
+        explainable=explainable(manifest),
         limits=Limits(
             max_tokens=classifier.max_tokens,
             max_characters=settings.max_characters,
@@ -47,7 +50,11 @@ def describe(service: Service) -> Info:
             long_documents=settings.long_documents,
             whole_only=_whole_only(active),
         ),
-        calibration=Calibration(slowdown=service.scheduler.slowdown.value, **model.costs.to_dict()),
+        calibration=Calibration(
+            slowdown=service.scheduler.slowdown.value,
+            measuring=not model.measurement.is_done,
+            **model.costs.to_dict(),
+        ),
     )
 
 

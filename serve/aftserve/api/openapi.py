@@ -1,16 +1,20 @@
 """The OpenAPI document, with the limits of the active bundle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from aftexport.extra_inputs import ExtraInput
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.api.streaming import BYTES
+from aftserve.model.wanted import choices
 from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
+
+_MAX_NAMES = 256
 
 
 def describe_bodies(app: FastAPI, service: Service) -> None:
@@ -26,20 +30,37 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
             manifest.features.count if manifest.features else 0,
             classifier.min_tokens,
             classifier.has_tokenizer,
+            manifest.extra_inputs,
         )
         described["components"]["schemas"].update(bodies)
         content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
         content.pop(BYTES, None)  # the bundle may have been replaced since
         if classifier.takes_bytes:
             content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+        names = {"outputs": [*manifest.heads], "explain": choices(manifest)}
+        for parameter in described["paths"]["/infer"]["post"]["parameters"]:
+            if (values := names.get(parameter["name"])) is not None:
+                _name_values(parameter["schema"], values)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def _name_values(schema: Schema, values: Sequence[str]) -> None:
+    """Put the values of a list into its schema; it stays empty if there are none."""
+    schema["items"] = {"type": "string"}
+    if len(values) <= _MAX_NAMES:
+        schema["items"]["enum"] = [*values] or [""]
+    schema["maxItems"] = _MAX_NAMES if values else 0
+
+
 @lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
 def _bodies(
-    vocab_size: int | None, features: int, min_tokens: int, has_tokenizer: bool
+    vocab_size: int | None,
+    features: int,
+    min_tokens: int,
+    has_tokenizer: bool,
+    extras: tuple[ExtraInput, ...],
 ) -> dict[str, Schema]:
     # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
     text = {"type": "string", "minLength": 1}
@@ -67,20 +88,60 @@ def _bodies(
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
         **protocol.pop("$defs"),
-        "DocumentRequest": _exactly_one(DocumentRequest, one),
-        "InferRequest": _exactly_one(InferRequest, many),
+        "DocumentRequest": _exactly_one(DocumentRequest, one, _fields_beside(one, extras, None)),
+        "InferRequest": _exactly_one(InferRequest, many, _fields_beside(many, extras, ("text",))),
         "InferenceRequest": protocol,
     }
 
 
-def _exactly_one(model: type[BaseModel], forms: Mapping[str, Schema]) -> Schema:
-    """Return the schema of an object with exactly one of the forms; the others may be null."""
+def _fields_beside(
+    forms: Mapping[str, Schema], extras: Sequence[ExtraInput], single: Sequence[str] | None
+) -> dict[str, Schema]:
+    """Return the schema of ``inputs`` beside each form; empty without extra inputs.
+
+    Args:
+        forms: the forms of a body.
+        extras: the extra inputs of the model.
+        single: the forms of one document; None if all are.
+    """
+    if not extras:
+        return {}
+    fields: Schema = {
+        "type": "object",
+        "required": [extra.name for extra in extras],
+        "properties": {extra.name: _values(extra) for extra in extras},
+        "additionalProperties": False,
+    }
+    several: Schema = {"type": "array", "items": fields, "minItems": 1}
+    return {name: fields if single is None or name in single else several for name in forms}
+
+
+def _values(extra: ExtraInput) -> Schema:
+    limits = {} if extra.maximum is None else {"minimum": 0, "maximum": extra.maximum}
+    one: Schema = {"type": "number" if extra.dtype == "float32" else "integer", **limits}
+    if extra.kind == "token":
+        return {"type": "array", "items": one, "description": "An integer of each token."}
+    if extra.width is None:
+        return one
+    return {"type": "array", "items": one, "minItems": extra.width, "maxItems": extra.width}
+
+
+def _exactly_one(
+    model: type[BaseModel], forms: Mapping[str, Schema], fields: Mapping[str, Schema]
+) -> Schema:
+    """Return the schema of an object with exactly one of the forms; the others may be null.
+
+    Args:
+        model: the model of the body.
+        forms: the schema of each form.
+        fields: the schema of ``inputs`` beside each form; empty for no ``inputs``.
+    """
     absent = {name: {"type": "null"} for name in model.model_fields}
     alternatives = [
         {
             "type": "object",
-            "required": [name],
-            "properties": absent | {name: schema},
+            "required": [name, *(["inputs"] if fields else [])],
+            "properties": absent | {name: schema} | ({"inputs": fields[name]} if fields else {}),
             "additionalProperties": False,
         }
         for name, schema in forms.items()

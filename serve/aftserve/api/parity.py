@@ -40,7 +40,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         max_tokens = service.model.classifier.max_tokens
         body = await read_json(request, DocumentRequest, max_entries={"input_ids": max_tokens})
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-        work = service.compare(body.document, deadline)
+        work = service.compare(body.document, deadline, body.inputs or {})
         return await run_until_disconnect(work, request.receive, deadline)
 
     return router

@@ -1,6 +1,9 @@
 """A response in parts that are made as the client reads them."""
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
 
 from starlette.responses import Response
@@ -8,18 +11,23 @@ from starlette.types import Receive, Scope, Send
 
 from aftserve.api.deadline import disconnected
 
+logger = logging.getLogger("aftserve.request")
+
 
 class PartsResponse(Response):
     """A response whose parts are made one at a time, so that its memory stays bounded.
 
     The server makes a part once the client has read most of those before, and makes none after the
-    client has left.
+    client has left. At the deadline the server closes the connection, so that the client sees an
+    incomplete body.
 
     Args:
         parts: the parts of the body.
         media_type: media type of the body.
         headers: other headers.
         size: bytes of the body; None if they are not known.
+        deadline: deadline of the client by ``time.monotonic``; by default none, for parts that
+            end with an error by themselves.
     """
 
     def __init__(
@@ -28,12 +36,14 @@ class PartsResponse(Response):
         media_type: str,
         headers: Mapping[str, str] | None = None,
         size: int | None = None,
+        deadline: float = math.inf,
     ) -> None:
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         if size is not None:
             self.headers["content-length"] = str(size)
         self._parts = parts
+        self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
@@ -45,6 +55,9 @@ class PartsResponse(Response):
                 await asyncio.sleep(0)  # a client that reads fast must not delay the others
                 if leaving.done():
                     return
+                if time.monotonic() > self._deadline:
+                    logger.warning("an answer was cut off at the deadline of its client")
+                    return  # uvicorn closes the connection
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()

@@ -3,27 +3,38 @@
 import asyncio
 import codecs
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 import anyio.to_thread
 import numpy as np
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api import request_body
+from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
-from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
+from aftserve.model.classifier import Classifier
+from aftserve.model.document_checks import PIECE_CHARACTERS
 from aftserve.model.results import DocumentAnswer
 from aftserve.schemas import DocumentRequest, LineProblem
-from aftserve.types import Document, Tokens
+from aftserve.types import Document, ExtraFields, Tokens
 
 T = TypeVar("T")
-Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentAnswer]]]
+
+
+class Classify(Protocol):
+    """A function that classifies documents with their extra inputs."""
+
+    def __call__(
+        self, documents: Sequence[Document], *, given: Sequence[ExtraFields]
+    ) -> Coroutine[Any, Any, list[DocumentAnswer]]:
+        """Return the answers, in order."""
+        ...
+
 
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
@@ -155,10 +166,10 @@ async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
 
 
 async def _classify_line(line: bytes, classify: Classify) -> bytes:
-    content: BaseModel
     try:
-        (answer,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
-        content = answer.complete()
+        parsed = request_body.parse(line, DocumentRequest, {})
+        (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
+        return await complete_json(answer) + b"\n"
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
         content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)

@@ -1,8 +1,10 @@
 """Classification of many documents without a server, with the server's answers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from rich.console import Console
 
@@ -14,18 +16,28 @@ from aftexport.errors import (
     InputError,
     ParityError,
     StorageError,
+    UsageError,
 )
 from aftserve.batch.sharing import shared_runs
 from aftserve.model.answers import Answer
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.inputs import TokenizedDocument, cut_document
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
+from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
-from aftserve.types import Tokens
+from aftserve.types import Document, ExtraFields, Tokens
 
 _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
+_MAX_HELD_DOCUMENTS = 1 << 14
+"""Maximum documents that are held at a time: more would not make runs of more similar lengths."""
+Finish = Callable[[TokenizedDocument, Answer, Timings], DocumentResult]
+"""A function that makes the server's answer for a document."""
+Source = Document | Path | AftexportError
+"""A document, the path of a .npy file, or the error in place of a text that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -34,115 +46,235 @@ class Outcome:
 
     Attributes:
         answer: the answer of each head.
-        error: the problem and its remedy.
+        error: the error in place of an answer.
         tokens_total: tokens of the document; 0 if unknown.
         tokens_used: tokens that the model saw.
         tokens: the answers for the tokens; None without an answer.
+        result: the server's answer, if it was asked for.
     """
 
     answer: Answer | None = None
-    error: str | None = None
+    error: AftexportError | None = None
     tokens_total: int = 0
     tokens_used: int = 0
     tokens: TokenAnswers | None = None
+    result: DocumentResult | None = None
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tokenized document that waits for its run.
+
+    Attributes:
+        document: the document and its tokens.
+        since: time at which it was tokenized, by time.perf_counter().
+    """
+
+    document: TokenizedDocument
+    since: float
+
+
+def _with_fields(
+    documents: Iterable[Source], given: Iterable[ExtraFields] | None
+) -> Iterator[tuple[Source, ExtraFields]]:
+    """Yield each document with its extra inputs.
+
+    Raises:
+        UsageError: if there are more or fewer extra inputs than documents.
+    """
+    fields = None if given is None else iter(given)
+    remedy = "Give one mapping for each document."
+    for document in documents:
+        extras = {} if fields is None else next(fields, None)
+        if extras is None:
+            raise UsageError("There are fewer extra inputs than documents.", remedy)
+        yield document, extras
+        del document  # its text need not be held any longer
+    if fields is not None and next(fields, None) is not None:
+        raise UsageError("There are more extra inputs than documents.", remedy)
 
 
 class OfflineClassifier:
-    """The model of a bundle, loaded and compared with its golden cases.
+    """The model of a bundle, loaded and compared with its golden cases; threads may share it.
 
     Args:
         settings: settings of the server; settings of requests and the queue are ignored.
         digest: required digest of the bundle; None for any.
+        measures_costs: whether the costs of runs are measured at once, which takes seconds; see
+            ``measure_costs``.
 
     Raises:
         AftexportError: if the model cannot be loaded.
         ParityError: if the golden cases are out of bound.
+
+    Attributes:
+        bundle: the bundle.
+        classifier: the classifier of its model.
     """
 
-    def __init__(self, settings: Settings, digest: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, digest: str | None = None, *, measures_costs: bool = True
+    ) -> None:
         bundle = Bundle.open(settings.bundle)
         if digest is not None and bundle.digest != digest:
             raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
+        self.bundle = bundle
+        self._turn = Lock()
         self._budget_tokens = settings.budget_tokens
         self._spill = settings.spill
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
-        self._model.classifier.keep_answers_in_memory()
+        self.classifier = self._model.classifier
+        self.classifier.keep_answers_in_memory()
+        if measures_costs:
+            self.measure_costs()
 
-    def answer(self, documents: Iterable[str | Path | AftexportError]) -> list[Outcome]:
+    def measure_costs(self) -> None:
+        """Measure the costs of runs, which decide how documents share them, unless it was done.
+
+        Raises:
+            AftexportError: if a run fails.
+        """
+        with self._turn:
+            self._model.measurement.measure_all()
+
+    def answer(
+        self,
+        documents: Iterable[Source],
+        given: Iterable[ExtraFields] | None = None,
+        *,
+        finish: Finish | None = None,
+        wanted: Wanted = EVERY_HEAD,
+        on_done: Callable[[int], None] | None = None,
+    ) -> Iterator[Outcome]:
         """Classify documents in shared runs; if a run fails, each of them gets a single run.
 
         Args:
-            documents: texts, paths of .npy files, or errors in place of texts that could not be
-                read; none is kept.
+            documents: the documents, consumed as needed.
+            given: extra inputs of each document; None for none.
+            finish: makes the results of the outcomes; None for outcomes without results.
+            wanted: the wanted part of the answers.
+            on_done: a callback of the number of documents after each run.
+
+        Yields:
+            The outcome of each document, in order.
         """
         outcomes: list[Outcome] = []
-        held: dict[int, TokenizedDocument] = {}
-        for index, document in enumerate(documents):
+        held: dict[int, _Held] = {}
+        tokens = 0
+        done = on_done or (lambda _: None)
+        for document, extras in _with_fields(documents, given):
             outcomes.append(Outcome())
             try:
-                held[index] = self._tokenized(document)
+                one = self._tokenized(document, extras, wanted)
             except AftexportError as error:
-                outcomes[index] = Outcome(error=str(error))
-            if sum(len(one.ids) for one in held.values()) > _MAX_HELD_TOKENS:
-                self._run(held, outcomes)
-                held = {}
-        self._run(held, outcomes)
-        return outcomes
+                outcomes[-1] = Outcome(error=error)
+                done(1)
+            else:
+                held[len(outcomes) - 1] = _Held(one, time.perf_counter())
+                tokens += len(one.ids)
+            if tokens > _MAX_HELD_TOKENS or len(outcomes) >= _MAX_HELD_DOCUMENTS:
+                self._run(held, outcomes, finish, wanted, done)
+                yield from outcomes
+                outcomes, held, tokens = [], {}, 0
+        self._run(held, outcomes, finish, wanted, done)
+        yield from outcomes
 
-    def _tokenized(self, document: str | Path | AftexportError) -> TokenizedDocument:
+    def _tokenized(self, document: Source, given: ExtraFields, wanted: Wanted) -> TokenizedDocument:
         if isinstance(document, AftexportError):
             raise document
-        classifier = self._model.classifier
+        classifier = self.classifier
+        if isinstance(document, str):
+            start = time.perf_counter()
+            ids, marks = classifier.encode_marked(document)
+            seconds = time.perf_counter() - start
+            # Only spans and evidence need the text: do not hold it for other answers.
+            kept = document if marks is not None or wanted.explained else ids
+        else:
+            kept = ids = self._tokens(document, wanted)
+            marks, seconds = None, 0.0
+        extras = classifier.check_extras(given, len(ids))
+        one = cut_document(classifier, kept, ids, marks, extras, seconds)
+        check_evidence(classifier, wanted, len(one.used))
+        return one
+
+    def _tokens(self, document: Document | Path, wanted: Wanted) -> Tokens:
+        self.classifier.check_words(None, wanted)
         if isinstance(document, Path):
-            tokens = self._read(document)
-            return cut_document(classifier, tokens, tokens, None)
-        ids, marks = classifier.encode_marked(document)
-        # Only spans need the text: do not hold it for other models.
-        return cut_document(classifier, ids if marks is None else document, ids, marks)
+            return self._read(document)
+        return self.classifier.check(document)
 
     def _read(self, path: Path) -> Tokens:
-        classifier = self._model.classifier
         try:
-            classifier.check_words(None)
-            return read_npy_file(path, classifier, self._spill)
+            return read_npy_file(path, self.classifier, self._spill)
         except OSError as error:
             raise InputError(f"The file cannot be read ({error.strerror}).", "Check it.") from error
 
-    def _run(self, documents: dict[int, TokenizedDocument], outcomes: list[Outcome]) -> None:
-        """Run tokenized documents, and write their outcomes to their places."""
-        classifier = self._model.classifier
-        places, inputs = list(documents), list(documents.values())
-        runs = shared_runs(
-            [len(one.used) for one in inputs],
-            self._model.costs,
-            budget_tokens=self._budget_tokens,
-            masks_padding=classifier.masks_padding,
+    def _run(
+        self,
+        held: dict[int, _Held],
+        outcomes: list[Outcome],
+        finish: Finish | None,
+        wanted: Wanted,
+        on_done: Callable[[int], None],
+    ) -> None:
+        """Run documents, and write their outcomes to their places."""
+        places = list(held)
+        costs = self._model.costs
+        lengths = [len(one.document.used) for one in held.values()]
+        runs = list(
+            shared_runs(
+                lengths,
+                costs,
+                budget_tokens=self._budget_tokens,
+                masks_padding=self.classifier.masks_padding,
+            )
         )
+        predicted = sum(costs.batch(len(run), max(lengths[i] for i in run)) for run in runs)
         for run in runs:
-            for index, result in zip(run, self._answers([inputs[i] for i in run]), strict=True):
-                one = inputs[index]
-                outcomes[places[index]] = (
-                    self._outcome(one, result)
-                    if isinstance(result, Answer)
-                    else Outcome(None, str(result), len(one.ids), 0)
+            waiting = [held[places[i]] for i in run]
+            with self._turn:
+                start = time.perf_counter()
+                results = list(self._answers([one.document for one in waiting], wanted))
+                seconds = time.perf_counter() - start
+            for i, one, result in zip(run, waiting, results, strict=True):
+                timings = Timings(
+                    tokenize_seconds=one.document.tokenize_seconds,
+                    queue_seconds=start - one.since,
+                    inference_seconds=seconds,
+                    predicted_seconds=predicted,
                 )
+                outcomes[places[i]] = self._outcome(one.document, result, finish, timings)
+            on_done(len(run))
 
-    def _outcome(self, one: TokenizedDocument, answer: Answer) -> Outcome:
-        tokens = token_answers(self._model.classifier.manifest.heads, one, answer)
-        return Outcome(answer, None, len(one.ids), len(one.used), tokens)
+    def _outcome(
+        self,
+        one: TokenizedDocument,
+        answer: Answer | AftexportError,
+        finish: Finish | None,
+        timings: Timings,
+    ) -> Outcome:
+        if not isinstance(answer, Answer):
+            return Outcome(None, answer, len(one.ids), 0)
+        tokens = token_answers(self.bundle.manifest.heads, one, answer)
+        result = finish(one, answer, timings) if finish is not None else None
+        return Outcome(answer, None, len(one.ids), len(one.used), tokens, result)
 
-    def _answers(self, documents: Sequence[TokenizedDocument]) -> Iterator[Answer | AftexportError]:
+    def _answers(
+        self, documents: Sequence[TokenizedDocument], wanted: Wanted
+    ) -> Iterator[Answer | AftexportError]:
         """Yield the answers of one run; if it fails, yield the answers of single runs."""
-        classifier = self._model.classifier
+        classifier = self.classifier
         try:
             if len(documents) == 1 and classifier.in_chunks(len(documents[0].used)):
-                yield self._in_chunks(documents[0])
+                yield self._in_chunks(documents[0], wanted)
             else:
                 yield from classifier.classify(
                     [one.used for one in documents],
                     decodings=[one.decoding for one in documents],
+                    extras=[one.extras for one in documents],
+                    wanted=[wanted] * len(documents),
                 )
         except StorageError as error:
             yield error
@@ -151,10 +283,10 @@ class OfflineClassifier:
                 yield EngineError(f"The engine failed: {error}", "Leave the document out.")
                 return
             for one in documents:
-                yield from self._answers([one])
+                yield from self._answers([one], wanted)
 
-    def _in_chunks(self, one: TokenizedDocument) -> Answer:
-        parts = self._model.classifier.parts(one.used, evidence=False, decoding=one.decoding)
+    def _in_chunks(self, one: TokenizedDocument, wanted: Wanted) -> Answer:
+        parts = self.classifier.parts(one.used, one.extras, decoding=one.decoding, wanted=wanted)
         while True:
             try:
                 next(parts)

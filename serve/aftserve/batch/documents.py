@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from aftexport.errors import AftexportError, InputError, UsageError
 from aftserve.errors import DocumentTooLongError
@@ -15,6 +16,8 @@ from aftserve.errors import DocumentTooLongError
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
 PATH, TEXT = "path", "text"
+INPUT = "input:"
+"""Start of the name of a column with an extra input."""
 ARRAY = ".npy"
 """Suffix of a file with the token ids or the features of one document."""
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
@@ -36,7 +39,21 @@ class Documents:
     ids: pa.DataType | None
 
     def blocks(self) -> Any:
-        """Return a Ray dataset in order, with the columns ``id``, and ``path`` or ``text``."""
+        """Return a Ray dataset in order, with the columns ``id``, and ``path`` or ``text``.
+
+        An extra input has a column of its name after ``INPUT``.
+        """
+        raise NotImplementedError
+
+    def with_inputs(self, names: Sequence[str]) -> Self:
+        """Return the same documents with columns of extra inputs.
+
+        Args:
+            names: the names of the model's extra inputs, and of the columns.
+
+        Raises:
+            UsageError: if the documents have no such columns.
+        """
         raise NotImplementedError
 
 
@@ -51,6 +68,15 @@ class TextFiles(Documents):
     """
 
     paths: dict[str, bytes]
+
+    def with_inputs(self, names: Sequence[str]) -> Self:
+        """See ``Documents``."""
+        if names:
+            raise UsageError(
+                f"The model needs the inputs {', '.join(names)}, which files have no place for.",
+                "Write the documents to Parquet, with a column for each input.",
+            )
+        return self
 
     @classmethod
     def find(cls, place: Path) -> "TextFiles":
@@ -78,11 +104,13 @@ class ParquetTexts(Documents):
         files: absolute paths.
         text: the column of texts.
         id: the column of ids; None if the documents are numbered.
+        inputs: the columns of extra inputs.
     """
 
     files: list[str]
     text: str
     id: str | None
+    inputs: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, place: Path, text: str, id: str | None) -> "ParquetTexts":
@@ -122,17 +150,29 @@ class ParquetTexts(Documents):
             )
         return cls(count, next(iter(kinds), None), tables, text, id)
 
+    def with_inputs(self, names: Sequence[str]) -> Self:
+        """See ``Documents``."""
+        for path in self.files:
+            _check_columns(path, pq.read_schema(path), names)
+        if clash := next((name for name in names if name in (self.text, self.id)), None):
+            raise UsageError(
+                f"Column {clash!r} is an input of the model, got it for --text or --id too.",
+                "Name other columns by --text and --id.",
+            )
+        return replace(self, inputs=tuple(names))
+
     def blocks(self) -> Any:
         """See ``Documents``."""
         import ray
 
-        columns = [name for name in (self.id, self.text) if name is not None]
+        columns = [name for name in (self.id, self.text, *self.inputs) if name is not None]
         dataset = ray.data.read_parquet(
             self.files,
             columns=columns,
             partitioning=None,  # the names of folders must not replace a column
         )
         names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
+        names |= {name: f"{INPUT}{name}" for name in self.inputs}
         return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
 
 
@@ -177,6 +217,14 @@ def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | Afte
         return
     for cell in block[TEXT]:
         yield _text(cell)
+
+
+def fields_of(block: pa.Table) -> list[dict[str, Any]]:
+    """Return the extra inputs of each document of a block; null for a missing one."""
+    columns = [name for name in block.column_names if name.startswith(INPUT)]
+    rows = block.select(columns).rename_columns([name.removeprefix(INPUT) for name in columns])
+    # A table without columns has no rows.
+    return rows.to_pylist() if columns else [{} for _ in range(len(block))]
 
 
 def _text(cell: pa.Scalar) -> str | AftexportError:

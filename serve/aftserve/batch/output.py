@@ -106,7 +106,7 @@ def table(
         "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
         "policy": [policy] * len(outcomes),
         "bundle": [bundle] * len(outcomes),
-        ERROR: [outcome.error for outcome in outcomes],
+        ERROR: [outcome.error and str(outcome.error) for outcome in outcomes],
     }
     arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
     arrays |= _answer_columns(outcomes, columns)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.console import escape
+from aftexport.console import document_progress, escape
 from aftexport.errors import AftexportError
 from aftexport.system.signals import Interruption
 from aftserve.batch import documents, output
@@ -67,7 +66,7 @@ class Actor:
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block's documents."""
         texts = documents.texts_of(block, self._max_characters)
-        outcomes = self._classifier.answer(texts)
+        outcomes = list(self._classifier.answer(texts, documents.fields_of(block)))
         ids = block["id"] if "id" in block.column_names else None
         return output.table(ids, outcomes, self._columns, **self._marks)
 
@@ -98,6 +97,7 @@ def run(
         AftexportError: if it cannot run, or does not finish.
     """
     bundle = Bundle.open(settings.bundle)
+    found = found.with_inputs([extra.name for extra in bundle.manifest.extra_inputs])
     columns = output.schema(bundle.manifest.heads, found.ids, bundle.manifest.calibration)
     threads = settings.threads or 1
     settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
@@ -159,7 +159,7 @@ def _write(
 ) -> int:
     """Write the output before Ray ends, because a signal during Ray's end would lose it."""
     failed = 0
-    with _progress(console) as progress:
+    with document_progress(console) as progress:
         task = progress.add_task("documents", total=found.count)
         try:
             # Closing writes the rest, and the disk may be full: keep it within the try block.
@@ -190,11 +190,6 @@ def _arriving(answered: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield from answered
     except (OSError, ray.exceptions.RayError) as error:
         raise RunError(_reason(error), "Nothing was written.") from error
-
-
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn())
-    return Progress(*columns, console=console)
 
 
 def _configure() -> None:

@@ -8,19 +8,17 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
+from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status
+from aftexport.system.suggestions import check_command
 from aftserve.cli import batch, deploy, key
 from aftserve.observability import tracing
 from aftserve.observability.output_queue import unblock_output
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""
-_EXTRAS = {
-    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
-    **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
-    "ray": "ray",
-    "pyarrow": "ray",
-}
+_SERVE = "serve"
+"""A word that may stand before the bundle. Write ./serve for a bundle with this name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aftserve {__version__}")
         return 0
     command = COMMANDS.get(words[0]) if words else None
+    if words[:1] == [_SERVE]:
+        words = words[1:]
     accept_any_terminal()
     if command is None:
         unblock_output()
@@ -42,20 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command is not None:
             return command(words[1:])
-        from aftserve.server import serve
+        if words:
+            check_command(words[0], {*COMMANDS, _SERVE}, "aftserve", "a bundle")
         from aftserve.settings import Settings
 
-        return serve(Settings.read(words), Console(emoji=False))
+        settings = Settings.read(words)
+        # Only now, because --help needs neither the web framework nor an engine.
+        from aftserve.server import serve
+
+        return serve(settings, Console(emoji=False))
     except KeyboardInterrupt as stop:
         return exit_status(stop)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        missing = missing_module_error(error)
+        if missing is None:
             raise
-        errors.print(
-            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
-            f"  Run: pip install 'aftexport\\[{_EXTRAS[error.name]}]'"
-        )
-        return 2
+        errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
+        return missing.exit_code

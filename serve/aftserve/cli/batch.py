@@ -4,13 +4,13 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from aftexport.system.arguments import make_parser, path
-from aftexport.system.cores import usable_cores
 from aftexport.system.signals import exit_status, interruptible
 
 _EPILOG = """\
 INPUT is a folder in which each file is a document in UTF-8, or a Parquet file or folder. The
 output has a row for each document, in order: its path from INPUT, its id or its number, and the
-server's answer or an error. The output is complete or not written.
+server's answer or an error. The output is complete or not written. Extra inputs of a model are
+columns of the same names.
 
   aftserve batch model.bundle mails/ --output mails.jsonl
   aftserve batch model.bundle mails.parquet --text body --id number --output labels.parquet
@@ -55,6 +55,7 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
+    from aftexport.system.cores import usable_cores
     from aftserve.batch import documents, output
     from aftserve.batch.run import run as classify
     from aftserve.ray.cluster import resolve

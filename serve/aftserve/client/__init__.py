@@ -1,4 +1,4 @@
-"""A client of the server; it needs httpx, and neither the server nor torch.
+"""A client of the server, and its answers; ``Client`` needs httpx, and neither server nor torch.
 
 from aftserve.client import Client
 
@@ -8,7 +8,8 @@ with Client("http://localhost:8000") as client:
         print(answer)
 """
 
-from aftserve.client.client import Client
+from typing import TYPE_CHECKING, Any
+
 from aftserve.client.errors import (
     BusyError,
     DeadlineError,
@@ -20,6 +21,9 @@ from aftserve.client.errors import (
 )
 from aftserve.client.results import Evidence, HeadAnswer, LabelSpan, Result, Span, Timings
 from aftserve.client.stream import Part, StreamedAnswer
+
+if TYPE_CHECKING:
+    from aftserve.client.client import Client
 
 __all__ = [
     "BusyError",
@@ -39,3 +43,12 @@ __all__ = [
     "TooLongError",
     "UnavailableError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Client":
+        # Only the client needs httpx: aftexport.Predictor gives the same answers without it.
+        from aftserve.client.client import Client
+
+        return Client
+    raise AttributeError(f"module 'aftserve.client' has no attribute {name!r}")

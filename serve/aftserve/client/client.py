@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
+from urllib.parse import urlencode
 
 import httpx
 
@@ -26,6 +27,10 @@ from aftserve.client.stream import StreamedAnswer
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")
+Fields = Mapping[str, Any]
+"""The extra inputs of one document by name."""
+Names = str | Sequence[str]
+"""One name, or several."""
 
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
@@ -79,7 +84,14 @@ class Client:
 
     @overload
     def infer(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, documents: str, *, evidence: int = 0, deadline: float | None = None
+        self,
+        documents: str,
+        *,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
+        deadline: float | None = None,
     ) -> Result: ...
 
     @overload
@@ -87,13 +99,23 @@ class Client:
         self,
         documents: Sequence[str] | Sequence[Sequence[int]],
         *,
+        inputs: Sequence[Fields] | None = None,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
         deadline: float | None = None,
     ) -> list[Result]: ...
 
     @overload
     def infer(
-        self, *, features: Array, evidence: int = 0, deadline: float | None = None
+        self,
+        *,
+        features: Array,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
+        deadline: float | None = None,
     ) -> Result: ...
 
     def infer(
@@ -101,7 +123,10 @@ class Client:
         documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
         *,
         features: Array | None = None,
+        inputs: Fields | Sequence[Fields] | None = None,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
         deadline: float | None = None,
     ) -> Result | list[Result]:
         """Classify one text, or several texts or documents of token ids, in one request.
@@ -109,7 +134,12 @@ class Client:
         Args:
             documents: one text, several texts, or several documents of token ids.
             features: one document of features instead, an array ``[tokens, features]``.
+            inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, a
+                list of mappings for several documents. Features are then sent as JSON.
             evidence: maximum passages of each document that support its label, up to 100.
+            explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
+                place of the largest logit; or outputs, for the labels or values of their answers.
+            outputs: the outputs to answer; all by default.
             deadline: maximum seconds until the answer; by default the client's deadline.
 
         Raises:
@@ -119,20 +149,27 @@ class Client:
         """
         if (documents is None) == (features is None):
             raise TypeError("give exactly one of documents and features")
+        beside = {} if inputs is None else {"inputs": inputs}
+        query = _query(evidence, explain, outputs)
         if features is not None:
+            if inputs is not None:  # a .npy body has no place for them
+                content = {"input_features": [features], "inputs": [inputs]}
+                response = self._ask(content, query, deadline)
+                with _valid_response():
+                    return Result.read(response.json()["results"][0])
             body = ArrayBody(features)
             response = self._repeat(
-                lambda left: self._post(body.content_type, body, evidence, left), deadline
+                lambda left: self._post(body.content_type, body, query, left), deadline
             )
             with _valid_response():
                 return Result.read(response.json())
         if isinstance(documents, str):
-            response = self._ask({"text": documents}, evidence, deadline)
+            response = self._ask({"text": documents, **beside}, query, deadline)
             with _valid_response():
                 return Result.read(response.json())
         listed = list(documents or ())
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        response = self._ask({form: listed}, evidence, deadline)
+        response = self._ask({form: listed, **beside}, query, deadline)
         with _valid_response():
             return [Result.read(result) for result in response.json()["results"]]
 
@@ -140,8 +177,11 @@ class Client:
         self,
         documents: Iterable[str | Sequence[int]],
         *,
+        inputs: Iterable[Fields] | None = None,
         batch_size: int = 64,
         evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
         deadline: float | None = None,
     ) -> Iterator[Result | ServerError]:
         """Classify any number of documents; one that fails does not stop the others.
@@ -151,8 +191,9 @@ class Client:
 
         Args:
             documents: texts or token ids; consumed as needed.
+            inputs: the extra inputs of each document; consumed as needed.
             batch_size: maximum documents of one request.
-            evidence: see ``infer``.
+            evidence, explain, outputs: see ``infer``.
             deadline: maximum seconds of each request, or of each part of a split request; by
                 default the client's deadline.
 
@@ -162,20 +203,30 @@ class Client:
         Raises:
             ServerError: if a request as a whole has no answer.
             TypeError: if ``documents`` is a single text.
-            ValueError: if ``batch_size`` is less than 1.
+            ValueError: if ``batch_size`` is less than 1, or ``inputs`` has another length.
         """
         if isinstance(documents, str):
             raise TypeError("documents must be several texts or token ids, got one text: use infer")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        left = iter(documents)
-        while batch := list(islice(left, batch_size)):
-            lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
-            yield from self._ask_each(lines, evidence, deadline)
+        query = _query(evidence, explain, outputs)
+        fields = None if inputs is None else iter(inputs)
+        left = (_line(one, fields) for one in documents)
+        while lines := list(islice(left, batch_size)):
+            yield from self._ask_each(lines, query, deadline)
+        if fields is not None and next(fields, None) is not None:
+            raise ValueError("inputs must have an entry for each document, got more")
 
     @contextmanager
     def stream(
-        self, document: str | Sequence[int], *, evidence: int = 0, deadline: float | None = None
+        self,
+        document: str | Sequence[int],
+        *,
+        inputs: Fields | None = None,
+        evidence: int = 0,
+        explain: Names = (),
+        outputs: Names = (),
+        deadline: float | None = None,
     ) -> Iterator[StreamedAnswer]:
         """Classify one document, and read the answers for its tokens as they arrive.
 
@@ -183,7 +234,8 @@ class Client:
 
         Args:
             document: a text or token ids.
-            evidence: see ``infer``.
+            inputs: the extra inputs by name.
+            evidence, explain, outputs: see ``infer``.
             deadline: maximum seconds until the end of the answer; by default the client's
                 deadline.
 
@@ -193,12 +245,15 @@ class Client:
         Raises:
             ServerError: if the document has no answer; its subclass names the reason.
         """
-        content = {"text": document} if isinstance(document, str) else {"input_ids": [document]}
-        body = _json(content)
+        content: dict[str, Any] = {"text": document, "inputs": inputs}
+        if not isinstance(document, str):
+            content = {"input_ids": [document], "inputs": None if inputs is None else [inputs]}
+        body = _json({name: value for name, value in content.items() if value is not None})
+        query = _query(evidence, explain, outputs)
         with ExitStack() as closing:
 
             def opened(left: float) -> httpx.Response:
-                path, headers = _request(_JSON, evidence, left)
+                path, headers = _request(_JSON, query, left)
                 headers["Accept"] = _LINES
                 response = self._transport.stream(path, body, headers, left + _GRACE)
                 return closing.enter_context(response)
@@ -209,13 +264,13 @@ class Client:
             yield answer
 
     def _ask(
-        self, content: Mapping[str, Any], evidence: int, deadline: float | None
+        self, content: Mapping[str, Any], query: str, deadline: float | None
     ) -> httpx.Response:
         body = _json(content)
-        return self._repeat(lambda left: self._post(_JSON, body, evidence, left), deadline)
+        return self._repeat(lambda left: self._post(_JSON, body, query, left), deadline)
 
     def _ask_each(
-        self, lines: Sequence[bytes], evidence: int, deadline: float | None
+        self, lines: Sequence[bytes], query: str, deadline: float | None
     ) -> Iterator[Result | ServerError]:
         """Yield the answers of all lines; after the last retry, some may be errors."""
         answers: dict[int, Result | ServerError] = {}
@@ -226,7 +281,7 @@ class Client:
         def ask(left: float) -> None:
             numbers = list(filter(needs_answer, range(len(lines))))
             body = b"\n".join(lines[n] for n in numbers)
-            response = self._post(_LINES, body, evidence, left)
+            response = self._post(_LINES, body, query, left)
             with _valid_response():
                 # Split bytes: splitlines() of a str also splits at other line ends of Unicode.
                 found = [_answer(json.loads(line)) for line in response.content.splitlines()]
@@ -245,7 +300,7 @@ class Client:
                 return
             half = len(lines) // 2
             for part in (lines[:half], lines[half:]):
-                yield from self._ask_each(part, evidence, deadline)
+                yield from self._ask_each(part, query, deadline)
             return
         except ServerError:
             if not answers:
@@ -275,19 +330,37 @@ class Client:
         raise AssertionError  # the last try returns or raises
 
     def _post(
-        self, content_type: str, body: bytes | ArrayBody, evidence: int, left: float
+        self, content_type: str, body: bytes | ArrayBody, query: str, left: float
     ) -> httpx.Response:
         """Send a request whose answer must arrive within ``left`` seconds."""
-        path, headers = _request(content_type, evidence, left)
+        path, headers = _request(content_type, query, left)
         headers["Content-Length"] = str(len(body))
         return self._transport.post(path, body, headers, left + _GRACE)
 
 
-def _request(content_type: str, evidence: int, left: float) -> tuple[str, dict[str, str]]:
+def _line(document: str | Sequence[int], fields: Iterator[Fields] | None) -> bytes:
+    """Return a line with a document and the next extra inputs."""
+    content: dict[str, Any] = {"text" if isinstance(document, str) else "input_ids": document}
+    if fields is not None:
+        if (given := next(fields, None)) is None:
+            raise ValueError("inputs must have an entry for each document, got fewer")
+        content["inputs"] = given
+    return _json(content)
+
+
+def _query(evidence: int, explain: Names, outputs: Names) -> str:
+    """Return the query of a request for some evidence and some outputs; empty for the default."""
+    pairs: list[tuple[str, str | int]] = [("evidence", evidence)] if evidence else []
+    for name, values in (("explain", explain), ("outputs", outputs)):
+        pairs += [(name, value) for value in ([values] if isinstance(values, str) else values)]
+    return urlencode(pairs)
+
+
+def _request(content_type: str, query: str, left: float) -> tuple[str, dict[str, str]]:
     """Return the path and the headers of a request with ``left`` seconds for its answer."""
     if left <= 0:
         raise DeadlineError("The deadline passed before the request was sent.")
-    path = f"/infer?evidence={evidence}" if evidence else "/infer"
+    path = f"/infer?{query}" if query else "/infer"
     return path, {"Content-Type": content_type, "Deadline-Seconds": f"{left:.6f}"}
 
 
@@ -312,7 +385,9 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _to_list(value: Any) -> Any:
-    """Convert an array of token ids to a list."""
+    """Convert an array to a list, and a mapping of another type to a dict."""
+    if isinstance(value, Mapping):
+        return dict(value)
     try:
         return value.tolist()
     except AttributeError:

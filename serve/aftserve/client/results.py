@@ -38,25 +38,30 @@ class Span:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence for the largest logit.
+    """The evidence for a logit.
 
     Attributes:
         logit: the sum of all contributions and the offset.
         offset: part that does not depend on the tokens.
         spans: passages by their contribution above average.
-        name: label or value of the logit; None if it is that of the answer's label.
+        name: label or value of the logit; None if it is that of the answer's label, and was not
+            chosen.
+        head: output of the logit, if it was chosen.
     """
 
     logit: float
     offset: float
     spans: Sequence[Span]
     name: str | None = None
+    head: str | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Read the evidence from a response's JSON."""
         spans = [Span(**_known(Span, span)) for span in content["spans"]]
-        return cls(content["logit"], content["offset"], spans, content.get("name"))
+        return cls(
+            content["logit"], content["offset"], spans, content.get("name"), content.get("head")
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ class Result:
         policy: the server's policy for documents over its memory budget.
         bundle: digest of the bundle that answered.
         timings: times of the stages.
-        evidence: evidence for the largest logit, if it was requested.
+        evidence: evidence for the largest logit, if it was requested without ``explain``.
+        explained: evidence for each chosen label or value, if ``explain`` chose them.
     """
 
     tokens_total: int
@@ -147,6 +153,7 @@ class Result:
     scores: Mapping[str, float] | None = None
     heads: Mapping[str, HeadAnswer] | None = None
     evidence: Evidence | None = None
+    explained: Sequence[Evidence] | None = None
     calibrated: Mapping[str, float] | None = None
     abstain: bool | None = None
 
@@ -160,6 +167,8 @@ class Result:
             given["heads"] = {name: HeadAnswer.read(head) for name, head in heads}
         if "evidence" in given:
             given["evidence"] = Evidence.read(given["evidence"])
+        if "explained" in given:
+            given["explained"] = [Evidence.read(one) for one in given["explained"]]
         return cls(**given)
 
 

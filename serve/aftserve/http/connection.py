@@ -8,7 +8,6 @@ The class relies on private parts of ``HttpToolsProtocol``, which ``uvicorn_inte
 """
 
 import asyncio
-import json
 import logging
 import time
 from functools import partial
@@ -21,9 +20,9 @@ from aftserve.http.departure_probe import DepartureProbe
 from aftserve.http.file_descriptors import DescriptorWatch
 from aftserve.http.flow_control import ReadFlow
 from aftserve.http.header_checks import UnknownCodingError, check_headers
+from aftserve.http.plain_messages import headers_without_upgrade, refusal
 from aftserve.http.unread_answer import UnreadAnswerTimeout
 from aftserve.http.uvicorn_internals import (
-    STATUS_LINE,
     ASGI3Application,
     HttpToolsProtocol,
     RequestResponseCycle,
@@ -266,7 +265,7 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
             # The parser treats all following bytes, also the body, as another protocol.
-            self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
+            self._unparsed[:0] = self._plain_headers() + piece[upgrade.args[0] :]
             self._started = self.scope["state"]["started"]  # the time of the first parse counts
             self.parser = self._parser()  # the old parser takes no more bytes
         except httptools.HttpParserError as error:
@@ -283,12 +282,9 @@ class Connection(HttpToolsProtocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def _without_upgrade(self) -> bytes:
-        """Return the parsed headers without the upgrade to another protocol."""
-        version = self.parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
+    def _plain_headers(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        return headers_without_upgrade(method, self.url, version, self.headers)
 
     def _refuse(self, status: int, problem: str) -> None:
         logger.info("no request: %s", problem, extra={"fields": {"status": status}})
@@ -302,12 +298,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # earlier requests are answered first
             return
         if self._idle or not self.cycle.response_started:
-            content = json.dumps({"detail": problem}).encode()
-            headers = (
-                f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
-                "connection: close\r\n\r\n"
-            )
-            self.transport.write(STATUS_LINE[status] + headers.encode() + content)
+            self.transport.write(refusal(status, problem))
         self.transport.close()
         self._unread.start_if_closing()
 

@@ -17,9 +17,10 @@ from aftexport.heads import Head, TokenHead, TokenResult
 from aftexport.heads.column import Column, OpenFile, file_opener
 from aftexport.heads.token_head import Mask
 from aftserve.model.inline_limit import numbers_per_token
+from aftserve.model.wanted import EVERY_HEAD, ChosenLogit, Wanted
 
 Added = NDArray[np.float32]
-"""Contribution of each token of a document to the logit of its class, ``[T]``."""
+"""Contribution of each token of a document to a logit, ``[T]``."""
 
 _VALUES = "answers for the tokens"
 """The name of the values in files, for messages."""
@@ -51,24 +52,48 @@ NO_MARKS = Decoding()
 
 
 @dataclass(frozen=True)
+class ExplainedLogit:
+    """A logit as a sum over the tokens; see ``aftexport.passes.evidence``.
+
+    Attributes:
+        head: name of its head.
+        name: its label or value.
+        logit: the logit.
+        offset: part of it that does not depend on the tokens.
+        added: contribution of each token.
+    """
+
+    head: str
+    name: str
+    logit: float
+    offset: float
+    added: Added
+
+
+@dataclass(frozen=True)
 class Answer:
     """The answer for one document.
 
     Attributes:
-        heads: the answer of each head for documents.
-        outputs: the logits ``[width]`` of each head for documents, in float64; also the rows
+        heads: the answer of each requested head for documents.
+        outputs: the logits ``[width]`` of each of these heads, in float64; also the rows
             ``[T, width]`` of each head for tokens, if the decoding keeps them.
-        added: contribution of each token to the largest logit of ``Manifest.explained``, if the
-            model has evidence; see ``aftexport.passes.evidence``.
-        offset: part of that logit that does not depend on the tokens.
-        tokens: the result of each head for tokens.
+        tokens: the result of each requested head for tokens.
+        explained: the requested logits with evidence.
     """
 
     heads: dict[str, HeadAnswer]
     outputs: dict[str, NDArray[Any]]
-    added: Added | None = None
-    offset: float = 0.0
     tokens: dict[str, TokenResult] = field(default_factory=dict)
+    explained: tuple[ExplainedLogit, ...] = ()
+
+    def part(self, wanted: Wanted) -> Self:
+        """Return only the wanted heads of an answer that may have more."""
+        if wanted.heads is None:
+            return self
+        heads = {name: one for name, one in self.heads.items() if wanted.has(name)}
+        tokens = {name: one for name, one in self.tokens.items() if wanted.has(name)}
+        return replace(self, heads=heads, tokens=tokens)
 
 
 class RowSink:
@@ -138,8 +163,10 @@ class AnswerBuilder:
         """Whether a head has spans, which need the characters of tokens."""
         return any("spans" in head.fields.values() for head in self.token_heads.values())
 
-    def sinks(self, tokens: int, decoding: Decoding) -> dict[str, RowSink]:
-        """Return a sink for the rows of each head for tokens, of a document of this length.
+    def sinks(
+        self, tokens: int, decoding: Decoding, wanted: Wanted = EVERY_HEAD
+    ) -> dict[str, RowSink]:
+        """Return a sink for the rows of each wanted head for tokens, of a document of this length.
 
         Raises:
             InputError: if a head needs words, and the decoding has none.
@@ -147,6 +174,8 @@ class AnswerBuilder:
         """
         sinks = {}
         for name, head in self.token_heads.items():
+            if not wanted.has(name):
+                continue
             numbers = numbers_per_token(head) + head.width * decoding.keeps_rows
             is_large = 4 * numbers * tokens > _MAX_HELD_BYTES
             open_file = self._open_file if is_large and self.uses_files else None
@@ -158,24 +187,27 @@ class AnswerBuilder:
         outputs: Mapping[str, NDArray[Any]],
         lengths: Sequence[int],
         decodings: Sequence[Decoding],
+        wanted: Sequence[Wanted],
     ) -> list[Answer]:
         """Return the answers of a run, for all documents; rows of padding are left out.
 
         Args:
-            outputs: each output of the model.
+            outputs: each wanted output of the model; the evidence is ``[batch, chosen, tokens]``.
             lengths: tokens of each document.
             decodings: decoding of each document.
+            wanted: wanted part of the answer of each document.
 
         Raises:
             EngineError: if an output is not finite.
             StorageError: if a result does not fit on the disk.
         """
         answers = []
-        for row, (length, decoding) in enumerate(zip(lengths, decodings, strict=True)):
-            sinks = self.sinks(length, decoding)
+        documents = zip(lengths, decodings, wanted, strict=True)
+        for row, (length, decoding, part) in enumerate(documents):
+            sinks = self.sinks(length, decoding, part)
             for name, sink in sinks.items():
                 sink(outputs[name][row : row + 1, :length])
-            answers.append(self.answer(outputs, row, length, sinks))
+            answers.append(self.answer(outputs, row, length, sinks, part))
         return answers
 
     def answer(
@@ -184,41 +216,59 @@ class AnswerBuilder:
         row: int,
         length: int,
         sinks: Mapping[str, RowSink],
+        wanted: Wanted,
     ) -> Answer:
         """Return the answer of a document whose rows the sinks have received.
 
         Args:
-            outputs: each output for documents, and the evidence.
+            outputs: each wanted output for documents, and the evidence; see ``answers``.
             row: index of the document in the outputs.
             length: tokens of the document.
             sinks: sinks of ``sinks``.
+            wanted: wanted part of the answer.
         """
-        logits = {name: outputs[name][row].astype(np.float64) for name in self._documents}
+        heads = {name: head for name, head in self._documents.items() if wanted.has(name)}
+        logits = {name: outputs[name][row].astype(np.float64) for name in heads}
         for one in logits.values():
             _check_finite(one)
         answers: dict[str, HeadAnswer] = {
-            name: head.answer(logits[name]) for name, head in self._documents.items()
+            name: head.answer(logits[name]) for name, head in heads.items()
         }
         for name, calibration in (self._manifest.calibration or {}).items():
-            head = self._documents[name]
+            if (head := heads.get(name)) is None:
+                continue
             answers[name] = calibration.applied(head, answers[name], logits[name], length)
         finished = {name: sink.finish() for name, sink in sinks.items()}
         rows = {name: rows for name, (_, rows) in finished.items() if rows is not None}
         answer = Answer(
-            answers, logits | rows, tokens={name: result for name, (result, _) in finished.items()}
+            answers, logits | rows, {name: result for name, (result, _) in finished.items()}
         )
-        return self._with_evidence(answer, outputs, row, length)
+        explained = [
+            self._explained(answer, chosen, outputs[EVIDENCE][row, column, :length])
+            for column, chosen in enumerate(wanted.explained)
+            if self._is_explained(answer, chosen)
+        ]
+        return replace(answer, explained=tuple(explained))
 
-    def _with_evidence(
-        self, answer: Answer, outputs: Mapping[str, NDArray[Any]], row: int, length: int
-    ) -> Answer:
-        offsets, explained = self._manifest.evidence, self._manifest.explained
-        if offsets is None or explained is None or EVIDENCE not in outputs:
-            return answer
-        # Copy the row: a view would keep a block of the engine's memory with every answer.
-        added = outputs[EVIDENCE][row][:length].copy()
-        offset = offsets[int(answer.outputs[explained].argmax())]
-        return replace(answer, added=added, offset=offset)
+    def _is_explained(self, answer: Answer, chosen: ChosenLogit) -> bool:
+        if not chosen.must_hold or chosen.index is None:
+            return True
+        name = self._documents[chosen.head].logit_names[chosen.index]
+        return name in getattr(answer.heads[chosen.head], "labels", ())
+
+    def _explained(self, answer: Answer, chosen: ChosenLogit, added: Added) -> ExplainedLogit:
+        logits, head = answer.outputs[chosen.head], self._documents[chosen.head]
+        index = int(logits.argmax()) if chosen.index is None else chosen.index
+        offsets = (self._manifest.evidence_heads or {}).get(chosen.head, self._manifest.evidence)
+        assert offsets is not None  # checked by AnswerOptions.wanted
+        return ExplainedLogit(
+            chosen.head,
+            head.logit_names[index] if chosen.sign > 0 else head.names[0],
+            chosen.sign * float(logits[index]),
+            chosen.sign * offsets[index],
+            # Copy the row: a view would keep a block of the engine's memory with every answer.
+            np.multiply(added, chosen.sign, dtype=added.dtype),
+        )
 
 
 def _check_finite(logits: NDArray[Any]) -> None:

@@ -1,38 +1,28 @@
-"""From documents to labels: a bundle's tokenizer, checks and scores."""
+"""From checked documents to answers: the runs of a bundle's model."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import FEATURES, IDS, MAX_TOKENS
+from aftexport.contract import EVIDENCE, EXPLAINED, LENGTHS
 from aftexport.engines import Engine, Stop
-from aftexport.errors import InputError
-from aftserve.errors import DocumentTooLongError
+from aftexport.engines.explained_input import padded_choices
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, stacked
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
-from aftserve.model.feature_tokens import FeatureTokens
-from aftserve.model.token_marks import TokenMarker, TokenMarks
+from aftserve.model.document_checks import DocumentChecks
+from aftserve.model.token_marks import TokenMarks
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.settings import Policy
 from aftserve.types import Tokens
 
-PIECE_CHARACTERS = 1 << 16
-"""Length of the pieces in which texts are counted, which is fast and needs little memory."""
-_MAX_EXTRA_TOKENS = 256
-"""Maximum tokens by which a piece may exceed its share of the whole text."""
-_LONG_CHARACTERS_PER_TOKEN = 8
-"""A text with more characters for each allowed token is probably too long, and counted first."""
-_OR_MORE = {False: "", True: " or more"}
 
-
-class Classifier:
-    """Tokenizes, checks and classifies documents.
+class Classifier(DocumentChecks):
+    """Tokenizes, checks and classifies documents; ``DocumentChecks`` does all before the run.
 
     Args:
         bundle: a checked bundle.
@@ -59,187 +49,25 @@ class Classifier:
         policy: Policy = "exact",
         spill: Path | None = None,
     ) -> None:
-        self.manifest = bundle.manifest
-        self.engine = engine
-        self._tokenizer = bundle.tokenizer()
-        self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
-        self._builder = AnswerBuilder(self.manifest, spill)
-        self._marker = (
-            TokenMarker(self._tokenizer, with_words=self.needs_words)
-            if self._tokenizer is not None and self._builder.has_spans
-            else None
+        self._builder = AnswerBuilder(bundle.manifest, spill)
+        super().__init__(
+            bundle,
+            self._builder,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            max_characters=max_characters,
+            policy=policy,
         )
-        self.min_tokens = min_tokens
-        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
-        self.max_tokens = min(limit for limit in limits if limit is not None)
-        self.max_characters = max_characters
+        self.engine = engine
         self.chunked = chunked
         self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
-        self.policy: Policy = policy
-        self._cuts = policy in ("head", "tail")
         if policy != "exact":
             self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
-        return "lengths" in self.manifest.inputs
-
-    @property
-    def needs_words(self) -> bool:
-        """Whether a head needs the words of a text, so that the model takes no token ids."""
-        return any(head.needs_words for head in self._builder.token_heads.values())
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the bundle has a tokenizer and so takes texts."""
-        return self._tokenizer is not None
-
-    def check_text(self, text: str) -> None:
-        """Check a text before it is tokenized.
-
-        Raises:
-            InputError: if the bundle has no tokenizer.
-            DocumentTooLongError: if it has more than ``max_characters``.
-        """
-        if self._tokenizer is None:
-            main = self.manifest.main_input
-            raise InputError("This model has no tokenizer.", f"Send {main} instead of text.")
-        self.check_characters(len(text))
-
-    def check_characters(self, count: int, *, more: bool = False) -> None:
-        """Raise DocumentTooLongError if a text, or its start if there is ``more``, is too long."""
-        if self.max_characters is not None and count > self.max_characters:
-            raise DocumentTooLongError(
-                f"A text must have at most {self.max_characters} characters, got {count}"
-                f"{_OR_MORE[more]}.",
-                "Send a shorter one; the server never truncates it silently.",
-            )
-
-    def check_length(self, tokens: int, *, more: bool = False) -> None:
-        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
-        if tokens > self.max_tokens and not self._cuts:
-            raise DocumentTooLongError(
-                f"A document must have at most {self.max_tokens} tokens, got {tokens}"
-                f"{_OR_MORE[more]}.",
-                "Send a shorter one; the server never truncates it silently.",
-            )
-
-    def count(self, piece: str, before: int) -> int:
-        """Add a piece to a lower bound of a text's tokens.
-
-        Args:
-            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
-            before: the bound for the pieces before; 0 for the first piece.
-
-        Raises:
-            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
-        """
-        try:
-            tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
-        except InputError:  # the tokenizer may not know a word that was cut in two
-            return before
-        self.check_length(tokens, more=True)
-        return tokens
-
-    def encode(self, text: str) -> Tokens:
-        """Return the checked tokens of a text; one that is far too long is refused early.
-
-        Raises:
-            InputError: if it cannot be tokenized; see ``check``.
-            DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
-        """
-        self._check_size(text)
-        return self.check_ids(self.tokenize(text))
-
-    def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text, and their marks if a head has spans.
-
-        Raises:
-            InputError, DocumentTooLongError: see ``encode``.
-        """
-        if self._marker is None:
-            return self.encode(text), None
-        self._check_size(text)
-        encoding = self.encoding(text)
-        ids = self.check_ids(np.array(encoding.ids, dtype=np.int64))
-        return ids, self._marker.marks(text, encoding)
-
-    def _check_size(self, text: str) -> None:
-        self.check_text(text)
-        if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
-            tokens = 0
-            for start in range(0, len(text), PIECE_CHARACTERS):
-                tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
-
-    def tokenize(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids of a text; other threads can run meanwhile.
-
-        Raises:
-            InputError: if the tokenizer cannot encode it.
-        """
-        assert self._tokenizer is not None  # checked by check_text
-        # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
-        with _tokenizing():
-            encoded = self._tokenizer.encode_batch_fast([text])[0]
-        return np.array(encoded.ids, dtype=np.int64)
-
-    def encoding(self, text: str) -> Encoding:
-        """Return the tokens of a text with the characters of each; see ``tokenize``."""
-        assert self._tokenizer is not None  # checked by check_text
-        with _tokenizing():
-            return self._tokenizer.encode_batch([text])[0]
-
-    def check_evidence(self, tokens: int) -> None:
-        """Raise InputError if the model has no evidence for a document of this length."""
-        if self.manifest.evidence is None:
-            why = self.manifest.no_evidence or "an earlier version exported it"
-            raise InputError(f"This model has no evidence: {why}.", "Do not request evidence.")
-        plan = self.manifest.chunked
-        if self.in_chunks(tokens) and plan is not None and not plan.evidence:
-            raise InputError(
-                f"The document has {tokens} tokens and runs in chunks, where this model pools them "
-                "in a way that keeps no evidence.",
-                f"Send a document of at most {self.whole_tokens} tokens.",
-            )
-
-    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
-        """Check the tokens of one document, and return them for the model.
-
-        Args:
-            document: token ids, or features that are not normalized unless they are
-                ``FeatureTokens``.
-
-        Raises:
-            InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
-                values than finite features.
-            DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
-        """
-        if isinstance(document, FeatureTokens):
-            self.check_count(len(document))
-            return document
-        assert isinstance(document, Sequence | np.ndarray)  # no other type of document exists
-        features = self.manifest.features
-        first = document[0] if len(document) else None
-        if first is not None:
-            _check_form(
-                is_features=isinstance(first, list | np.ndarray), expected=features is not None
-            )
-        if features is None:
-            return self.check_ids(document)
-        self.check_count(len(document))
-        return FeatureTokens.of(document, features)
-
-    def check_count(self, tokens: int) -> None:
-        """Check the number of tokens of a document; see ``check``."""
-        if tokens == 0:
-            raise InputError("The document has no tokens.", "Send some text.")
-        if tokens < self.min_tokens:
-            raise InputError(
-                f"The document must have at least {self.min_tokens} tokens, got {tokens}.",
-                "Send a longer one; the engine cannot pad.",
-            )
-        self.check_length(tokens)
+        return LENGTHS in self.manifest.inputs
 
     def blank(self, tokens: int) -> NDArray[Any]:
         """Return a document of ``tokens`` equal tokens, as the model runs on it."""
@@ -248,50 +76,32 @@ class Classifier:
             return np.zeros(tokens, np.int64)
         return np.zeros((tokens, features.count), np.float32)
 
-    def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Check the token ids of one document, and return them as an array; see ``check``."""
-        self.check_count(len(ids))
-        vocabulary = self.manifest.vocab_size or 0
-        if isinstance(ids, np.ndarray):
-            low, high = int(ids.min()), int(ids.max())
-        else:  # an id may be too large for an array
-            low, high = min(ids), max(ids)
-        bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
-        if bad is not None:
-            raise InputError(
-                f"Token id {bad} is outside the vocabulary.",
-                f"Send ids from 0 to {vocabulary - 1}.",
-            )
-        return np.asarray(ids, dtype=np.int64)
-
-    def cut(self, ids: Tokens) -> Tokens:
-        """Cut a checked document by the policy for long documents."""
-        if len(ids) <= self.max_tokens:
-            return ids
-        start = len(ids) - self.max_tokens if self.policy == "tail" else 0
-        return ids[start : start + self.max_tokens]
-
     def in_chunks(self, tokens: int) -> bool:
         """Return whether a document of this length runs in chunks."""
         return self.chunked is not None and tokens > self.whole_tokens
 
-    def part_count(self, tokens: int, *, evidence: bool) -> int:
+    def part_count(self, tokens: int, wanted: Wanted) -> int:
         """Return the number of parts of a document that runs in chunks."""
         assert self.chunked is not None  # checked by in_chunks
-        return self.chunked.count(tokens, evidence=evidence)
+        return self.chunked.count(tokens, evidence=wanted.numbers, outputs=wanted.heads)
 
     def keep_answers_in_memory(self) -> None:
         """Use no files for answers: each would be open until the answers of all documents end."""
         self._builder.uses_files = False
 
-    def check_words(self, marks: TokenMarks | None) -> None:
-        """Raise InputError if a head needs words, and a document has none."""
-        for head in self._builder.token_heads.values():
-            if head.needs_words and marks is None:
+    def check_words(self, marks: TokenMarks | None, wanted: Wanted = EVERY_HEAD) -> None:
+        """Raise InputError if a wanted head needs words, and a document has none."""
+        for name, head in self._builder.token_heads.items():
+            if wanted.has(name) and head.needs_words and marks is None:
                 head.decoder()
 
     def parts(
-        self, ids: Tokens, *, evidence: bool, decoding: Decoding = NO_MARKS
+        self,
+        ids: Tokens,
+        extras: ExtraValues = NO_EXTRAS,
+        *,
+        decoding: Decoding = NO_MARKS,
+        wanted: Wanted = EVERY_HEAD,
     ) -> Generator[None, None, Answer]:
         """Classify a checked document in chunks; the generator yields after every part.
 
@@ -300,15 +110,21 @@ class Classifier:
             StorageError: if there is no space for the values between layers.
         """
         assert self.chunked is not None  # checked by in_chunks
-        sinks = self._builder.sinks(len(ids), decoding)
-        outputs = yield from self.chunked.parts(ids, evidence=evidence, sinks=sinks)
-        return self._builder.answer(outputs, 0, len(ids), sinks)
+        sinks = self._builder.sinks(len(ids), decoding, wanted)
+        outputs = yield from self.chunked.parts(
+            ids, extras, evidence=wanted.numbers, sinks=sinks, outputs=wanted.heads
+        )
+        if wanted.explained:
+            outputs[EVIDENCE] = outputs[EVIDENCE].reshape(1, -1, len(ids))
+        return self._builder.answer(outputs, 0, len(ids), sinks, wanted)
 
     def classify(
         self,
         documents: Sequence[Tokens],
         stop: Stop | None = None,
         decodings: Sequence[Decoding] | None = None,
+        extras: Sequence[ExtraValues] | None = None,
+        wanted: Sequence[Wanted] | None = None,
     ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
 
@@ -316,6 +132,8 @@ class Classifier:
             documents: the tokens of each document.
             stop: ends the run early; None without a way to end it.
             decodings: the decoding of each document; None for documents without marks.
+            extras: the extra inputs of each document; None for a model without extra inputs.
+            wanted: the wanted part of the answer of each document; None for every head.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.
@@ -326,29 +144,28 @@ class Classifier:
         padded = np.zeros((len(documents), *blank.shape), blank.dtype)
         for row, one in zip(padded, documents, strict=True):
             row[: len(one)] = one[:]
-        inputs = {self.manifest.main_input: padded, "lengths": lengths}
-        outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        if decodings is None:
-            decodings = [NO_MARKS] * len(documents)
-        return self._builder.answers(outputs, lengths.tolist(), decodings)
+        given = extras or [NO_EXTRAS] * len(documents)
+        inputs = {
+            self.manifest.main_input: padded,
+            LENGTHS: lengths,
+            **stacked(self.manifest.extra_inputs, given, len(blank)),
+        }
+        decodings = decodings or [NO_MARKS] * len(documents)
+        wanted = wanted or [EVERY_HEAD] * len(documents)
+        outputs = self._run({name: inputs[name] for name in self.manifest.inputs}, stop, wanted)
+        return self._builder.answers(outputs, lengths.tolist(), decodings, wanted)
 
-
-def _check_form(*, is_features: bool, expected: bool) -> None:
-    """Raise InputError if a document has features instead of token ids, or the reverse."""
-    if is_features != expected:
-        names = {True: FEATURES, False: IDS}
-        raise InputError(
-            f"This model takes {names[expected]}, got {names[is_features]}.",
-            f"Send {names[expected]}.",
-        )
-
-
-@contextmanager
-def _tokenizing() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the library raises bare Exception and TypeError
-        raise InputError(
-            "The tokenizer cannot encode the text.",
-            "Send Unicode text without lone surrogates, in words that the model knows.",
-        ) from error
+    def _run(
+        self, inputs: Mapping[str, NDArray[Any]], stop: Stop | None, wanted: Sequence[Wanted]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the wanted outputs, and the evidence as ``[batch, chosen, tokens]``."""
+        heads = self.manifest.heads
+        names = {name for name in heads if any(part.has(name) for part in wanted)}
+        if not any(part.explained for part in wanted):
+            return self.engine.run(inputs, stop, names)
+        choice = padded_choices([part.numbers for part in wanted])
+        if self.engine.takes_choice:
+            inputs = {**inputs, EXPLAINED: choice}
+        outputs = self.engine.run(inputs, stop, {*names, EVIDENCE})
+        outputs[EVIDENCE] = outputs[EVIDENCE].reshape(*choice.shape, -1)
+        return outputs

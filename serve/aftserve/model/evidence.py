@@ -1,6 +1,6 @@
-"""The passages of a document that support its class.
+"""The passages of a document that support a label or raise a value.
 
-The model returns the contribution of each token to the logit (``aftexport.passes.evidence``). A
+The model returns the contribution of each token to a logit (``aftexport.passes.evidence``). A
 passage is a run of tokens that contributes more than as many average tokens. The passages are the
 maximal scoring subsequences of the contributions minus their average. The algorithm is by Ruzzo and
 Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
@@ -14,7 +14,7 @@ from tokenizers import Encoding
 
 from aftserve.model.answers import Added, Answer
 from aftserve.model.classifier import Classifier
-from aftserve.schemas import Evidence, EvidenceSpan
+from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
 from aftserve.types import Document
 
 
@@ -36,44 +36,63 @@ class Passage:
 
 def explain(
     classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
-) -> Evidence:
-    """Return the contributions of a document's tokens to its largest logit.
+) -> list[Evidence]:
+    """Return the contributions of a document's tokens to each of its explained logits.
 
     Args:
         classifier: the classifier that gave the answer.
         document: the document as it was sent.
-        answer: the answer, with the contribution of each token.
+        answer: the answer, with the contributions of the tokens.
         first: index of the first token that the model saw.
         max_spans: maximum number of passages.
     """
-    assert answer.added is not None  # checked by check_evidence
     encoding = classifier.encoding(document) if isinstance(document, str) else None
-    spans = []
-    for passage in passages(answer.added, max_spans):
+
+    def span(passage: Passage) -> EvidenceSpan:
         start, end = first + passage.start, first + passage.end
-        span = EvidenceSpan(
+        place = _characters(encoding, start, end) if encoding is not None else None
+        characters = {} if place is None else {"start": place[0], "end": place[1]}
+        text = None if place is None else str(document[place[0] : place[1]])
+        return EvidenceSpan(
             start_token=start,
             end_token=end,
+            text=text,
             contribution=passage.added,
             above_average=passage.above,
+            **characters,
         )
-        place = _characters(encoding, start, end) if encoding is not None else None
-        if place is not None:
-            span.start, span.end = place
-            span.text = str(document[span.start : span.end])
-        spans.append(span)
-    output = classifier.manifest.explained
-    assert output is not None  # the manifest has it beside the evidence
-    logits = answer.outputs[output]
-    largest = int(logits.argmax())
-    name = classifier.manifest.heads[output].logit_names[largest]
-    is_label = getattr(answer.heads[output], "label", None) == name
-    return Evidence(
-        name=None if is_label else name,
-        logit=float(logits[largest]),
-        offset=answer.offset,
-        spans=spans,
-    )
+
+    return [
+        Evidence(
+            head=one.head,
+            name=one.name,
+            logit=one.logit,
+            offset=one.offset,
+            spans=[span(passage) for passage in passages(one.added, max_spans)],
+        )
+        for one in answer.explained
+    ]
+
+
+def add_evidence(
+    result: DocumentResult, answer: Answer, explained: list[Evidence], *, is_chosen: bool
+) -> None:
+    """Add the evidence of a document to its result.
+
+    Args:
+        result: the result.
+        answer: the answer of the document.
+        explained: the evidence of each logit.
+        is_chosen: whether the request chose the logits; else there is one, the largest.
+    """
+    if is_chosen:
+        result.explained = explained
+        return
+    # Without a choice, the label of the answer is not repeated.
+    (largest,) = explained
+    is_label = getattr(answer.heads[largest.head or ""], "label", None) == largest.name
+    name = None if is_label else largest.name
+    result.evidence = largest.model_copy(update={"head": None, "name": name})
 
 
 def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:

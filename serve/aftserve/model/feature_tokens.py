@@ -80,11 +80,6 @@ class FeatureTokens:
             )
         return cls(_normalized(values, features, 0))
 
-    @property
-    def is_in_file(self) -> bool:
-        """Whether the features are in a file."""
-        return isinstance(self._rows, Rows)
-
     def __len__(self) -> int:
         """Return the number of tokens."""
         return self._rows.count if isinstance(self._rows, Rows) else len(self._rows)

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aftexport.errors import InputError
+from aftexport.extra_inputs import ExtraValues
 from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
+from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.tokenizer_pool import TokenizerPool
-from aftserve.types import Document, Tokens
+from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.types import Document, ExtraFields, Tokens
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class TokenizedDocument:
         first: index of the first token in ``used``.
         tokenize_seconds: time of the tokenizer.
         marks: marks of the tokens in ``used``; None for token ids, or if no head needs them.
+        extras: extra inputs for the tokens in ``used``.
     """
 
     document: Document
@@ -31,6 +35,7 @@ class TokenizedDocument:
     first: int
     tokenize_seconds: float
     marks: TokenMarks | None
+    extras: ExtraValues
 
     @property
     def decoding(self) -> Decoding:
@@ -42,8 +47,8 @@ async def tokenize_documents(
     pool: TokenizerPool,
     classifier: Classifier,
     documents: Sequence[Document],
-    *,
-    with_evidence: bool,
+    given: Sequence[ExtraFields] | None = None,
+    wanted: Wanted = EVERY_HEAD,
 ) -> list[TokenizedDocument]:
     """Tokenize documents, and cut them by the policy for long documents.
 
@@ -51,22 +56,30 @@ async def tokenize_documents(
         pool: threads of the tokenizer.
         classifier: the classifier with the tokenizer and the limits.
         documents: texts or token ids.
-        with_evidence: whether to check that the model has evidence for each document.
+        given: extra inputs of each document; None for none.
+        wanted: the wanted part of the answers.
 
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
     inputs = [
-        await tokenize_document(pool, classifier, index, document)
+        await tokenize_document(
+            pool, classifier, index, document, {} if given is None else given[index], wanted
+        )
         for index, document in enumerate(documents)
     ]
-    for one in inputs if with_evidence else ():
-        classifier.check_evidence(len(one.used))
+    for one in inputs:
+        check_evidence(classifier, wanted, len(one.used))
     return inputs
 
 
 async def tokenize_document(
-    pool: TokenizerPool, classifier: Classifier, index: int, document: Document
+    pool: TokenizerPool,
+    classifier: Classifier,
+    index: int,
+    document: Document,
+    given: ExtraFields,
+    wanted: Wanted = EVERY_HEAD,
 ) -> TokenizedDocument:
     """Tokenize a document, and cut it by the policy for long documents.
 
@@ -75,6 +88,8 @@ async def tokenize_document(
         classifier: the classifier with the tokenizer and the limits.
         index: index of the document in its request, for the error message.
         document: a text or token ids.
+        given: its extra inputs.
+        wanted: the wanted part of the answer.
 
     Raises:
         InputError: if the document cannot be classified.
@@ -88,10 +103,11 @@ async def tokenize_document(
             seconds = time.perf_counter() - start
         else:
             ids = classifier.check(document)
-        classifier.check_words(marks)
+        classifier.check_words(marks, wanted)
+        extras = classifier.check_extras(given, len(ids))
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
-    return cut_document(classifier, document, ids, marks, seconds)
+    return cut_document(classifier, document, ids, marks, extras, seconds)
 
 
 def cut_document(
@@ -99,6 +115,7 @@ def cut_document(
     document: Document,
     ids: Tokens,
     marks: TokenMarks | None,
+    extras: ExtraValues,
     seconds: float = 0.0,
 ) -> TokenizedDocument:
     """Cut a tokenized document by the policy for long documents.
@@ -108,10 +125,12 @@ def cut_document(
         document: the document as it was sent.
         ids: its checked tokens.
         marks: marks of all tokens, if they are known.
+        extras: extra inputs for all tokens.
         seconds: time of the tokenizer.
     """
     used = classifier.cut(ids)
     first = len(ids) - len(used) if classifier.policy == "tail" else 0
     if marks is not None:
         marks = marks.part(first, first + len(used))
-    return TokenizedDocument(document, ids, used, first, seconds, marks)
+    extras = extras.part(first, first + len(used))
+    return TokenizedDocument(document, ids, used, first, seconds, marks, extras)

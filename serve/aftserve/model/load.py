@@ -1,7 +1,8 @@
-"""From a bundle to a model that is loaded, warmed up, compared with PyTorch, and measured."""
+"""From a bundle to a model that is loaded, warmed up, compared with PyTorch, and estimated."""
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +12,16 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
+from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
+from aftexport.extra_inputs import blank_values
 from aftexport.parity import Comparison
 from aftexport.parity.run_cases import verify, verify_engine
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
-from aftserve.model.costs import CostModel, calibrate, measure_chunks, measured_chunk
+from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
+from aftserve.model.costs import CostModel
 from aftserve.settings import Settings
 
 
@@ -28,16 +32,21 @@ class LoadedModel:
     Attributes:
         classifier: the classifier with its engine.
         golden: results of the bundle's golden cases on that engine.
-        costs: cost model of its runs.
+        measurement: measurement of its costs, which begins with first estimates.
         reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
     """
 
     classifier: Classifier
     golden: Sequence[Comparison]
-    costs: CostModel
+    measurement: CostMeasurement
     reason: str
     uses_standard_ops_only: bool
+
+    @property
+    def costs(self) -> CostModel:
+        """The current predictions for its runs."""
+        return self.measurement.costs
 
     @property
     def breach(self) -> str | None:
@@ -73,7 +82,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         threads=settings.threads or 0,
         console=console,
     )
-    with stage(console, "Comparing with PyTorch's outputs, calibrating"):
+    with stage(console, "Comparing with PyTorch's outputs"):
         model = _prepare(bundle, settings, choice, standard_ops_only=False)
     if model.breach is not None and settings.on_breach == "fallback":
         return load_standard_ops_model(bundle, settings)
@@ -139,27 +148,40 @@ def _prepare(
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
-    costs = calibrate(
-        lambda documents, tokens: classifier.classify(
-            [classifier.blank(tokens)] * documents,
-            decodings=[Decoding(starts_word=np.ones(tokens, np.bool_))] * documents,
-        ),
+    measurement = _measurement(bundle, settings, classifier)
+    measurement.measure_first()
+    golden = _golden(bundle, choice, standard_ops_only)
+    choice.engine.release()
+    return LoadedModel(classifier, golden, measurement, choice.reason, standard_ops_only)
+
+
+def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> CostMeasurement:
+    chunked = classifier.chunked if classifier.in_chunks(classifier.max_tokens) else None
+
+    def run(shape: Shape, stop: Stop | None) -> None:
+        blank = classifier.blank(shape.tokens)
+        extras = blank_values(bundle.manifest.extra_inputs, shape.tokens)
+        if shape.chunk_tokens is None:
+            words = Decoding(starts_word=np.ones(shape.tokens, np.bool_))
+            count = shape.documents
+            classifier.classify([blank] * count, stop, [words] * count, [extras] * count)
+            return
+        assert chunked is not None  # otherwise no such shape is measured
+        with closing(chunked.in_chunks_of(shape.chunk_tokens).parts(blank, extras)) as parts:
+            for _ in parts:
+                if stop is not None and stop.is_requested:
+                    raise RunStoppedError
+
+    limits = MeasuredRange(
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
         batching=bundle.manifest.batching,
+        chunk_tokens=chunked.chunk_tokens if chunked else None,
+        min_chunk_tokens=chunked.in_chunks_of(1).chunk_tokens if chunked else 1,
+        max_chunked_tokens=classifier.max_tokens,
     )
-    if chunked is not None and classifier.in_chunks(classifier.max_tokens):
-        timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
-        in_chunks = measure_chunks(
-            lambda tokens: timed.run(classifier.blank(tokens)),
-            timed.chunk_tokens,
-            classifier.max_tokens,
-        )
-        costs = CostModel(costs.measurements, in_chunks, classifier.whole_tokens)
-    golden = _golden(bundle, choice, standard_ops_only)
-    choice.engine.release()
-    return LoadedModel(classifier, golden, costs, choice.reason, standard_ops_only)
+    return CostMeasurement(run, limits)
 
 
 def _chunked(

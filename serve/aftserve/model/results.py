@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle.bundle import Bundle
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, Span, TokenResult, is_one_label
 from aftserve.model.answer_parts import SpansPart, TokensPart
 from aftserve.model.answers import Answer
 from aftserve.model.inline_limit import numbers_per_token
 from aftserve.model.inputs import TokenizedDocument
-from aftserve.schemas import DocumentResult
+from aftserve.schemas import DocumentResult, Timings
+from aftserve.settings import Policy
 
 _MAX_PART_TOKENS = 4096
+_MAX_PART_SPANS = 1024
 _MAX_PART_NUMBERS = 1 << 14
 
 
@@ -49,11 +52,11 @@ class TokenAnswers:
         return answer.model_copy(update={"spans": tuple(map(self._placed, spans))})
 
     def all_spans(self, name: str) -> Iterator[Span]:
-        """Yield the spans of a head; see ``answer``."""
-        count = len(self.results[name])
-        for start in range(0, count, _MAX_PART_TOKENS):
-            answer = self.answer(name, start, min(start + _MAX_PART_TOKENS, count))
-            yield from getattr(answer, "spans", ())
+        """Yield the spans of a head without the labels of its tokens; see ``answer``."""
+        first = 0
+        while spans := self.results[name].named_spans(first, first + _MAX_PART_SPANS):
+            yield from map(self._placed, spans)
+            first += len(spans)
 
     def parts(self) -> Iterator[TokensPart | SpansPart]:
         """Yield the answers of all heads in parts of bounded size."""
@@ -102,6 +105,7 @@ class DocumentAnswer:
         heads = {
             name: answers[name] if name in answers else self.tokens.answer(name)
             for name in self.tokens.heads
+            if name in answers or name in self.tokens.results
         }
         return self.result.model_copy(update={"heads": heads})
 
@@ -119,6 +123,31 @@ def token_answers(
     text = one.document if isinstance(one.document, str) else None
     characters = None if one.marks is None else one.marks.characters
     return TokenAnswers(heads, answer.tokens, one.first, text, characters)
+
+
+def document_answer(
+    bundle: Bundle, policy: Policy, one: TokenizedDocument, answer: Answer, timings: Timings
+) -> DocumentAnswer:
+    """Return the result of a document, with the answers for its tokens apart.
+
+    Args:
+        bundle: the bundle that answered.
+        policy: policy for documents over the memory budget.
+        one: the document.
+        answer: its answer.
+        timings: times of the stages.
+    """
+    heads = bundle.manifest.heads
+    content = DocumentResult(
+        bundle=bundle.digest,
+        **head_fields(heads, answer),
+        tokens_total=len(one.ids),
+        tokens_used=len(one.used),
+        truncated=len(one.used) < len(one.ids),
+        policy=policy,
+        timings=timings,
+    )
+    return DocumentAnswer(content, token_answers(heads, one, answer))
 
 
 def head_fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:

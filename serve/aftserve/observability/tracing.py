@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from aftexport import __version__
+from aftexport.system.installation import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -75,7 +76,7 @@ def configure() -> Traces:
     try:
         return Traces(_provider(kind))
     except ModuleNotFoundError as error:
-        logger.warning("no traces: %s; run pip install 'aftexport[otel]'", error)
+        logger.warning("no traces: %s; run %s", error, install_command("otel"))
     except ValueError as error:
         logger.warning("no traces: %s", error)
     return Traces()

@@ -65,5 +65,5 @@ class BreachHandler:
                 self._health.breach = reason
                 return
             active.model = model
-            self._scheduler.forget()
+            self._scheduler.measure(model)
             logger.warning("serving with portable bodies only from now on")

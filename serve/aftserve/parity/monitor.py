@@ -94,7 +94,7 @@ class ParityMonitor:
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file that the bundle was exported from.",
             )
-        outputs, expected = answer.outputs, await self._reference.outputs(one.used)
+        outputs, expected = answer.outputs, await self._reference.outputs(one.used, one.extras)
         results = await self._judge("reference", one, outputs, expected)
         heads = self.active.bundle.manifest.heads
         flips = await anyio.to_thread.run_sync(
@@ -129,7 +129,9 @@ class ParityMonitor:
             return one.decoding
         if random.random() >= self._share:
             return one.decoding
-        if len(one.used) > _MAX_SAMPLED_TOKENS:
+        # A request for other outputs may have no words for a head that needs them.
+        lacks_words = self.active.model.classifier.needs_words and one.marks is None
+        if len(one.used) > _MAX_SAMPLED_TOKENS or lacks_words:
             self._metrics.skipped_checks.inc()
             return one.decoding
         return one.decoding.with_rows()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aftexport.bundle.bundle import Bundle
 from aftexport.chunked.spill import storing
 from aftexport.errors import UsageError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads.column import Column, file_opener
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
@@ -56,6 +57,8 @@ class ReferenceProcess:
             words += ["--factory", settings.reference_factory]
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
+        if settings.reference_trust_remote_code:
+            words += ["--trust-remote-code"]
         self._words = words
         self._folder = settings.spill
         self._check = partial(bundle.check_source, settings.reference)
@@ -63,18 +66,24 @@ class ReferenceProcess:
         self._logging: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    async def outputs(self, ids: Tokens) -> dict[str, NDArray[np.float64]]:
+    async def outputs(
+        self, ids: Tokens, extras: ExtraValues = NO_EXTRAS
+    ) -> dict[str, NDArray[np.float64]]:
         """Return each output of one document, in float64 unless the model is a program.
+
+        Args:
+            ids: tokens of the document.
+            extras: extra inputs of the document.
 
         Raises:
             ReferenceError: if the process cannot be started, dies or fails.
         """
         async with self._turn:
             before = self._process
-            outputs = await self._ask(ids)
+            outputs = await self._ask(ids, extras)
             if outputs is None and self._process is before:
                 # The process may have died before this document; ask a new one.
-                outputs = await self._ask(ids)
+                outputs = await self._ask(ids, extras)
         if outputs is None:
             raise ReferenceError(
                 "The PyTorch reference has ended.", "See the server's log, and try again."
@@ -88,14 +97,14 @@ class ReferenceProcess:
                 self._process.kill()
             await self._process.wait()
 
-    async def _ask(self, ids: Tokens) -> dict[str, NDArray[np.float64]] | None:
+    async def _ask(self, ids: Tokens, extras: ExtraValues) -> dict[str, NDArray[np.float64]] | None:
         """Return the worker's outputs for a document; None if the process dies."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         answer, outputs, is_whole = {}, {}, False
         try:
-            process.stdin.write(await anyio.to_thread.run_sync(_line, ids))
+            process.stdin.write(await anyio.to_thread.run_sync(_line, ids, extras))
             await process.stdin.drain()
             answer = json.loads(await process.stdout.readuntil(b"\n"))
             for name, shape in answer.get("outputs", {}).items():
@@ -151,9 +160,10 @@ class ReferenceProcess:
         return self._process
 
 
-def _line(tokens: Tokens) -> bytes:
-    """Return tokens as a line of JSON, made in small parts so that other threads can run."""
-    return f"[{','.join(map(json.dumps, tokens.tolist()))}]\n".encode()
+def _line(tokens: Tokens, extras: ExtraValues) -> bytes:
+    """Return a document as a line of JSON, made in small parts so that other threads can run."""
+    listed = ",".join(map(json.dumps, tokens.tolist()))
+    return f'{{"tokens":[{listed}],"inputs":{json.dumps(extras.to_json())}}}\n'.encode()
 
 
 async def log_errors(errors: asyncio.StreamReader) -> None:

@@ -1,8 +1,8 @@
 """The process that runs the PyTorch model for comparison.
 
 Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids or features, and writes a JSON line with an ``error``, or with the shapes
-of ``outputs``; their numbers follow in this order, as float64.
+JSON line with token ids or features, and extra inputs. It writes a JSON line with an ``error``, or
+with the shapes of ``outputs``; their numbers follow in this order, as float64.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import numpy as np
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError
+from aftexport.extra_inputs import check_values
 from aftexport.verify.reference_model import load_source, torch_engine
 
 _NICENESS = 19
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--digest", help="digest of the server's bundle")
     parser.add_argument("--factory")
     parser.add_argument("--allow-pickle", action="store_true")
+    parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args()
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
@@ -35,13 +37,23 @@ def main() -> int:
     if options.digest not in (None, bundle.digest):
         raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
     source = load_source(
-        bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
+        bundle,
+        options.model,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
     )
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
-        tokens = json.loads(line)
+        content = json.loads(line)
+        tokens = content["tokens"]
+        extras = check_values(bundle.manifest.extra_inputs, content["inputs"], len(tokens))
         given = np.array([tokens], np.int64 if bundle.manifest.features is None else np.float32)
-        inputs = {bundle.manifest.main_input: given, "lengths": np.array([len(tokens)])}
+        inputs = {
+            bundle.manifest.main_input: given,
+            "lengths": np.array([len(tokens)]),
+            **extras.batch(),
+        }
         try:
             found = engine.run({name: inputs[name] for name in bundle.manifest.inputs})
             outputs = {name: output[0].astype(np.float64) for name, output in found.items()}

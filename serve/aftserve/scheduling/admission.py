@@ -1,5 +1,6 @@
 """Admission of requests, by seconds of work rather than by number."""
 
+import time
 from collections.abc import Sequence
 
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
@@ -9,6 +10,8 @@ from aftserve.scheduling.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005
 """Time of a request outside the engine, and the clock's resolution."""
+_MEASUREMENT_SECONDS = 5.0
+"""Time after which a client may ask again about a document of unknown cost."""
 
 
 class Admission:
@@ -40,30 +43,60 @@ class Admission:
                 backlog_seconds - self._max_queue_seconds,
             )
 
-    def admit(
-        self, model: LoadedModel, tokens: Sequence[int], seconds_left: float, earlier: Backlog
+    async def admit(
+        self, model: LoadedModel, tokens: Sequence[int], deadline: float, earlier: Backlog
     ) -> float:
         """Return the predicted time until the documents of a request are answered.
+
+        The first estimates of a model are too slow. Documents that by them take longer than the
+        deadline wait for better ones, and are refused as too long only by complete measurements.
 
         Args:
             model: model that classifies them.
             tokens: length of each document.
-            seconds_left: time to the client's deadline.
+            deadline: deadline of the client by ``time.monotonic``.
             earlier: queued documents of the same request. The limit of the queue does not count
                 them.
 
         Raises:
             DeadlineError: if the deadline has passed.
-            BusyError: if the queue is too long for the server or for the deadline.
+            BusyError: if the queue is too long for the server or for the deadline, or the costs
+                of long documents are not measured before the deadline.
             DocumentTooLongError: if the documents by themselves take longer than the deadline.
         """
+        while True:
+            is_measured = model.measurement.is_done
+            seconds_left = deadline - time.monotonic()
+            own = self._own_seconds(model, tokens)
+            if own <= seconds_left or is_measured or seconds_left <= 0:
+                return self._admit(model, tokens, own, seconds_left, earlier)
+            if not await self._scheduler.wait_for_measurement(model, seconds_left):
+                raise BusyError(
+                    f"The time of {sum(tokens)} tokens is not measured yet, and the deadline comes "
+                    f"before the first estimate of {own:.3g} s.",
+                    "Try again later, or allow more time.",
+                    _MEASUREMENT_SECONDS,
+                )
+
+    def _own_seconds(self, model: LoadedModel, tokens: Sequence[int]) -> float:
+        seconds = sum(map(model.costs.single, tokens)) * self._scheduler.slowdown.value
+        return seconds + _OVERHEAD_SECONDS
+
+    def _admit(
+        self,
+        model: LoadedModel,
+        tokens: Sequence[int],
+        own: float,
+        seconds_left: float,
+        earlier: Backlog,
+    ) -> float:
         if seconds_left <= 0:
             raise DeadlineError
         scheduler = self._scheduler
         in_chunks = any(map(model.classifier.in_chunks, tokens))
         self._check(scheduler.wait_seconds(in_chunks=in_chunks, besides=earlier))
         backlog_seconds = scheduler.wait_seconds(in_chunks=in_chunks)
-        own = sum(map(model.costs.single, tokens)) * scheduler.slowdown.value + _OVERHEAD_SECONDS
+        backlog_seconds += scheduler.measurement_seconds(backlog_seconds)
         predicted = backlog_seconds + own
         if own > seconds_left:
             raise DocumentTooLongError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aftexport.engines import Stop
 from aftserve.model.answers import Answer
 from aftserve.model.classifier import Classifier
+from aftserve.model.cost_measurement import CostMeasurement
 from aftserve.scheduling.job import Job
 
 
@@ -16,7 +17,8 @@ class Run:
     """One run of the engine.
 
     Attributes:
-        batch: jobs that the run answers; an empty batch releases the engine's memory.
+        batch: jobs that the run answers. A run without jobs does a step of ``measurement``, or
+            releases the engine's memory.
         classifier: the model that runs them.
         calibrated: calibrated seconds of the documents in single runs, or of one document's part.
         predicted: predicted seconds of the run.
@@ -25,6 +27,7 @@ class Run:
         started: start by ``time.monotonic``.
         seconds: time of the run, known once it has ended.
         unfinished: whether the run did one part of a document that has more.
+        measurement: measurement of costs, of which the run does a step; None for other runs.
     """
 
     batch: Sequence[Job]
@@ -36,6 +39,7 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     unfinished: bool = False
+    measurement: CostMeasurement | None = None
 
     @property
     def seconds_after(self) -> float:
@@ -46,6 +50,9 @@ class Run:
 
     def work(self) -> list[Answer] | None:
         """Run the engine; see ``ended``."""
+        if self.measurement is not None:
+            self.measurement.step(self.stop)
+            return []
         if not self.batch:
             self.classifier.engine.release()
             return []
@@ -55,6 +62,8 @@ class Run:
                 [job.ids for job in self.batch],
                 self.stop,
                 [job.decoding for job in self.batch],
+                [job.extras for job in self.batch],
+                [job.wanted for job in self.batch],
             )
         try:
             next(progress.parts)
@@ -109,4 +118,19 @@ class Releasing:
     run: Run
 
 
-EngineState = Idle | Running | Releasing
+@dataclass(frozen=True)
+class Measuring:
+    """The engine measures the cost of a run.
+
+    Attributes:
+        run: a run without documents.
+        yields: whether a document that arrives stops the run.
+        keeps_memory: whether the engine keeps the run's memory; false if its model was replaced.
+    """
+
+    run: Run
+    yields: bool
+    keeps_memory: bool = True
+
+
+EngineState = Idle | Running | Releasing | Measuring

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
 
@@ -63,6 +65,8 @@ class Job:
         progress: state of a document that runs in chunks; None for others.
         backlog: queued documents of the same request, this one included.
         decoding: decoding of the rows of its tokens.
+        extras: extra inputs of the document.
+        wanted: wanted part of the answer.
     """
 
     active: ActiveBundle
@@ -74,6 +78,8 @@ class Job:
     progress: Progress | None = None
     backlog: Backlog = field(default_factory=Backlog)
     decoding: Decoding = NO_MARKS
+    extras: ExtraValues = NO_EXTRAS
+    wanted: Wanted = EVERY_HEAD
 
     @property
     def tokens(self) -> int:

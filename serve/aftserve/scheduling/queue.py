@@ -5,8 +5,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from aftserve.model.classifier import Classifier
-from aftserve.scheduling.engine_state import EngineState, Idle, Releasing, Run, Running
+from aftserve.scheduling.engine_state import (
+    EngineState,
+    Idle,
+    Measuring,
+    Releasing,
+    Run,
+    Running,
+)
 from aftserve.scheduling.job import Backlog, Job
+from aftserve.scheduling.measuring import MeasurementTurns
 
 
 class JobQueue:
@@ -25,6 +33,7 @@ class JobQueue:
         self._changed = threading.Condition()
         self._paused = self._closed = False
         self._state: EngineState = Idle()
+        self._turns: MeasurementTurns | None = None
 
     def __len__(self) -> int:
         """Number of queued documents."""
@@ -45,6 +54,8 @@ class JobQueue:
         with self._changed:
             self._jobs.append(job)
             self._count(job, 1)
+            if isinstance(self._state, Measuring) and self._state.yields:
+                self._state.run.stop.request()
             self._changed.notify()
 
     def requeue(self, jobs: Sequence[Job]) -> None:
@@ -64,18 +75,44 @@ class JobQueue:
             return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for jobs or the end of the queue; return False after ``seconds`` without either."""
+        """Wait for jobs, measurements or the end of the queue.
+
+        Returns:
+            False after ``seconds`` without any of them.
+        """
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._closed or bool(self._jobs), min(seconds, threading.TIMEOUT_MAX)
+                lambda: self._closed or bool(self._jobs) or self._may_measure(),
+                min(seconds, threading.TIMEOUT_MAX),
             )
 
-    def take(self, choose: Callable[[Iterable[Job]], Run]) -> Run | None:
-        """Wait for jobs, and begin the run that ``choose`` returns; return None once closed."""
+    def take(
+        self,
+        choose: Callable[[Iterable[Job]], Run],
+        measure: Callable[[MeasurementTurns], Run],
+    ) -> Run | None:
+        """Wait for jobs or measurements, and begin a run.
+
+        Args:
+            choose: function that returns a run of some of the jobs.
+            measure: function that returns the run of a measurement.
+
+        Returns:
+            The run; None once the queue is closed.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._jobs and not self._paused))
+            self._changed.wait_for(
+                lambda: self._closed or (self._jobs and not self._paused) or self._may_measure()
+            )
             if self._closed:
                 return None
+            turns = self._turns
+            if turns is not None and self._may_measure():
+                is_due = turns.is_due
+                if is_due or not self._jobs:
+                    run = measure(turns)
+                    self._state = Measuring(run, yields=not is_due)
+                    return run
             run = choose(self._jobs)
             for job in run.batch:
                 self._remove(job)
@@ -99,11 +136,9 @@ class JobQueue:
         """
         with self._changed:
             state, self._state = self._state, Idle()
-            if not isinstance(state, Running):
-                return None
-            if state.keeps_memory:
+            if isinstance(state, Running | Measuring) and state.keeps_memory:
                 self._state = Idle(state.run.classifier)
-            if not state.run.unfinished:
+            if not isinstance(state, Running) or not state.run.unfinished:
                 return None
             job = state.run.count_part()
             if job.future.done():
@@ -119,6 +154,16 @@ class JobQueue:
                     self._state = Idle()
                 case Running(run):
                     self._state = Running(run, keeps_memory=False)
+                case Measuring(run, yields):
+                    self._state = Measuring(run, yields, keeps_memory=False)
+
+    def measure(self, turns: MeasurementTurns) -> None:
+        """Give turns to the measurements of a model instead of earlier ones."""
+        with self._changed:
+            self._turns = turns
+            if isinstance(self._state, Measuring):
+                self._state.run.stop.request()
+            self._changed.notify()
 
     def pause(self, paused: bool) -> None:
         """Hold all jobs back, or release them."""
@@ -135,6 +180,9 @@ class JobQueue:
             self._backlog = Backlog()
             self._changed.notify()
             return left
+
+    def _may_measure(self) -> bool:
+        return not self._paused and self._turns is not None and not self._turns.measurement.is_done
 
     def _remove(self, job: Job) -> None:
         self._jobs.remove(job)

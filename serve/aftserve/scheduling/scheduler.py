@@ -4,19 +4,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
-from aftserve.model.costs import SlowdownFactor
+from aftserve.model.cost_measurement import CostMeasurement
+from aftserve.model.load import LoadedModel
+from aftserve.model.slowdown import SlowdownFactor
+from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import next_batch
-from aftserve.scheduling.engine_state import Idle, Run
+from aftserve.scheduling.engine_state import Idle, Measuring, Run
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
 from aftserve.scheduling.job import Backlog, Job, Progress, Result
+from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.stall_detection import wait_for_end
 from aftserve.types import Tokens
@@ -28,8 +33,9 @@ class Scheduler:
     """A scheduler of runs, which answers the oldest documents first.
 
     If a shared run fails, each of its documents gets a single run, so that only the bad document
-    fails. A run is stopped once all its clients have left. After a while without jobs,
-    the engine releases the memory of its runs.
+    fails. A run is stopped once all its clients have left. Between documents, the costs of the
+    model are measured; see ``MeasurementTurns``. After a while without jobs, the engine releases
+    the memory of its runs.
 
     Args:
         metrics: metrics of the server.
@@ -52,6 +58,8 @@ class Scheduler:
         self._stall_seconds = stall_seconds
         self._idle_seconds = idle_seconds
         self._queue = JobQueue()
+        self._turns: MeasurementTurns | None = None
+        self._measured: asyncio.Event = asyncio.Event()
         self._closed: Exception | None = None
 
     @property
@@ -89,6 +97,8 @@ class Scheduler:
             besides: documents that are left out of the prediction.
         """
         run, waiting = self._run, self._queue.backlog(besides)
+        if run is not None and run.measurement is not None:
+            run = None  # see measurement_seconds
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
         # A run that is late by some time is expected to take as long again.
@@ -102,6 +112,28 @@ class Scheduler:
             seconds += min(after, waiting.documents * (run.calibrated if run else 0.0))
         return running + seconds * self.slowdown.value
 
+    def measurement_seconds(self, seconds: float) -> float:
+        """Return the maximum time of measurements within the next ``seconds`` of documents."""
+        state, now = self._queue.state, time.monotonic()
+        delay = self._turns.delay(seconds) if self._turns is not None else 0.0
+        if isinstance(state, Measuring) and not state.yields:
+            delay += abs(state.run.started + state.run.predicted - now)
+        return delay
+
+    async def wait_for_measurement(self, model: LoadedModel, seconds: float) -> bool:
+        """Wait for the next measurement of a model, and at most for ``seconds``.
+
+        Returns:
+            Whether there was one; False at once if none is to come.
+        """
+        turns = self._turns
+        if turns is None or turns.measurement is not model.measurement or turns.measurement.is_done:
+            return False
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._measured.wait(), seconds)
+            return True
+        return False
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Begin no run within the block; a run that has begun goes on."""
@@ -111,10 +143,14 @@ class Scheduler:
         finally:
             self._queue.pause(False)
 
-    def forget(self) -> None:
-        """Drop the measurements of the previous model after its replacement."""
+    def measure(self, model: LoadedModel) -> None:
+        """Measure the costs of a model that replaces the previous one, and the slowdown again."""
         self.slowdown = SlowdownFactor()
+        if model.measurement.is_done:
+            self.slowdown.trust_costs()
         self._queue.forget_memory()
+        self._turns = MeasurementTurns(model)
+        self._queue.measure(self._turns)
 
     def submit(
         self,
@@ -123,9 +159,10 @@ class Scheduler:
         promised: float,
         *,
         single: bool = False,
-        evidence: bool = False,
         backlog: Backlog | None = None,
         decoding: Decoding = NO_MARKS,
+        extras: ExtraValues = NO_EXTRAS,
+        wanted: Wanted = EVERY_HEAD,
     ) -> "asyncio.Future[Result]":
         """Put a checked document in the queue.
 
@@ -134,9 +171,10 @@ class Scheduler:
             ids: its tokens.
             promised: predicted time of the answer by ``time.monotonic``.
             single: whether the document must not share a run.
-            evidence: whether the answer needs the contribution of each token.
             backlog: queued documents of the same request; this one is added.
             decoding: decoding of the rows of its tokens.
+            extras: extra inputs of the document.
+            wanted: wanted part of the answer.
 
         Returns:
             A future of the result. Cancel it once the answer is no longer wanted. It raises
@@ -158,11 +196,13 @@ class Scheduler:
             single,
             backlog=backlog or Backlog(),
             decoding=decoding,
+            extras=extras,
+            wanted=wanted,
         )
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
-                classifier.parts(ids, evidence=evidence, decoding=decoding),
-                classifier.part_count(len(ids), evidence=evidence),
+                classifier.parts(ids, extras, decoding=decoding, wanted=wanted),
+                classifier.part_count(len(ids), wanted),
             )
         future.add_done_callback(lambda _: self._settle(job))
         self._queue.put(job)
@@ -197,7 +237,10 @@ class Scheduler:
             )
             if release is not None:
                 return release
-        return self._queue.take(lambda jobs: self._make_run(jobs, others_first, loop.create_future))
+        return self._queue.take(
+            lambda jobs: self._make_run(jobs, others_first, loop.create_future),
+            lambda turns: turns.make_run(loop.create_future),
+        )
 
     def _end_run(self) -> bool:
         """End the current run; return whether it left parts, so that others go first."""
@@ -227,7 +270,7 @@ class Scheduler:
         if (progress := batch[0].progress) is not None:
             calibrated = seconds = batch[0].seconds / progress.left
         else:
-            calibrated = sum(job.seconds for job in batch)
+            calibrated = sum(model.costs.single(job.tokens) for job in batch)
             seconds = model.costs.batch(len(batch), max(job.tokens for job in batch))
         predicted = seconds * self.slowdown.value
         return Run(batch, model.classifier, calibrated, predicted, create_future())
@@ -253,6 +296,9 @@ class Scheduler:
 
     def _answer(self, run: Run) -> None:
         """Settle the jobs of a run that has ended."""
+        if run.measurement is not None:
+            self._end_measurement(run, run.measurement)
+            return
         batch = run.batch
         match run.ended.exception():
             case None if batch:
@@ -281,6 +327,23 @@ class Scheduler:
         for job, answer in zip(batch, answers, strict=True):
             if not job.future.done():
                 job.future.set_result(Result(answer, started, seconds, len(batch)))
+
+    def _end_measurement(self, run: Run, measurement: CostMeasurement) -> None:
+        """Use a measurement, or give up all further ones if it failed."""
+        error = run.ended.exception()
+        if isinstance(error, EngineThreadError):
+            raise error
+        is_stalled = run.seconds > self._stall_seconds
+        if error is not None and (is_stalled or not isinstance(error, RunStoppedError)):
+            logger.warning("the cost of longer runs cannot be measured: %s", error)
+            measurement.abandon()
+        if self._turns is None or self._turns.measurement is not measurement:
+            return  # another model has taken over
+        if measurement.is_done:
+            self.slowdown.trust_costs()
+            logger.info("measured the costs of documents in %.1f s", measurement.seconds)
+        self._measured.set()
+        self._measured = asyncio.Event()
 
     def _retry_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
         """Requeue the documents of a failed batch for single runs, or fail a single document."""

@@ -178,7 +178,7 @@ def _exported(mechanism: str, folder: Path, *, to: str, precision: str) -> "Bund
 
 def _expect_no_body(paths: Mapping[str, str], *others: str) -> str:
     """Which way each operator runs; mechanisms, and ``others`` that have kernels, by those."""
-    from aftexport.operators.mechanisms import OPERATORS
+    from aftexport.operators.torch_ops import OPERATORS
 
     said = ", ".join(f"{name} {path}" for name, path in paths.items())
     fused = (*OPERATORS, *others)

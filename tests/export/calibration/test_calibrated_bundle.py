@@ -5,27 +5,16 @@ from pathlib import Path
 
 import pytest
 from bundles import changed_manifest
+from calibrations import calibration, details
 from commands import listing
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.calibration import calibrated_bundle
 from aftexport.calibration.calibrated_bundle import check_target, write_calibrated
 from aftexport.errors import BundleError, UsageError
-from aftexport.heads.calibration import Calibration, Estimate, Scaling
+from aftexport.heads.calibration import Scaling
 
-NOTHING = Estimate(value=0.0, low=0.0, high=0.0)
-CALIBRATION = {
-    "logits": Calibration(
-        method="temperature",
-        scalings=(Scaling(log_temperature=0.5),),
-        min_tokens=1,
-        max_tokens=9,
-        documents=100,
-        error_before=NOTHING,
-        error_after=NOTHING,
-        bands=(),
-    )
-}
+CALIBRATION = {"logits": calibration(Scaling(log_temperature=0.5))}
 
 
 @pytest.mark.parametrize("step", ["write_json", "write_manifest", "move_into_place"])
@@ -39,7 +28,7 @@ def test_failure_keeps_old_bundle(
 
     monkeypatch.setattr(calibrated_bundle, step, fail)
     with pytest.raises(OSError, match="No space left"):
-        write_calibrated(bundle, None, CALIBRATION, {})
+        write_calibrated(bundle, None, CALIBRATION, details())
     assert listing(bundle_copy.parent) == files
 
 
@@ -48,13 +37,13 @@ def test_changed_bundle_is_not_replaced(bundle_copy: Path) -> None:
     changed_manifest(bundle_copy, {"tolerance": 0.5})
     files = listing(bundle_copy.parent)
     with pytest.raises(BundleError, match="it changed while its documents ran"):
-        write_calibrated(bundle, None, CALIBRATION, {})
+        write_calibrated(bundle, None, CALIBRATION, details())
     assert listing(bundle_copy.parent) == files
 
 
 def test_written_bundle_has_all_files(bundle_copy: Path, tmp_path: Path) -> None:
     bundle, out = Bundle.open(bundle_copy), tmp_path / "new" / "out.bundle"
-    written = write_calibrated(bundle, out, CALIBRATION, {"folds": 5})
+    written = write_calibrated(bundle, out, CALIBRATION, details())
     assert (written.path, written.manifest.calibration) == (out, CALIBRATION)
     assert written.files.keys() == bundle.files.keys() | {"calibration.json"}
     again = Bundle.open(out)

@@ -66,7 +66,7 @@ def test_inputs_reach_matching_parameters(
     assert (signature.inputs == ("input_ids", "lengths")) is takes_lengths
     assert signature.left_out == left_out
     given = (IDS, LENGTHS) if takes_lengths else (IDS,)
-    ids, lengths = with_plain_inputs(module)(*given)
+    ids, lengths = with_plain_inputs(module, signature.inputs)(*given)
     assert ids is IDS
     assert lengths is (LENGTHS if takes_lengths else None)
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
-from aftexport.capture.input_spec import InputSpec, input_spec
+from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_inputs import features_of
+from aftexport.capture.model_spec import InputSpec
 from aftexport.errors import TraceError, UsageError
 
 WITH_LENGTHS = ("input_features", "lengths")

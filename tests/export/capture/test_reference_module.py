@@ -52,7 +52,7 @@ def softmax(m: tiny_models.Bag, ids: Tensor) -> Tensor:
 )
 def test_fixed_types_are_widened(compute: Compute) -> None:
     module = Computing(compute).eval()
-    reference = ReferenceModule(copied(module))
+    reference = ReferenceModule(copied(module), ["input_ids"])
     outputs = reference(IDS)
     assert (reference.precision, reference.reason) == ("float64", "")
     assert outputs.dtype == torch.float64
@@ -64,13 +64,13 @@ def test_fixed_types_are_widened(compute: Compute) -> None:
 
 def test_rounding_to_half_stays() -> None:
     module = Computing(lambda m, ids: m.mean(ids).half().float())
-    outputs = ReferenceModule(copied(module))(IDS)
+    outputs = ReferenceModule(copied(module), ["input_ids"])(IDS)
     torch.testing.assert_close(outputs.float(), module(IDS), rtol=1e-6, atol=1e-6)
 
 
 def test_float32_alone_is_said() -> None:
     module = tiny_models.FixedType().eval()
-    reference = ReferenceModule(copied(module))
+    reference = ReferenceModule(copied(module), ["input_ids"])
     assert torch.equal(reference(IDS), module(IDS))
     assert reference.precision == "float32"
     assert "float32 is expected (" in reference.reason
@@ -83,5 +83,5 @@ def test_failing_module_fails_as_itself() -> None:
             raise KeyError(str(torch.get_default_dtype()))
 
     with pytest.raises(KeyError, match="float32"):
-        ReferenceModule(Failing())(IDS)
+        ReferenceModule(Failing(), ["input_ids"])(IDS)
     assert torch.get_default_dtype() == torch.float32

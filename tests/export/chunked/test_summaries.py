@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from aftexport.chunked.summaries import DOMAIN, summary, window_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.operators.mechanisms import OPERATORS
 from aftexport.operators.numerics import MASKED
+from aftexport.operators.torch_ops import OPERATORS
 from aftexport.parity import TOLERANCES
 from aftexport.passes.token_flow import NotChunkable
 

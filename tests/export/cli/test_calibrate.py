@@ -14,6 +14,7 @@ from labelled_documents import labelled, write_lines
 from aftexport.bundle.bundle import Bundle
 from aftexport.calibration.data import read_labelled_documents
 from aftexport.calibration.runs import run_documents
+from aftexport.system.installation import install_command
 
 TEMPERATURE = 0.2
 
@@ -28,9 +29,15 @@ def data(documents: list[dict[str, Any]], tmp_path: Path) -> Path:
     return write_lines(tmp_path / "labelled.jsonl", documents)
 
 
+def section(page: str) -> str:
+    """Return the calibration of a page."""
+    return page[page.index("<h2>Calibration</h2>") : page.index("<h2>Method</h2>")]
+
+
 def test_bundle_is_replaced(
-    bundle_copy: Path, data: Path, capsys: pytest.CaptureFixture[str]
+    bundle_copy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    page_file = tmp_path / "page.html"
     before, files = Bundle.open(bundle_copy), listing(bundle_copy)
     outcome = run_here(["calibrate", bundle_copy, "--data", data], capsys)
     assert outcome.code == 0, outcome.err
@@ -45,7 +52,10 @@ def test_bundle_is_replaced(
     assert calibration.error_after.high < calibration.error_before.low
     assert "finds no trend by length" in outcome.out
     changed = {name for name, content in listing(bundle_copy).items() if files.get(name) != content}
-    assert changed == {"manifest.json", "calibration.json"}
+    assert changed == {"manifest.json", "calibration.json", "parity.html"}
+    page = (bundle_copy / "parity.html").read_text("utf-8")
+    assert page.count("<h2>Calibration</h2>") == 1
+    assert page.count('id="reliability-1-') == 2 * len(calibration.bands)
     assert after.manifest == before.manifest.model_copy(
         update={"calibration": after.manifest.calibration}
     )
@@ -55,6 +65,10 @@ def test_bundle_is_replaced(
     assert list(bundle_copy.parent.glob(".*")) == []
     shown = run_here(["inspect", bundle_copy], capsys)
     assert "logits: temperature, 200 documents" in shown.out
+    assert f"{calibration.error_before.low:.3f} to" in shown.out
+    assert run_here(["verify", bundle_copy, "--report", page_file], capsys).code == 0
+    checked = page_file.read_text("utf-8")
+    assert section(checked) == section(page)
 
 
 def test_other_bundle_is_written(
@@ -78,6 +92,10 @@ def test_other_bundle_is_written(
     assert (found.documents, found.threshold.documents) == (97, 103)
     assert found.threshold.error_bound <= 0.2
     assert "The server abstains on" in outcome.out
+    page = (tmp_path / "again.bundle" / "parity.html").read_text("utf-8")
+    assert page.count("<h2>Calibration</h2>") == 1
+    assert "The server abstains on" in page
+    assert "The server abstains on" in run_here(["inspect", tmp_path / "again.bundle"], capsys).out
 
 
 def test_dry_run_writes_nothing(
@@ -134,7 +152,7 @@ def test_bad_requests_are_refused(
 def test_command_needs_scipy_but_no_torch(bundle_copy: Path, data: Path, tmp_path: Path) -> None:
     words = ("calibrate", bundle_copy, "--data", data)
     refused = without(["scipy"], "aftexport", *words, cwd=tmp_path)
-    assert_refused(refused, "aftexport[calibrate]")
+    assert_refused(refused, install_command("calibrate"))
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert Bundle.open(bundle_copy).manifest.calibration is not None

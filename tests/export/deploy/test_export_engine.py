@@ -13,8 +13,9 @@ from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.errors import EngineError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 from aftexport.pipeline.export import export
+from aftexport.system.installation import install_command
 
 STEMS = sorted({operator.stem for operator in OPERATORS.values()})
 
@@ -76,7 +77,7 @@ def test_bundle_without_tensorrt_lacks_only_engine(
         "min_length": 2, "opt_lengths": (64, 256), "max_length": 512, "max_batch": 3,
         "workspace_mib": 100,
     }  # fmt: skip
-    for said in (reason, "aftexport[trt]", f"aftexport build {tmp_path / 'b'}", "bfloat16"):
+    for said in (reason, install_command("trt"), f"aftexport build {tmp_path / 'b'}", "bfloat16"):
         assert said in outcome.out
     parity = json.loads((tmp_path / "b" / "parity.json").read_text("utf-8"))
     assert parity["checked"]
@@ -114,5 +115,5 @@ def test_failed_build_leaves_nothing(
 def test_missing_wheel_names_install_command(checkpoint_file: Path, tmp_path: Path) -> None:
     words = (checkpoint_file, "--to", "trt-rtx", "--out", tmp_path / "b")
     outcome = without(["tensorrt_rtx"], "aftexport", *words, cwd=tmp_path)
-    assert_refused(outcome, "pip install 'aftexport[trt-rtx]'")
+    assert_refused(outcome, install_command("trt-rtx"))
     assert not listing(tmp_path)

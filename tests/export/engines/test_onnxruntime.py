@@ -101,7 +101,9 @@ def test_operators_report_kernel_or_body(
 
 @pytest.mark.skipif(HAS_CUDA, reason="ONNX Runtime has the CUDA execution provider")
 def test_missing_provider_error_names_package(bundle_folder: Path) -> None:
-    with pytest.raises(EngineError, match=r"no CUDAExecutionProvider.*onnxruntime-gpu"):
+    with pytest.raises(
+        EngineError, match=r"no CUDAExecutionProvider.*uninstall --yes onnxruntime;.*\[cuda\]"
+    ):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")
 
 

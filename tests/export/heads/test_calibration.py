@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from calibrations import calibration
 from pydantic import ValidationError
 
 from aftexport.heads import (
@@ -13,34 +14,14 @@ from aftexport.heads import (
 )
 from aftexport.heads.calibration import (
     Calibration,
-    Estimate,
     Scaling,
-    Threshold,
     confidences,
-    decisions,
 )
 from aftexport.heads.regression import Value
 
 KIND = SingleLabelClassification(labels=("a", "b", "c"))
 SPAM = BinaryClassification(labels=("ham", "spam"), threshold=0.3)
 FLAGS = MultiLabelClassification(labels=("x", "y"), thresholds=(0.5, 0.2))
-NOTHING = Estimate(value=0.0, low=0.0, high=0.0)
-
-
-def calibration(*scalings: Scaling, method: str = "temperature", above: float | None = None):  # type: ignore[no-untyped-def]
-    threshold = None
-    if above is not None:
-        threshold = Threshold(
-            budget=0.1, level=0.95, confidence=above, documents=100, answered=50, wrong=1,
-            error_bound=0.09, abstained=0.5,
-        )  # fmt: skip
-    return Calibration.model_validate(
-        {
-            "method": method, "scalings": scalings, "min_tokens": 16, "max_tokens": 1024,
-            "documents": 100, "error_before": NOTHING, "error_after": NOTHING, "bands": (),
-            "threshold": threshold,
-        }
-    )  # fmt: skip
 
 
 def test_temperature_depends_on_length() -> None:
@@ -74,7 +55,7 @@ def test_confidence_is_of_decision(
     head: Head, logits: list[float], decided: object, confidence: float
 ) -> None:
     row = np.array(logits)
-    assert decisions(head, row).tolist() == decided
+    assert head.decisions(row).tolist() == decided
     assert float(confidences(head, row, head.scores(row))) == pytest.approx(confidence)
 
 

@@ -1,3 +1,5 @@
+import ast
+import gc
 import inspect
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
+from aftexport.lowering import translation_table
 from aftexport.lowering.to_onnx import OPSETS, lower
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
@@ -33,6 +36,25 @@ def program(classifier: DocumentClassifier) -> ExportedProgram:
 @pytest.fixture(scope="module")
 def mixed() -> onnx.ModelProto:
     return finish(lower(capture(tiny_models.MixedSettings())))
+
+
+def test_no_collection_while_sources_are_parsed(
+    program: ExportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CPython 3.11, a collection in ``ast.parse`` can fail it if another thread parses."""
+    parse, states = ast.parse, list[bool]()
+
+    def watched(*arguments: Any, **options: Any) -> ast.AST:
+        states.append(gc.isenabled())
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(ast, "parse", watched)
+    assert gc.isenabled()
+    translation_table._table.cache_clear()  # the table is read once for each process
+    lower(program)
+    assert gc.isenabled()
+    assert len(states) > 100
+    assert not any(states)
 
 
 def custom(model: onnx.ModelProto) -> list[onnx.NodeProto]:

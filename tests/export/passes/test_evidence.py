@@ -20,8 +20,9 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.parity.run_cases import verify
-from aftexport.passes.evidence import NoEvidence, add_evidence
+from aftexport.passes.evidence import add_evidence
 from aftexport.passes.finish import finish
+from aftexport.passes.summed_heads import NoEvidence
 from aftexport.pipeline.export import export
 
 LENGTHS = torch.tensor([23, 1, 12])
@@ -43,7 +44,7 @@ def explained(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], tuple[float, ...]]:
     """Return the outputs of a model with evidence, and its offsets."""
     lowered = lower(capture(model, dtype=dtype))
-    offsets = add_evidence(lowered)
+    offsets = add_evidence(lowered).offsets["logits"]
     onnx.checker.check_model(lowered)
     engine = OnnxRuntimeEngine(finish(lowered).SerializeToString())
     given = {"input_ids": IDS.numpy(), "lengths": LENGTHS.numpy()}
@@ -186,8 +187,8 @@ def test_wrong_evidence_is_found(bundle_folder: Path) -> None:
     bundle = Bundle.open(bundle_folder)
     manifest = bundle.manifest
     assert manifest.evidence is not None
-    moved = tuple(offset + 0.1 for offset in manifest.evidence)
-    wrong = replace(bundle, manifest=manifest.model_copy(update={"evidence": moved}))
+    moved = {"logits": tuple(offset + 0.1 for offset in manifest.evidence)}
+    wrong = replace(bundle, manifest=manifest.model_copy(update={"evidence_heads": moved}))
     found = [r for r in verify(wrong) if r.subject.startswith("evidence")]
     assert {r.subject for r in found} == {"evidence", "evidence in chunks"}
     assert not any(r.passed for r in found)

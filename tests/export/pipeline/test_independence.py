@@ -87,8 +87,9 @@ BY_ITSELF: dict[str, Step] = {
 def cases_of(step: Step, *, batching: bool = True) -> None:
     module = Pooled(step)
     program = capture(module)
-    reference = ReferenceModule(module)
-    model_cases(reference, input_spec(program), None, program, batching=batching)
+    spec = input_spec(program)
+    reference = ReferenceModule(module, spec.names)
+    model_cases(reference, spec, None, program, batching=batching)
 
 
 @pytest.mark.parametrize("name", OVER_THE_BATCH)

@@ -118,7 +118,7 @@ def test_fault_of_token_head_is_blamed(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_only_output_may_be_for_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--factory", "several_heads:Tagger", "--to", "onnx", "--out", tmp_path / "b"]
+    words = ["--factory", "several_heads:OnlyTags", "--to", "onnx", "--out", tmp_path / "b"]
     undeclared = run_here(words, capsys)
     assert_refused(
         undeclared, "a row for every token", "--task token_classification",

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calibrations import calibration, details
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.heads.calibration import Scaling
 from aftexport.report.layers import Blame, Layer, Layers
 from aftexport.report.page import write_page
 from aftexport.report.report import Report
@@ -52,7 +54,11 @@ def report(bundle_folder: Path) -> Report:
     ]  # fmt: skip
     results = [comparison("a", 1e-6), comparison("b", 0.5, 4000)]
     found = Layers("b", 1e-4, layers, [], [], blame)
-    return Report(Bundle.open(bundle_folder).manifest, results, layers=found)
+    scaling = Scaling(log_temperature=0.5, slope=0.1)
+    manifest = Bundle.open(bundle_folder).manifest.model_copy(
+        update={"calibration": {"logits": calibration(scaling, above=0.8)}}
+    )
+    return Report(manifest, results, layers=found, calibration=details())
 
 
 def measured(report: Report, folder: Path, width: int, height: int) -> dict[str, Any]:

@@ -36,6 +36,17 @@ def test_only_several_outputs_are_named() -> None:
     ]  # fmt: skip
 
 
+def test_output_may_be_named_output() -> None:
+    """The only output of an operator has this name too, and stays unnamed."""
+    results = [*compared("output", "mood"), *compared(OPERATOR_OUTPUT, subject="AftSimple")]
+    lines = [line.split() for line in printed(results).splitlines()]
+    assert ["a", "case", "output"] in [line[:3] for line in lines]
+    assert ["AftSimple,", "a", "case", "1"] in [line[:4] for line in lines]
+    assert [subject_of(result) for result in results] == [
+        "model, output output", "model, output mood", "AftSimple"
+    ]  # fmt: skip
+
+
 def test_meanings_have_names_of_several_heads() -> None:
     topic = HEADS["single_label_classification"].of_width(2, None)
     age = HEADS["regression"].of_width(1, None)

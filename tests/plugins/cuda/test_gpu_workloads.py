@@ -9,8 +9,8 @@ from benchmarks.gpu import MECHANISMS, accuracy, timing
 from benchmarks.gpu.library import CALLS, ExpPrecision, FeatureMap, Gate, Kernels, Normalization
 from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
 
-from aftexport.operators.mechanisms import OPERATORS
 from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.torch_ops import OPERATORS, expected_outputs
 from aftexport.parity import TOLERANCES
 
 KERNELS = (*MECHANISMS, LAYER)
@@ -39,7 +39,8 @@ def defined(
         inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         epsilon = settings.get("epsilon", EPSILON)
-        return operator.reference(*doubled, epsilon=epsilon, num_heads=HEADS)
+        (output,) = expected_outputs(operator, *doubled, epsilon=epsilon, num_heads=HEADS)
+        return output
     operator = next(
         operator
         for operator in OPERATORS.values()

@@ -10,10 +10,11 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.lowering.to_onnx import DEFAULT_OPSET, lower
+from aftexport.contract import DEFAULT_OPSET
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, EncoderLayer
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 from aftexport.passes.finish import finish
 
 CHANNELS, HEADS = 16, 2

@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto
 from sampling import any_case
 
-from aftexport.operators.mechanisms import MECHANISMS, OPERATORS
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.operators.torch_ops import OPERATORS
 
 from . import models
 from .models import CHANNELS

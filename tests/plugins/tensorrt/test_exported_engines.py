@@ -15,7 +15,7 @@ from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 from aftexport.pipeline.export import export
 from aftexport.system.files import sha256
 

@@ -5,34 +5,13 @@ import math
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
+from token_answers import TAGS, answer_of
 
-from aftexport.heads import FeatureExtraction, Head, TokenClassification, TokenHead
+from aftexport.heads import FeatureExtraction
+from aftexport.heads.token_classification import TokenLabels
 from aftserve.api.answer_lines import answer_lines
-from aftserve.model.results import DocumentAnswer, TokenAnswers
-from aftserve.schemas import DocumentResult, Timings
-
-TAGS = TokenClassification(labels=("O", "B-name", "I-name"))
-
-
-def answer_of(head: TokenHead, tokens: int, first: int = 0) -> DocumentAnswer:
-    decoder = head.decoder()
-    decoder.add(np.random.default_rng(3).normal(0, 4, (tokens, head.width)))
-    heads: dict[str, Head] = {"head": head}
-    result = DocumentResult(
-        bundle="digest",
-        heads={},
-        tokens_total=tokens + first,
-        tokens_used=tokens,
-        truncated=first > 0,
-        policy="tail",
-        timings=Timings(
-            tokenize_seconds=0, queue_seconds=0, inference_seconds=0, predicted_seconds=0
-        ),
-    )
-    tokens_of = TokenAnswers(heads, {"head": decoder.finish()}, first, None, None)
-    return DocumentAnswer(result, tokens_of)
+from aftserve.model.results import DocumentAnswer
 
 
 def lines_of(answer: DocumentAnswer, deadline: float = math.inf) -> list[dict[str, Any]]:
@@ -78,3 +57,19 @@ def test_deadline_ends_answer_with_problem() -> None:
     assert first["tokens_used"] == 10_000
     assert problem["status"] == 504
     assert "deadline" in problem["detail"]
+
+
+def test_spans_are_found_without_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All labels of a long document would take much memory, only to be dropped."""
+    answer = answer_of(TAGS, 20_000)
+    complete = answer.complete().heads
+    assert complete is not None
+    expected = complete["head"].spans
+
+    def fail(*_: object) -> None:
+        raise AssertionError("expected no answers for tokens")
+
+    monkeypatch.setattr(TokenLabels, "answer", fail)
+    spans = tuple(answer.tokens.all_spans("head"))
+    assert spans == expected
+    assert len(spans) > 2000

@@ -47,7 +47,7 @@ def test_arrays_have_answers_of_pytorch(feature_bundle: Path, tmp_path: Path) ->
         assert answer is not None, found[name].error
         np.testing.assert_allclose(answer.outputs["logits"], logits[0].numpy(), atol=1e-4)
         assert found[name].tokens_total == len(document)
-    said = {name: outcome.error or "" for name, outcome in found.items() if not outcome.answer}
+    said = {name: str(outcome.error) for name, outcome in found.items() if not outcome.answer}
     assert "got nan for the feature" in said.pop("bad.npy")
     assert "[tokens, 4], got float64 [2, 9]" in said.pop("wide.npy")
     assert "bytes by its header" in said.pop("cut.npy")
@@ -60,7 +60,7 @@ def test_arrays_have_answers_of_pytorch(feature_bundle: Path, tmp_path: Path) ->
 def test_absent_array_fails_alone(feature_bundle: Path, tmp_path: Path) -> None:
     settings = Settings.read([str(feature_bundle)])
     (outcome,) = OfflineClassifier(settings).answer([tmp_path / "absent.npy"])
-    assert "cannot be read" in (outcome.error or "")
+    assert "cannot be read" in str(outcome.error)
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<i4"])
@@ -70,4 +70,4 @@ def test_ids_are_documents_of_other_models(bundle_folder: Path, kind: str, tmp_p
     found = answers(bundle_folder, tmp_path)
     assert found["ids.npy"].answer is not None
     assert found["ids.npy"].tokens_total == 20
-    assert "outside the vocabulary" in (found["outside.npy"].error or "")
+    assert "outside the vocabulary" in str(found["outside.npy"].error)

@@ -9,6 +9,7 @@ import pytest
 from commands import assert_refused, run_python, without
 from text_folders import write_texts
 
+from aftexport.system.installation import install_command
 from aftserve.cli import main
 
 TIMING_OUT = """
@@ -90,7 +91,7 @@ def test_missing_package_names_the_extra(module: str, bundle_folder: Path, tmp_p
     write_texts(["a"], tmp_path / "documents")
     words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
     outcome = without([module], "aftserve", *words, cwd=tmp_path)
-    assert_refused(outcome, f"needs {module}", "pip install 'aftexport[ray]'")
+    assert_refused(outcome, f"needs {module}", install_command("ray"))
 
 
 @pytest.mark.parametrize(

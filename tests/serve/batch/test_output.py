@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from arrow_arrays import unchecked_strings
+from calibrations import calibration
 
+from aftexport.errors import InputError
 from aftexport.heads import (
     BinaryClassification,
     Head,
@@ -20,7 +22,7 @@ from aftexport.heads import (
     Regression,
     SingleLabelClassification,
 )
-from aftexport.heads.calibration import Calibration, Estimate, Scaling, Threshold
+from aftexport.heads.calibration import Scaling
 from aftexport.heads.regression import Value
 from aftserve.batch import output
 from aftserve.batch.answering import Outcome
@@ -99,7 +101,10 @@ def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     row = np.array(logits)
     answer = Answer({"logits": head.answer(row)}, row)
-    outcomes = [Outcome(answer, None, 9, 7), Outcome(None, "It has no tokens.", 3, 0)]
+    outcomes = [
+        Outcome(answer, None, 9, 7),
+        Outcome(None, InputError("It has no tokens.", "Send some."), 3, 0),
+    ]
     ids = pa.chunked_array([pa.array(["a.txt", "b.txt"])])
     path = tmp_path / f"out{suffix}"
     with output.Writer(path, path, columns, numbered=False) as writer:
@@ -115,7 +120,7 @@ def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
         {"id": "a.txt", **answered, "tokens_total": 9, "tokens_used": 7, "truncated": True, **MARKS,
          "error": None},
         {"id": "b.txt", **dict.fromkeys(types), "tokens_total": 3, "tokens_used": 0,
-         "truncated": None, **MARKS, "error": "It has no tokens."},
+         "truncated": None, **MARKS, "error": "It has no tokens. Send some."},
     ]  # fmt: skip
 
 
@@ -141,13 +146,22 @@ def test_each_head_has_its_own_field() -> None:
 def test_calibration_adds_columns(task: str, above: float | None) -> None:
     """The other columns stay, and a document without an answer has nulls."""
     head, logits, types, answered = EACH_HEAD[task]
-    found = calibration(head, above)
+    is_platt = isinstance(head, MultiLabelClassification)
+    scaling = Scaling(log_temperature=0.69)
+    found = (
+        calibration(*[scaling] * head.width, method="platt", above=above)
+        if is_platt
+        else calibration(scaling, above=above)
+    )
     columns = output.schema({"logits": head}, None, {"logits": found})
     plain = output.schema({"logits": head}, None)
     added = ["calibrated"] if above is None else ["calibrated", "abstain"]
     row = np.array(logits)
     answer = found.applied(head, head.answer(row), row, 64)
-    outcomes = [Outcome(Answer({"logits": answer}, row), None, 9, 7), Outcome(None, "No.", 3, 0)]
+    outcomes = [
+        Outcome(Answer({"logits": answer}, row), None, 9, 7),
+        Outcome(None, InputError("No.", "Stop."), 3, 0),
+    ]
     first, second = output.table(None, outcomes, columns, **MARKS).to_pylist()
     if "heads" in types:
         assert columns.names == plain.names
@@ -162,34 +176,18 @@ def test_calibration_adds_columns(task: str, above: float | None) -> None:
     assert content.get("abstain") == (None if above is None else True)
 
 
-def calibration(head: Head, above: float | None) -> Calibration:
-    """A calibration with a temperature of 2, and a threshold if there is a confidence for it."""
-    nothing = Estimate(value=0.0, low=0.0, high=0.0)
-    is_platt = isinstance(head, MultiLabelClassification)
-    threshold = None
-    if above is not None:
-        threshold = Threshold(
-            budget=0.1, level=0.95, confidence=above, documents=100, answered=50, wrong=0,
-            error_bound=0.06, abstained=0.5,
-        )  # fmt: skip
-    return Calibration(
-        method="platt" if is_platt else "temperature",
-        scalings=(Scaling(log_temperature=0.69),) * (head.width if is_platt else 1),
-        min_tokens=1,
-        max_tokens=100,
-        documents=100,
-        error_before=nothing,
-        error_after=nothing,
-        bands=(),
-        threshold=threshold,
-    )
-
-
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     columns = output.schema(TWO_CLASSES, None)
     with output.Writer(tmp_path / "out", Path("out.jsonl"), columns, numbered=True) as writer:
         for count in (2, 3):
-            writer.write(output.table(None, [Outcome(error="no answer")] * count, columns, **MARKS))
+            writer.write(
+                output.table(
+                    None,
+                    [Outcome(error=InputError("No answer.", "Stop."))] * count,
+                    columns,
+                    **MARKS,
+                )
+            )
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
 
@@ -214,7 +212,7 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
 )
 def test_ids_of_any_type_become_json(ids: pa.Array, shown: list[Any], tmp_path: Path) -> None:
     columns = output.schema(TWO_CLASSES, ids.type)
-    outcomes = [Outcome(error="no answer")] * len(ids)
+    outcomes = [Outcome(error=InputError("No answer.", "Stop."))] * len(ids)
     rows = output.table(pa.chunked_array([ids]), outcomes, columns, **MARKS)
     path = tmp_path / "out.jsonl"
     with output.Writer(path, path, columns, numbered=False) as writer:

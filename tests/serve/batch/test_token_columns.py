@@ -31,7 +31,7 @@ def offline(bundle: Path) -> OfflineClassifier:
 def test_rows_are_answers(offline: OfflineClassifier, tmp_path: Path) -> None:
     heads = offline._model.classifier.manifest.heads
     unreadable = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
-    outcomes = offline.answer([*TEXTS[:2], unreadable, TEXTS[2]])
+    outcomes = list(offline.answer([*TEXTS[:2], unreadable, TEXTS[2]]))
     columns = output.schema(heads, None)
     rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
     kinds = {field.name: field.type for field in columns.field("heads").type}
@@ -81,7 +81,7 @@ def test_answers_open_no_files(
 
 def test_rows_without_answers_have_columns(offline: OfflineClassifier) -> None:
     heads = offline._model.classifier.manifest.heads
-    outcomes = offline.answer([InputError("Unreadable.", "Convert it.")] * 2)
+    outcomes = list(offline.answer([InputError("Unreadable.", "Convert it.")] * 2))
     columns = output.schema(heads, None)
     rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
     assert rows["heads"].null_count == 2

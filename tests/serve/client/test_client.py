@@ -97,7 +97,7 @@ def test_evidence_is_returned_on_request(asking: Client, client: httpx.Client) -
     assert asking.infer(DOCUMENTS[2]).evidence is None
     one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
     assert one.evidence is not None
-    assert asdict(one.evidence) == expected | {"name": None}  # it is for the label
+    assert asdict(one.evidence) == expected | {"name": None, "head": None}  # it is for the label
     assert several[0].evidence == one.evidence
     (each,) = asking.infer_each(DOCUMENTS[2:], evidence=2)
     assert isinstance(each, Result)

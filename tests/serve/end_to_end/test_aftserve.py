@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
+from aftexport.system.installation import install_command
+
 
 def test_sigterm_exits_with_zero(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log") as (address, process):
@@ -65,7 +67,7 @@ def test_unavailable_requested_engine_is_refused(bundle_folder: Path, tmp_path: 
 
 def test_missing_server_package_is_named(bundle_folder: Path, tmp_path: Path) -> None:
     outcome = without(["uvicorn", "fastapi"], "aftserve", bundle_folder, cwd=tmp_path)
-    assert_refused(outcome, "aftexport[serve]")
+    assert_refused(outcome, install_command("serve"))
 
 
 def test_busy_port_is_named(bundle_folder: Path, tmp_path: Path) -> None:

@@ -50,8 +50,11 @@ def wait_until_idle(address: str) -> None:
 @NEEDS_PROC
 def test_idle_server_returns_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "0.5")
-    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
-        assert metric(address, "aftserve_idle") == 1
+    with serving(bundle_folder, tmp_path / "log", *options, measured=True) as (
+        address,
+        process,
+    ):
+        wait_until_idle(address)
         resting = resident_mib(process.pid)
         found = []
         for _ in range(2):
@@ -67,7 +70,10 @@ def test_idle_server_returns_run_memory(bundle_folder: Path, tmp_path: Path) -> 
 @NEEDS_PROC
 def test_busy_server_keeps_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "inf")
-    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
+    with serving(bundle_folder, tmp_path / "log", *options, measured=True) as (
+        address,
+        process,
+    ):
         resting = resident_mib(process.pid)
         scores(address, TOKENS)
         assert resident_mib(process.pid) - resting > MEMORY_MIB / 2
@@ -93,7 +99,10 @@ def test_release_after_every_run_is_harmless(bundle_folder: Path, tmp_path: Path
 
 def test_failed_release_keeps_server_running(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(bundle_folder, log, "--idle-seconds", "0.1", program=STINGY) as (address, _):
+    with serving(bundle_folder, log, "--idle-seconds", "0.1", program=STINGY, measured=True) as (
+        address,
+        _,
+    ):
         for failures in (1, 2):
             scores(address, 300)
             eventually(

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import tiny_models
-from clients import eventually, head, http, metric, raw_connection
+from clients import eventually, head, http, measured_info, metric, raw_connection
 from servers import serving
 
 from aftexport.bundle.bundle import Bundle
@@ -53,7 +53,8 @@ from aftserve.scheduling.scheduler import Scheduler
 end_run = Scheduler._end_run
 
 def slowly(scheduler):
-    time.sleep(2)
+    if scheduler.running_documents:
+        time.sleep(2)
     return end_run(scheduler)
 
 Scheduler._end_run = slowly
@@ -180,7 +181,7 @@ def test_underestimated_run_stops_at_deadline(
 
 
 def test_info_shows_long_document_policy(address: str) -> None:
-    info = http.get(f"{address}/info").json()
+    info = measured_info(address)
     assert info["limits"]["whole_tokens"] == WHOLE
     assert info["limits"]["long_documents"] == "exact"
     assert info["limits"]["whole_only"] is None

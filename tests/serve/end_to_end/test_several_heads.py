@@ -296,6 +296,38 @@ def test_info_describes_every_head(address: str) -> None:
     assert heads["vectors"]["per_token"]
 
 
+def test_outputs_for_documents_are_answered_alone(address: str) -> None:
+    """The limit of inline answers for tokens is not that of a request for other outputs."""
+    long = {"input_ids": [[5, 6, 7] * 30_000]}
+    assert post(address, long).status_code == 413
+    query = {"outputs": ["topic", "embedding"]}
+    answer = http.post(f"{address}/infer", json=long, params=query, timeout=120)
+    assert answer.status_code == 200, answer.text
+    (result,) = answer.json()["results"]
+    assert [*result["heads"]] == ["topic", "embedding"]
+    every = heads_of(address, TEXTS[2])
+    for name in ("topic", "tags"):
+        one = http.post(f"{address}/infer", json={"text": TEXTS[2]}, params={"outputs": name})
+        assert one.json()["heads"] == {name: every[name]}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tags", "token_classification has no labels or values of documents"),
+        ("B-name", "token_classification has no labels or values of documents"),
+        ("vectors", "feature_extraction has no labels or values of documents"),
+        ("embedding", "feature_extraction has no labels or values of documents"),
+    ],
+)
+def test_other_heads_are_not_explained(address: str, name: str, reason: str) -> None:
+    query = {"explain": name}
+    answer = http.post(f"{address}/infer", json={"text": TEXTS[2]}, params=query)
+    assert answer.status_code == 422
+    assert reason in answer.json()["detail"]
+    assert answer.json()["detail"].endswith("Choose an output with evidence: topic.")
+
+
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the same model with spans of words, by the first token of each."""
@@ -324,5 +356,8 @@ def test_spans_are_of_whole_words(words: str) -> None:
 
 def test_spans_of_words_need_text(words: str) -> None:
     refused = post(words, {"input_ids": [[1, 2]]})
+    query = {"outputs": "topic"}
+    answered = http.post(f"{words}/infer", json={"input_ids": [[1, 2]]}, params=query)
+    assert answered.status_code == 200, answered.text
     assert refused.status_code == 422
     assert "Send the text" in refused.json()["detail"]

@@ -1,22 +1,12 @@
-"""Predictions of run time, and the calibration that measures them."""
+"""Predictions of run time from measurements."""
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.model.costs import (
-    BATCH_LENGTHS,
-    BATCHES,
-    LENGTHS,
-    MIN_BATCH_GAIN,
-    CostModel,
-    Measurement,
-    calibrate,
-    measure_chunks,
-    measured_chunk,
-)
+from aftserve.model.cost_measurement import BATCHES
+from aftserve.model.costs import CostModel, Measurement
 
 FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)]
 """Runs that take a tenth of a millisecond and a microsecond per token."""
@@ -64,31 +54,6 @@ def test_batch_limits_follow_measured_gains() -> None:
     assert not published[1, 16]
 
 
-def test_slow_model_measures_shorter_chunks() -> None:
-    assert measured_chunk(CostModel(FLAT), 8192) == 8192
-    assert measured_chunk(CostModel([Measurement(1, 1024, 1.0)]), 8192) == 2048
-    assert measured_chunk(CostModel([Measurement(1, 1, 60.0)]), 8192) == 1
-
-
-@pytest.mark.parametrize(
-    ("chunk", "max_tokens", "expected"),
-    [
-        (100, 1000, [100, 200]),
-        (100, 150, [75, 150]),
-        (100, 60, [30, 60]),
-        (1 << 21, 1 << 20, [1 << 19, 1 << 20]),
-        (1, 2, [1, 2]),
-    ],
-)
-def test_measured_chunks_fit_longest_document(
-    chunk: int, max_tokens: int, expected: list[int]
-) -> None:
-    """A window may make one chunk longer than any document."""
-    measured = measure_chunks(lambda tokens: None, chunk, max_tokens)
-    assert [measurement.tokens for measurement in measured] == expected
-    assert CostModel(FLAT, measured, max_tokens // 2).single(max_tokens) > 0
-
-
 def test_chunked_token_costs_at_least_whole() -> None:
     slow_moment = [Measurement(1, 128, 3.4), Measurement(1, 256, 3.3)]
     costs = CostModel([Measurement(1, 64, 0.1), Measurement(1, 256, 0.5)], slow_moment, 8192)
@@ -107,93 +72,14 @@ def test_batch_prediction_is_positive(tokens: int, documents: int) -> None:
     assert costs.batch(documents, tokens) > 0
 
 
-@pytest.mark.parametrize(
-    ("min_tokens", "max_tokens", "budget"),
-    [(1, 1, 16_384), (1, 300, 16_384), (20, 300, 16_384), (1, 1 << 20, 100)],
-)
-def test_calibration_stays_within_limits(min_tokens: int, max_tokens: int, budget: int) -> None:
-    runs: list[tuple[int, int]] = []
-    costs = calibrate(
-        lambda *shape: runs.append(shape),
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
-        budget_tokens=budget,
-    )
-    assert all(min_tokens <= tokens <= max_tokens for _, tokens in runs)
-    assert all(documents * tokens <= budget for documents, tokens in runs)
-    alone = {m.tokens for m in costs.measurements if m.documents == 1}
-    longest = min(max_tokens, budget)
-    assert alone == {min(max(length, min_tokens), longest) for length in LENGTHS}
+def test_unmeasured_length_counts_squared() -> None:
+    costs = CostModel([Measurement(1, 64, 0.1)], min_power=2.0)
+    assert math.isclose(costs.single(640), 10.0)
+    assert costs.single(64) == costs.single(1) == 0.1
 
 
-@given(
-    start=st.integers(0, 200),
-    moment=st.tuples(st.integers(0, 9), st.just(10), st.just(0.0))  # several slow runs
-    | st.tuples(st.just(1), st.just(1), st.floats(0, 100)),  # or a pause in one run
-)
-def test_slow_moment_keeps_measurements(start: int, moment: tuple[int, int, float]) -> None:
-    length, factor, pause = moment
-    slow = range(start, start + length)
-    clock, calls = 0.0, 0
-
-    def run(documents: int, tokens: int) -> None:
-        nonlocal clock, calls
-        seconds = 1e-4 + 1e-6 * documents * tokens
-        clock += seconds * factor + pause if calls in slow else seconds
-        calls += 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aftserve.model.costs.time.perf_counter", lambda: clock)
-        costs = calibrate(run, min_tokens=1, max_tokens=4096, budget_tokens=16_384)
-    assert {(m.documents, m.tokens) for m in costs.measurements} == {
-        *((1, tokens) for tokens in LENGTHS if tokens <= 4096),
-        *((n, tokens) for n in BATCHES for tokens in BATCH_LENGTHS if n * tokens <= 16_384),
-    }
-    for found in costs.measurements:
-        expected = 1e-4 + 1e-6 * found.documents * found.tokens
-        assert math.isclose(found.seconds, expected, rel_tol=1e-9)
-
-
-def test_slow_pair_costs_like_four() -> None:
-    """A pair that measures slower than four documents is still run as one batch."""
-    clock = 0.0
-
-    def run(documents: int, tokens: int) -> None:
-        nonlocal clock
-        clock += 3e-4 if documents == 2 else 1e-4 + 1e-6 * documents * tokens
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aftserve.model.costs.time.perf_counter", lambda: clock)
-        costs = calibrate(run, min_tokens=1, max_tokens=64, budget_tokens=16_384)
-    assert costs.batch(2, 16) == costs.batch(4, 16) < (1 - MIN_BATCH_GAIN) * 2 * costs.single(16)
-
-
-def test_calibration_without_batching_measures_singles() -> None:
-    sizes = set()
-    costs = calibrate(
-        lambda documents, tokens: sizes.add(documents),
-        min_tokens=1,
-        max_tokens=64,
-        budget_tokens=16_384,
-        batching=False,
-    )
-    assert sizes == {1}
-    assert (costs.batch_documents, costs.batch_tokens) == (1, 0)
-    assert math.isinf(costs.batch(2, 16))
-
-
-@given(token_seconds=st.floats(1e-9, 10))
-def test_calibration_stops_at_slow_lengths(token_seconds: float) -> None:
-    clock, tried = 0.0, set[int]()
-
-    def run(documents: int, tokens: int) -> None:
-        nonlocal clock
-        clock += token_seconds * documents * tokens
-        tried.add(tokens)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aftserve.model.costs.time.perf_counter", lambda: clock)
-        calibrate(run, min_tokens=1, max_tokens=16_384, budget_tokens=16_384)
-    fast = [tokens for tokens in LENGTHS if token_seconds * tokens < 0.4]
-    assert tried >= set(fast)
-    assert len(tried) <= len([tokens for tokens in LENGTHS if token_seconds * tokens < 0.6]) + 1
+def test_unmeasured_chunks_cost_more_than_whole() -> None:
+    costs = CostModel(FLAT, whole_tokens=1024, chunk_tokens=512)
+    assert costs.single(1024) == costs.whole(1024)
+    assert costs.single(1025) > 2 * costs.whole(1025)
+    assert math.isclose(costs.single(5120), costs.single(1025) * 10 / 3)

@@ -1,7 +1,6 @@
 """Evidence: the passages that contribute most to the logit of a class."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.model.classifier import Classifier
 from aftserve.model.evidence import explain, passages
+from aftserve.model.evidence_limits import check_evidence
+from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
 ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
     lambda numbers: np.array(numbers, np.float32)
@@ -88,7 +89,9 @@ def test_plain_text_and_lines_get_evidence(server: str) -> None:
 
 def test_info_shows_evidence_support(server: str, bundle_copy: Path, tmp_path: Path) -> None:
     assert http.get(f"{server}/info").json()["evidence"] is True
-    without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
+    without = changed_manifest(
+        bundle_copy, {"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
+    )
     with serving(without, tmp_path / "log") as (address, _):
         assert http.get(f"{address}/info").json()["evidence"] is False
 
@@ -151,6 +154,11 @@ def deciding_bundle(mechanism: str, pooling: str, folder: Path) -> Bundle:
     return export(folder / "model.pt", out=folder / "model.bundle")
 
 
+def default(classifier: Classifier) -> Wanted:
+    """Return the request for the evidence of the largest logit."""
+    return AnswerOptions(spans=1).wanted(classifier.manifest)
+
+
 def classifier_of(bundle: Bundle) -> Classifier:
     return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
 
@@ -161,14 +169,15 @@ def classifier_of(bundle: Bundle) -> Classifier:
 def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Path) -> None:
     classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
-    (answer,) = classifier.classify([classifier.tokenize(document)])
-    found = explain(classifier, document, answer, first=0, max_spans=3)
+    ids, wanted = classifier.tokenize(document), default(classifier)
+    (answer,) = classifier.classify([ids], wanted=[wanted])
+    (found,) = explain(classifier, document, answer, first=0, max_spans=3)
     assert answer.heads["logits"].label == "c"
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
-    assert answer.added is not None
-    assert answer.added.flags.owndata  # the answer keeps no engine memory alive
-    assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
+    (one,) = answer.explained
+    assert one.added.flags.owndata  # the answer keeps no engine memory alive
+    assert one.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
 
 
 def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
@@ -177,18 +186,24 @@ def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
     assert plan is not None
     chunked = ChunkedModel(bundle.path / CHUNKED, plan)
     classifier = Classifier(bundle, engine, chunked=chunked, whole_tokens=10)
-    classifier.check_evidence(10)
+    wanted = default(classifier)
+    check_evidence(classifier, wanted, 10)
+    check_evidence(classifier, EVERY_HEAD, 11)
     with pytest.raises(InputError, match="11 tokens and runs in chunks"):
-        classifier.check_evidence(11)
-    manifest = bundle.manifest.model_copy(update={"evidence": None, "no_evidence": "Tanh stands"})
+        check_evidence(classifier, wanted, 11)
+    manifest = bundle.manifest.model_copy(
+        update={"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
+    )
     with pytest.raises(InputError, match="Tanh stands"):
-        Classifier(replace(bundle, manifest=manifest), engine).check_evidence(1)
+        AnswerOptions(spans=1).wanted(manifest)
 
 
 def test_special_token_has_no_characters(tmp_path: Path) -> None:
     classifier = classifier_of(deciding_bundle("aft_simple", "mean", tmp_path))
     for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
-        (answer,) = classifier.classify([classifier.tokenize(document)])
-        (span,) = explain(classifier, document, answer, first=0, max_spans=1).spans
+        ids, wanted = classifier.tokenize(document), default(classifier)
+        (answer,) = classifier.classify([ids], wanted=[wanted])
+        (found,) = explain(classifier, document, answer, first=0, max_spans=1)
+        (span,) = found.spans
         assert span.end_token == len(document) + 1
         assert span.text == shown

@@ -20,6 +20,7 @@ from commands import Outcome, assert_refused, environment, run_python, without
 from load.documents import Document, bare_engine, make_documents
 from ray_cluster import kill, processes
 
+from aftexport.system.installation import install_command
 from aftserve.cli import main
 from aftserve.client import Client
 
@@ -237,7 +238,7 @@ def test_bad_bundle_is_refused(
 def test_missing_ray_names_the_extra(bundle_folder: Path, tmp_path: Path) -> None:
     words = ("deploy", bundle_folder, "--engine", "ray")
     outcome = without(["ray"], "aftserve", *words, cwd=tmp_path)
-    assert_refused(outcome, "needs ray", "pip install 'aftexport[ray]'")
+    assert_refused(outcome, "needs ray", install_command("ray"))
 
 
 def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clients import eventually, head, http, metric, raw_connection, response
+from clients import eventually, head, http, measured_info, metric, raw_connection, response
 from endless_model import ENDLESS, hanging_bundle
 from servers import serving
 
@@ -159,7 +159,7 @@ def test_answer_reports_predicted_time(address: str) -> None:
 
 
 def test_info_publishes_calibration_and_limits(address: str) -> None:
-    info = http.get(f"{address}/info").json()
+    info = measured_info(address)
     assert info["limits"]["max_queue_seconds"] == 0
     assert info["limits"]["deadline_seconds"] == 100
     assert info["labels"] == ["invoice", "contract", "letter"]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.model.classifier import Classifier
-from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
+from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange
+from aftserve.scheduling.engine_state import Idle, Measuring, Releasing, Run, Running
 from aftserve.scheduling.job import Job, Progress
+from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
 
 ANY: Any = object()
@@ -44,8 +47,12 @@ def release(classifier: Classifier) -> Run:
     return Run((), classifier, 0.0, 0.0, ANY)
 
 
+def measure(turns: MeasurementTurns) -> Run:
+    return Run((), ANY, 0.0, turns.measurement.next_seconds, ANY, measurement=turns.measurement)
+
+
 def take(queue: JobQueue) -> Sequence[Job]:
-    run = queue.take(first)
+    run = queue.take(first, measure)
     return run.batch if run else ()
 
 
@@ -121,7 +128,7 @@ def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
 
     def take_all() -> None:
-        while run := waiting.take(lambda jobs: run_of(list(jobs)[:3])):
+        while run := waiting.take(lambda jobs: run_of(list(jobs)[:3]), measure):
             taken.extend(run.batch)
 
     thread = threading.Thread(target=take_all)
@@ -146,7 +153,7 @@ def partly_run_job(loop: asyncio.AbstractEventLoop) -> Job:
 def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
     queue, long, other = JobQueue(), partly_run_job(loop), job(loop)
     queue.put(long)
-    run = queue.take(first)
+    run = queue.take(first, measure)
     assert run is not None
     assert queue.state == Running(run)
     assert not queue.remove(long)
@@ -162,7 +169,7 @@ def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -
 def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEventLoop) -> None:
     queue, long = JobQueue(), partly_run_job(loop)
     queue.put(long)
-    run = queue.take(first)
+    run = queue.take(first, measure)
     assert run is not None
     run.unfinished = True
     long.future.cancel()
@@ -175,7 +182,7 @@ def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> N
     queue = JobQueue()
     assert queue.begin_release(release) is None
     queue.put(job(loop))
-    run = queue.take(first)
+    run = queue.take(first, measure)
     assert run is not None
     assert queue.begin_release(release) is None  # a run is in progress
     queue.end_run()
@@ -193,7 +200,7 @@ def test_replaced_models_memory_is_not_released(
 ) -> None:
     queue = JobQueue()
     queue.put(job(loop))
-    queue.take(first)
+    queue.take(first, measure)
     if running:
         queue.forget_memory()
         queue.end_run()
@@ -202,3 +209,112 @@ def test_replaced_models_memory_is_not_released(
         queue.forget_memory()
     assert queue.state == Idle()
     assert queue.begin_release(release) is None
+
+
+class Turns(MeasurementTurns):
+    """Turns of a real measurement of runs that take no time, on a clock of the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        measurement = CostMeasurement(lambda shape, stop: None, MeasuredRange(1, 16, 16))
+        measurement.measure_first()
+        model: Any = SimpleNamespace(measurement=measurement, classifier=ANY)
+        super().__init__(model, clock=lambda: self.now)
+
+    def spend(self, seconds: float) -> None:
+        self.measurement.seconds += seconds
+
+
+def test_empty_queue_gives_measurement_its_turn() -> None:
+    queue, turns = JobQueue(), Turns()
+    turns.spend(1.0)
+    assert not turns.is_due
+    queue.measure(turns)
+    assert queue.wait(0)
+    run = queue.take(first, measure)
+    assert run is not None
+    assert run.measurement is turns.measurement
+    assert queue.state == Measuring(run, yields=True)
+    queue.end_run()
+    assert queue.state == Idle(run.classifier)
+
+
+def test_arriving_job_stops_measurement(loop: asyncio.AbstractEventLoop) -> None:
+    queue, turns = JobQueue(), Turns()
+    turns.spend(1.0)
+    queue.measure(turns)
+    run = queue.take(first, measure)
+    assert run is not None
+    assert not run.stop.is_requested
+    queue.put(job(loop))
+    assert run.stop.is_requested
+
+
+def test_waiting_jobs_leave_measurements_a_tenth(loop: asyncio.AbstractEventLoop) -> None:
+    """Each measurement takes a second, and each job; the queue never becomes empty."""
+    queue, turns = JobQueue(), Turns()
+    turns.spend(0.01)
+    queue.measure(turns)
+    measured = 0
+    for _ in range(1000):
+        queue.put(job(loop))
+        run = queue.take(first, measure)
+        assert run is not None
+        turns.now += 1.0
+        if run.measurement is not None:
+            assert queue.state == Measuring(run, yields=False)
+            turns.spend(1.0)
+            measured += 1
+        queue.end_run()
+    assert 95 <= measured <= 101
+
+
+def test_job_does_not_stop_due_measurement(loop: asyncio.AbstractEventLoop) -> None:
+    queue, turns = JobQueue(), Turns()
+    turns.now = 100.0
+    queue.measure(turns)
+    run = queue.take(first, measure)
+    assert run is not None
+    queue.put(job(loop))
+    assert not run.stop.is_requested
+
+
+def test_paused_queue_begins_no_measurement() -> None:
+    queue, turns = JobQueue(), Turns()
+    queue.pause(True)
+    queue.measure(turns)
+    assert not queue.wait(0)
+    queue.pause(False)
+    assert queue.wait(0)
+
+
+def test_other_model_stops_measurement() -> None:
+    queue, turns = JobQueue(), Turns()
+    turns.now = 100.0
+    queue.measure(turns)
+    run = queue.take(first, measure)
+    assert run is not None
+    queue.forget_memory()
+    queue.measure(Turns())
+    assert run.stop.is_requested
+    queue.end_run()
+    assert queue.state == Idle()
+
+
+def test_complete_measurement_has_no_turns() -> None:
+    queue, turns = JobQueue(), Turns()
+    turns.measurement.measure_all()
+    queue.measure(turns)
+    assert not turns.is_due
+    assert not queue.wait(0)
+
+
+def test_delay_is_at_most_a_tenth() -> None:
+    turns = Turns()
+    assert turns.delay(20.0) == pytest.approx(2.0)
+    turns.spend(1.5)
+    assert turns.delay(20.0) == pytest.approx(0.5)
+    turns.spend(1.0)
+    assert turns.delay(20.0) == 0.0
+    turns.measurement.measure_all()
+    assert turns.delay(1000.0) == 0.0

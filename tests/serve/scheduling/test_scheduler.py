@@ -59,7 +59,7 @@ def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     log = tmp_path_factory.mktemp("scheduling") / "log"
     # A late run is predicted to last as long again: on a busy machine, beyond the defaults.
     patient = ("--stall-seconds", "300", "--max-queue-seconds", "300")
-    with serving(hanging, log, *patient) as (address, _):
+    with serving(hanging, log, *patient, measured=True) as (address, _):
         yield address
     written = log.read_text("utf-8")
     assert "Traceback" not in written

@@ -2,14 +2,14 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import AXES, main_input
+from aftexport.contract import AXES, LENGTHS, main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
 from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
@@ -110,6 +110,7 @@ class TensorrtEngine:
     """
 
     name = "tensorrt"
+    takes_choice = False
 
     def __init__(self, serialized: bytes, runtime: RuntimeName) -> None:
         self._trt: TensorRt = load(runtime)
@@ -145,7 +146,7 @@ class TensorrtEngine:
     @property
     def min_tokens(self) -> int:
         """The minimum number of tokens; 1 if the model takes ``lengths`` and so allows padding."""
-        if "lengths" in self.input_names:
+        if LENGTHS in self.input_names:
             return 1
         return min(profile.shortest[1] for profile in self.profiles)
 
@@ -159,8 +160,13 @@ class TensorrtEngine:
         """The maximum number of documents in a run."""
         return max(profile.longest[0] for profile in self.profiles)
 
-    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Run the model once; see ``Engine.run``.
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the model once; see ``Engine.run``. All outputs are computed.
 
         Work on the GPU cannot be interrupted. A stop takes effect before the run, or between
         two parts of a batch that is larger than the engine's maximum.
@@ -186,7 +192,11 @@ class TensorrtEngine:
                 raise RunStoppedError
             part = {name: a[start : start + self.max_batch] for name, a in arrays.items()}
             parts.append(self._run_part(part))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {
+            name: np.concatenate([part[name] for part in parts])
+            for name in parts[0]
+            if outputs is None or name in outputs
+        }
 
     def _fits(self, arrays: Tensors) -> bool:
         """Return whether the ranks and types of inputs are those of the engine."""
@@ -204,7 +214,7 @@ class TensorrtEngine:
     def _run_part(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
         batch, tokens = inputs[self._main].shape[:2]
         profile = choose_profile(self.profiles, batch, tokens)
-        if "lengths" in self.input_names:
+        if LENGTHS in self.input_names:
             longest = self.profiles[profile].longest[1]
             shortest = self.profiles[profile].shortest[1]
             tokens = max(bucket(tokens, longest), shortest)
@@ -230,8 +240,8 @@ class TensorrtEngine:
         width = given.shape[1]
         padded[:, :width] = given
         padded[:, width:] = 0  # any valid token
-        if "lengths" in inputs:
-            self._pinned["lengths"].array((batch,), np.dtype(np.int64))[:] = inputs["lengths"]
+        if LENGTHS in inputs:
+            self._pinned[LENGTHS].array((batch,), np.dtype(np.int64))[:] = inputs[LENGTHS]
 
     def _bucket(self, profile: int, batch: int, tokens: int) -> _Bucket:
         """Return the bucket of a shape; record its graph on the second use, after allocations."""
@@ -248,7 +258,7 @@ class TensorrtEngine:
         context = self._context(profile)
         shapes: dict[str, tuple[int, ...]] = {
             self._main: (batch, tokens, *self._features),
-            "lengths": (batch,),
+            LENGTHS: (batch,),
         }
         for name in self.input_names:
             if not context.set_input_shape(name, shapes[name]):
@@ -310,7 +320,7 @@ class TensorrtEngine:
         batch, tokens = self.max_batch, self.max_tokens
         shapes: dict[str, tuple[int, ...]] = {
             self._main: (batch, tokens, *self._features),
-            "lengths": (batch,),
+            LENGTHS: (batch,),
         }
         if name not in shapes:
             *axes, width = self._engine.get_tensor_shape(name)

@@ -11,6 +11,7 @@ from typing import Any
 
 from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
+from aftexport.system.installation import install_command
 
 TITLES: dict[RuntimeName, str] = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 EXTRAS: dict[RuntimeName, str] = {"tensorrt": "trt", "tensorrt_rtx": "trt-rtx"}
@@ -75,7 +76,7 @@ def load(name: RuntimeName) -> TensorRt:
     Raises:
         EngineError: if it is not installed or too old; the remedy is the command to install it.
     """
-    command = f"Run: pip install 'aftexport[{EXTRAS[name]}]'"
+    command = f"Run: {install_command(EXTRAS[name])}"
     try:
         module = importlib.import_module(name)
         if module.__spec__ is None or module.__spec__.origin is None:

@@ -7,37 +7,9 @@ arXiv 2002.04745) and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415).
 """
 
 import onnx
-import torch
-from torch import Tensor
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
 from aftexport.operators.schema import OnnxOperator, as_float
-
-
-def reference(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight_in: Tensor,
-    bias_in: Tensor,
-    weight_out: Tensor,
-    bias_out: Tensor,
-    *,
-    epsilon: float,
-) -> Tensor:
-    """Compute the definition.
-
-    Args:
-        x: ``[B, T, D]``.
-        norm_weight, norm_bias, bias_out: ``[D]``.
-        weight_in: ``[D, F]``.
-        bias_in: ``[F]``.
-        weight_out: ``[F, D]``.
-        epsilon: the constant that is added to the variance.
-    """
-    functional = torch.nn.functional
-    normed = functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
-    return x + functional.gelu(normed @ weight_in + bias_in) @ weight_out + bias_out
 
 
 def _body() -> str:
@@ -74,7 +46,6 @@ LAYER_NORM_FEED_FORWARD = OnnxOperator(
     exponents=(),
     attributes=(EPSILON,),
     kernel_attributes=(PRECISION,),
-    reference=reference,
     body=_body,
     doc="x + gelu(LayerNorm(x) @ weight_in + bias_in) @ weight_out + bias_out.",
 )

@@ -6,33 +6,9 @@ Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4.
 """
 
 import onnx
-import torch
-from torch import Tensor
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
 from aftexport.operators.schema import OnnxOperator, as_float
-
-
-def reference(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    epsilon: float,
-) -> Tensor:
-    """Compute the definition.
-
-    Args:
-        x: ``[B, T, D]``.
-        norm_weight, norm_bias: ``[D]``.
-        weight: ``[D, E]``.
-        bias: ``[E]``.
-        epsilon: the constant that is added to the variance.
-    """
-    normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
-    return normed @ weight + bias
 
 
 def _body() -> str:
@@ -56,7 +32,6 @@ LAYER_NORM_LINEAR = OnnxOperator(
     exponents=(),
     attributes=(EPSILON,),
     kernel_attributes=(PRECISION,),
-    reference=reference,
     body=_body,
     doc="LayerNorm(x) @ weight + bias (arXiv 1607.06450, eq. 4).",
 )

@@ -7,45 +7,9 @@ arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the attent
 """
 
 import onnx
-import torch
-from torch import Tensor
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
 from aftexport.operators.schema import OnnxOperator, as_float
-
-
-def reference(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    query_weight: Tensor,
-    query_bias: Tensor,
-    key_weight: Tensor,
-    key_bias: Tensor,
-    value_weight: Tensor,
-    value_bias: Tensor,
-    *,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the definition.
-
-    Args:
-        x: ``[B, T, D]``.
-        norm_weight, norm_bias: ``[D]``.
-        query_weight, key_weight, value_weight: ``[D, E]``, ``[D, F]``, ``[D, G]``.
-        query_bias, key_bias, value_bias: ``[E]``, ``[F]``, ``[G]``.
-        epsilon: the constant that is added to the variance.
-
-    Returns:
-        query ``[B, T, E]``, key ``[B, T, F]`` and value ``[B, T, G]``.
-    """
-    normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
-    return (
-        normed @ query_weight + query_bias,
-        normed @ key_weight + key_bias,
-        normed @ value_weight + value_bias,
-    )
-
 
 _OUTPUTS = ("query", "key", "value")
 _INPUTS = (
@@ -89,7 +53,6 @@ LAYER_NORM_QUERY_KEY_VALUE = OnnxOperator(
     exponents=(),
     attributes=(EPSILON,),
     kernel_attributes=(PRECISION,),
-    reference=reference,
     body=_body,
     doc="LayerNorm(x) @ weight + bias (arXiv 1607.06450, eq. 4), for query, key and value each.",
 )

@@ -4,22 +4,9 @@ Y = R + X W + b
 """
 
 import onnx
-from torch import Tensor
 
 from aftexport.operators.encoder._attributes import PRECISION
 from aftexport.operators.schema import OnnxOperator, as_float
-
-
-def reference(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """Compute the definition.
-
-    Args:
-        x: ``[B, T, E]``.
-        weight: ``[E, D]``.
-        bias: ``[D]``.
-        residual: ``[B, T, D]``.
-    """
-    return residual + x @ weight + bias
 
 
 def _body() -> str:
@@ -41,7 +28,6 @@ LINEAR_RESIDUAL = OnnxOperator(
     exponents=(),
     attributes=(),
     kernel_attributes=(PRECISION,),
-    reference=reference,
     body=_body,
     doc="residual + x @ weight + bias.",
 )

@@ -1,6 +1,5 @@
-"""The mechanisms: for each a definition, a torch op, an ONNX operator and its portable body."""
+"""The mechanisms: for each an ONNX operator and its portable body; they need no torch."""
 
-from aftexport.operators.mechanism import Operator
 from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
@@ -14,9 +13,9 @@ from aftexport.operators.mechanisms.linear_attention import (
     CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     NORMALIZED_LINEAR_ATTENTION,
 )
-from aftexport.operators.schema import Attribute
+from aftexport.operators.mechanisms.mechanism import MechanismOperator
 
-OPERATORS: dict[str, Operator] = {
+OPERATORS: dict[str, MechanismOperator] = {
     operator.op_type: operator
     for operator in (
         AFT_FULL,
@@ -40,4 +39,4 @@ OPERATORS: dict[str, Operator] = {
 MECHANISMS: tuple[str, ...] = tuple(dict.fromkeys(o.stem for o in OPERATORS.values()))
 """The stems that name a mechanism's file in every layer of the project."""
 
-__all__ = ["MECHANISMS", "OPERATORS", "Attribute", "Operator"]
+__all__ = ["MECHANISMS", "OPERATORS", "MechanismOperator"]

@@ -10,38 +10,9 @@ Shapes: keys ``[B, T, C, 1]``, values ``[B, T, C, E]``, bias ``[T or 1, W, C or 
 window of the positions ``t - left ... t - left + W - 1``.
 """
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _running_sums as running
-from aftexport.operators.numerics import biased_mean
-
-
-def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
-    """Return the definition ``[B, T, C, E]``, computed row by row."""
-    tokens, width = key.shape[1], bias.shape[1]
-    rows = []
-    for t in range(tokens):
-        end = t + 1 if causal else tokens
-        first, last = max(t - left, 0), min(t - left + width, end)
-        row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
-        biases = pad(row, (0, 0, 0, 0, first, end - last))
-        rows.append(biased_mean(key[:, :end], biases, value[:, :end]))
-    return torch.cat(rows, 1)
-
-
-def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
-    """Return the sums of ``pair [B, T, ...]`` over the tokens before and after each window."""
-    tokens, trailing = pair.shape[1], (0, 0) * (pair.dim() - 2)
-    sums = pad(pair.cumsum(1), (*trailing, left + 1, 0))[:, :tokens]
-    if not causal:
-        right = width - left
-        suffix = pair.flip(1).cumsum(1).flip(1)
-        sums = sums + pad(suffix, (*trailing, 0, right))[:, right:]
-    return sums
 
 
 def exact_body(causal: bool) -> str:

@@ -10,121 +10,11 @@ with exp(w) - 1 plus a sum over all keys, which is subject to cancellation; see
 ``_windowed``.
 """
 
-from functools import partial
-
-import torch
-from torch import Tensor
-from torch.nn.functional import conv1d, pad
-
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanism import GATE, NUM_HEADS, Mechanism
+from aftexport.operators.attributes import GATE, NUM_HEADS
 from aftexport.operators.mechanisms import _windowed as windowed
-from aftexport.operators.numerics import (
-    Sums,
-    apply_gate,
-    check_heads,
-    check_lengths,
-    check_same_shape,
-    guarded_mean,
-    key_weights,
-    largest,
-    mask_keys,
-    split_heads,
-)
-
-
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    num_heads: int,
-    gate: str,
-) -> None:
-    check_same_shape(op_type, query=query, value=value)
-    check_lengths(op_type, query, lengths)
-    check_heads(op_type, query, num_heads)
-    if key.dim() != 3 or key.shape[:2] != query.shape[:2] or key.shape[2] != num_heads:
-        raise ValueError(
-            f"{op_type}: key must be [batch, tokens, {num_heads}], got shape {tuple(key.shape)}"
-        )
-    if filter.dim() != 2 or filter.shape[0] != num_heads or filter.shape[1] == 0:
-        raise ValueError(
-            f"{op_type}: filter must be [{num_heads}, s], got shape {tuple(filter.shape)}"
-        )
-
-
-def _left(filter: Tensor, causal: bool) -> int:
-    taps = filter.shape[1]
-    return taps - 1 if causal else (taps - 1) // 2
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row.
-
-    Args:
-        query, value: ``[B, T, D]``.
-        key: ``[B, T, H]``.
-        filter: ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2``
-            (causal ``t + j - (s-1)``).
-        lengths: int64 ``[B]``.
-    """
-    mean = _means(mask_keys(key, lengths), split_heads(value, num_heads), filter, causal)
-    return apply_gate(gate, query, mean.flatten(2))
-
-
-def _means(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Tensor:
-    bias = filter.T[None, :, :, None]
-    return windowed.means(key[..., None], value, bias, _left(filter, causal), causal)
-
-
-def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Sums:
-    heads, taps = filter.shape
-    left = _left(filter, causal)
-    weight, is_none = (x[..., None] for x in key_weights(key))
-    pair = torch.cat((weight * value, weight), 3)
-    filter_max = largest(filter).clamp(min=0)
-    rows = pad(pair.permute(0, 3, 2, 1).flatten(0, 1), (left, taps - 1 - left))
-    convolved = conv1d(rows, (filter - filter_max).exp()[:, None], groups=heads)
-    inside = convolved.reshape(-1, pair.shape[3], heads, pair.shape[1]).permute(0, 3, 2, 1)
-    sums = inside + (-filter_max).exp() * windowed.outside_sums(pair, left, taps, causal)
-    return sums[..., :-1], torch.where(is_none, 1, sums[..., -1:])
-
-
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` in time linear in T: a convolution, and running sums outside it."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal),
-        partial(_means, causal=causal),
-        mask_keys(key, lengths),
-        split_heads(value, num_heads),
-        filter,
-    )
-    return apply_gate(gate, query, mean.flatten(2))
+from aftexport.operators.mechanisms.mechanism import Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -217,9 +107,6 @@ AFT_CONV, CAUSAL_AFT_CONV = Mechanism(
     shapes=("B T D", "B T H", "B T D", "H s", "B"),
     exponents=("key", "filter"),
     attributes=(NUM_HEADS, GATE),
-    check=_check,
-    compute=compute,
-    reference=reference,
     body=_body,
     doc=(
         "AFT-conv (arXiv 2105.14103, eq. 6): query, value [B, T, D], key [B, T, num_heads], "

@@ -6,28 +6,10 @@ Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2. The time is
 quadratic in the tokens; no tensor of T x T x D is allocated.
 """
 
-from functools import partial
-
-import torch
-from torch import Tensor
-
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanism import GATE, Mechanism
-from aftexport.operators.numerics import (
-    MASKED,
-    Sums,
-    apply_gate,
-    biased_mean,
-    check_lengths,
-    check_max_tokens,
-    check_same_shape,
-    guarded_mean,
-    key_weights,
-    largest,
-    long_product,
-    mask_keys,
-)
+from aftexport.operators.attributes import GATE
+from aftexport.operators.mechanisms.mechanism import Mechanism
 from aftexport.operators.schema import Attribute
 
 _PRECISION = Attribute(
@@ -38,88 +20,6 @@ _PRECISION = Attribute(
     "in float32, and so does the CPU kernel for fp16. int8 means bf16 on a GPU, in the causal "
     "form, and for a position_bias that spans more than 1 in a row.",
 )
-
-
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    gate: str,
-) -> None:
-    check_same_shape(op_type, query=query, key=key, value=value)
-    check_lengths(op_type, query, lengths)
-    if position_bias.dim() != 2 or position_bias.shape[0] != position_bias.shape[1]:
-        raise ValueError(
-            f"{op_type}: position_bias must be square, got shape {tuple(position_bias.shape)}"
-        )
-    check_max_tokens(op_type, query, "position_bias", position_bias.shape[0])
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row: a softmax of keys plus that row's biases.
-
-    Args:
-        query, key, value: ``[B, T, D]``.
-        position_bias: ``[Tmax, Tmax]``, row for the query, column for the key.
-        lengths: int64 ``[B]``.
-    """
-    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, position_bias, causal))
-
-
-def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Tensor:
-    tokens = key.shape[1]
-    rows = []
-    for t in range(tokens):
-        end = t + 1 if causal else tokens
-        bias = position_bias[t, :end, None]
-        rows.append(biased_mean(key[:, :end], bias, value[:, :end]))
-    return torch.cat(rows, 1)
-
-
-def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Sums:
-    tokens = key.shape[1]
-    bias = position_bias[:tokens, :tokens]
-    if causal:
-        bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
-    bias_weight = (bias - largest(bias)).exp()
-    key_weight, is_none = key_weights(key)
-    sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
-    numerator, denominator = sums.chunk(2, 2)
-    return numerator, torch.where(is_none, 1, denominator)
-
-
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` as one matrix product; the maxima of keys and biases are separate."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal),
-        partial(_means, causal=causal),
-        mask_keys(key, lengths),
-        value,
-        position_bias,
-    )
-    return apply_gate(gate, query, mean)
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -209,9 +109,6 @@ AFT_FULL, CAUSAL_AFT_FULL = Mechanism(
     exponents=("key", "position_bias"),
     attributes=(GATE,),
     kernel_attributes=(_PRECISION,),
-    check=_check,
-    compute=compute,
-    reference=reference,
     body=_body,
     doc=(
         "AFT-full (arXiv 2105.14103, eq. 2): query, key, value [B, T, D], "

@@ -7,120 +7,11 @@ Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 4. Keys outsid
 the window have bias 0. Only the band of w is stored, never a T x T matrix.
 """
 
-from functools import partial
-
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanism import GATE, Mechanism
+from aftexport.operators.attributes import GATE
 from aftexport.operators.mechanisms import _windowed as windowed
-from aftexport.operators.numerics import (
-    Sums,
-    apply_gate,
-    check_lengths,
-    check_max_tokens,
-    check_same_shape,
-    guarded_mean,
-    key_weights,
-    largest,
-    long_product,
-    mask_keys,
-)
-
-
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    gate: str,
-) -> None:
-    check_same_shape(op_type, query=query, key=key, value=value)
-    check_lengths(op_type, query, lengths)
-    if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
-        width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
-        raise ValueError(f"{op_type}: band must be {width}, got shape {tuple(band.shape)}")
-    if band.shape[0] != 1:
-        check_max_tokens(op_type, query, "band", band.shape[0])
-
-
-def _left(band: Tensor, causal: bool) -> int:
-    return band.shape[1] - 1 if causal else band.shape[1] // 2
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row.
-
-    Args:
-        query, key, value: ``[B, T, D]``.
-        band: ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias
-            of key ``t + j - (s-1)``. A single row serves every t: a relative bias.
-        lengths: int64 ``[B]``.
-    """
-    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal))
-
-
-def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Tensor:
-    key, value, bias = key[..., None], value[..., None], band[..., None, None]
-    return windowed.means(key, value, bias, _left(band, causal), causal)[..., 0]
-
-
-def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
-    tokens, channels = key.shape[1:]
-    width, left = band.shape[1], _left(band, causal)
-    block = max(width, 32)
-    context = block + width - 1
-    blocks = -(-tokens // block)
-
-    weight, is_none = key_weights(key)
-    pair = torch.cat((weight * value, weight), 2)
-    band = band[:tokens].expand(tokens, width)
-    row_max = largest(band).clamp(min=0)
-    # Each row of the band is one element longer than a row of the block. Read with the
-    # block's row length, it moves one column to the right per row: the diagonal band.
-    rows = pad((band - row_max).exp(), (0, block, 0, blocks * block - tokens))
-    diagonal = rows.reshape(blocks, -1)[:, : block * context].reshape(blocks, block, context)
-    padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
-    contexts = padded.unfold(1, context, block).transpose(2, 3)
-    inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
-    sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
-    return sums[..., :channels], torch.where(is_none, 1, sums[..., channels:])
-
-
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` in time linear in T: blocks of the band, running sums outside it."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal),
-        partial(_means, causal=causal),
-        mask_keys(key, lengths),
-        value,
-        band,
-    )
-    return apply_gate(gate, query, mean)
+from aftexport.operators.mechanisms.mechanism import Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -187,7 +78,7 @@ def _band_weights_body() -> str:
 def _diagonal_body() -> str:
     """Define ``diagonal``, ``[blocks, block, context]``: the band's weights of each block.
 
-    ``_sums`` explains how each row moves one column to the right.
+    ``_sums`` of ``torch_ops.aft_local`` explains how each row moves one column to the right.
     """
     return """
         block = Max(width, smallest_block)
@@ -247,9 +138,6 @@ AFT_LOCAL, CAUSAL_AFT_LOCAL = Mechanism(
     shapes=("B T D", "B T D", "B T D", "Tmax W", "B"),
     exponents=("key", "band"),
     attributes=(GATE,),
-    check=_check,
-    compute=compute,
-    reference=reference,
     body=_body,
     doc=(
         "AFT-local (arXiv 2105.14103, eq. 4): query, key, value [B, T, D], band [Tmax, 2s-1], "

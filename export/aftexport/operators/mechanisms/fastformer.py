@@ -10,113 +10,11 @@ token and cancel in the softmax. Causal (a prefix form, not in the paper): both
 poolings run over the tokens up to the query's.
 """
 
-import math
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
-
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanism import NUM_HEADS, Mechanism
+from aftexport.operators.attributes import NUM_HEADS
 from aftexport.operators.mechanisms import _running_sums as running
-from aftexport.operators.mechanisms.aft_simple import prefix_sums
-from aftexport.operators.numerics import (
-    check_heads,
-    check_lengths,
-    check_same_shape,
-    guarded_mean,
-    mask_keys,
-    softmax_mean,
-    split_heads,
-)
-
-
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha_weight: Tensor,
-    beta_weight: Tensor,
-    lengths: Tensor,
-    num_heads: int,
-) -> None:
-    check_same_shape(op_type, query=query, key=key, value=value)
-    check_lengths(op_type, query, lengths)
-    check_heads(op_type, query, num_heads)
-    for name, weight in (("alpha_weight", alpha_weight), ("beta_weight", beta_weight)):
-        if weight.dim() != 2 or weight.shape[0] != query.shape[2] or weight.shape[1] != num_heads:
-            raise ValueError(
-                f"{op_type}: {name} must be [{query.shape[2]}, {num_heads}], "
-                f"got shape {tuple(weight.shape)}"
-            )
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha_weight: Tensor,
-    beta_weight: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition; the causal form pools each prefix separately.
-
-    Args:
-        query, key, value: ``[B, T, D]``.
-        alpha_weight, beta_weight: ``[D, H]``.
-        lengths: int64 ``[B]``.
-    """
-    pool = _pool_prefixes if causal else softmax_mean
-    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
-
-
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha_weight: Tensor,
-    beta_weight: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference``; the causal form uses running sums."""
-    pool = _pool_running if causal else softmax_mean
-    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha_weight: Tensor,
-    beta_weight: Tensor,
-    lengths: Tensor,
-    num_heads: int,
-    pool: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    scale = 1 / math.sqrt(query.shape[2] // num_heads)
-    queries, keys, values = (split_heads(x, num_heads) for x in (query, key, value))
-    alpha_logits = mask_keys(query @ alpha_weight * scale, lengths)
-    keyed = keys * pool(alpha_logits[..., None], queries)
-    beta_logits = mask_keys(keyed.flatten(2) @ beta_weight * scale, lengths)
-    return (values * pool(beta_logits[..., None], keyed)).flatten(2)
-
-
-def _pool_prefixes(logits: Tensor, values: Tensor) -> Tensor:
-    ends = range(1, logits.shape[1] + 1)
-    return torch.cat([softmax_mean(logits[:, :end], values[:, :end]) for end in ends], 1)
-
-
-def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
-    return guarded_mean(prefix_sums, _pool_prefixes, logits, values)
+from aftexport.operators.mechanisms.mechanism import Mechanism
 
 
 def _body(*, causal: bool) -> str:
@@ -197,9 +95,6 @@ FASTFORMER, CAUSAL_FASTFORMER = Mechanism(
     shapes=("B T D", "B T D", "B T D", "D H", "D H", "B"),
     exponents=("alpha_weight", "beta_weight"),
     attributes=(NUM_HEADS,),
-    check=_check,
-    compute=compute,
-    reference=reference,
     body=_body,
     doc=(
         "Fastformer (arXiv 2108.09084): query, key, value [B, T, D], "

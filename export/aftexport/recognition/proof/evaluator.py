@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -13,6 +12,7 @@ from onnx.reference.op_run import OpRun
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.schema import OnnxOperator
 from aftexport.recognition.graph.shape_probe import Arrays
+from aftexport.recognition.proof.definitions import definition
 from aftexport.recognition.proof.part import Array, Part, ProofError
 
 
@@ -73,19 +73,7 @@ def run_once(evaluator: ReferenceEvaluator, feeds: Arrays) -> NDArray[np.float64
 def in_float64(operator: OnnxOperator, attributes: Mapping[str, object]) -> Callable[..., Array]:
     """Return the float64 definition of an operator as a function of arrays."""
     own = {a.name: attributes.get(a.name, a.default) for a in operator.attributes}
-
-    def run(*inputs: Array) -> Array:
-        # The tensors are small: threads would cost more time than they save.
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            (output,) = operator.expected(*(torch.from_numpy(np.array(i)) for i in inputs), **own)
-        finally:
-            torch.set_num_threads(threads)
-        result: Array = output.numpy()
-        return result
-
-    return run
+    return definition(operator.op_type, own)
 
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}

@@ -17,6 +17,7 @@ from aftexport.engines.cast_graph import widen
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import expected_outputs
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -55,7 +56,7 @@ def _definition(operator: OnnxOperator) -> type[OpRun]:
         attributes = operator.attributes_of(self.onnx_node)
         tensors = [torch.from_numpy(np.array(array)) for array in inputs]
         with torch.inference_mode():
-            return tuple(t.numpy() for t in operator.expected(*tensors, **attributes))
+            return tuple(t.numpy() for t in expected_outputs(operator, *tensors, **attributes))
 
     return type(operator.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
 

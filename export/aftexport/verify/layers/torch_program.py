@@ -21,8 +21,9 @@ from aftexport.capture.model_outputs import output_names, output_nodes
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
-from aftexport.contract import main_input
-from aftexport.lowering.to_onnx import DEFAULT_OPSET, decomposed
+from aftexport.contract import DEFAULT_OPSET, main_input
+from aftexport.extra_inputs import ExtraInput
+from aftexport.lowering.to_onnx import decomposed
 
 Double = NDArray[np.float64]
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -87,6 +88,7 @@ class Program:
             types[manifest.precision],
             max_tokens=manifest.max_tokens,
             num_features=manifest.features.count if manifest.features else None,
+            extras=manifest.extra_inputs,
             mask="lengths" in manifest.inputs,
             opset=manifest.opset,
         )
@@ -99,12 +101,18 @@ class Program:
         *,
         max_tokens: int | None = None,
         num_features: int | None = None,
+        extras: tuple[ExtraInput, ...] = (),
         mask: bool = True,
         opset: int = DEFAULT_OPSET,
     ) -> "Program":
         """Capture a module; see ``capture.capture`` and ``lowering.to_onnx.lower``."""
         captured = capture(
-            module, dtype=dtype, max_tokens=max_tokens, num_features=num_features, mask=mask
+            module,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            num_features=num_features,
+            extras=extras,
+            mask=mask,
         )
         program = decomposed(captured, opset=opset)
         wide = prepared(module, torch.float64, captured.graph_signature.user_inputs)

@@ -57,6 +57,21 @@ def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:
     )
 
 
+class OutputNames:
+    """The names of the outputs of the current model, which are made once for each bundle."""
+
+    def __init__(self) -> None:
+        self._manifest: Manifest | None = None
+        self._names: tuple[str, ...] = ()
+
+    def of(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the names of the outputs of a model."""
+        if manifest is not self._manifest:
+            self._names = tuple(output.name for output in outputs_of(manifest))
+            self._manifest = manifest
+        return self._names
+
+
 def prefix(heads: Mapping[str, Head], name: str) -> str:
     """Return the start of the names of a head's outputs."""
     return "" if is_one_label(heads) else f"{name}."
@@ -154,6 +169,8 @@ def columns_of(
     heads = answers[0].tokens.heads
     columns: dict[str, Column] = {}
     for name, head in heads.items():
+        if _content(answers[0], name) is None and name not in answers[0].tokens.results:
+            continue  # no output of this head is requested
         start = prefix(heads, name)
         for field, kind in head.fields.items():
             if wanted is None or f"{start}{field}" in wanted:

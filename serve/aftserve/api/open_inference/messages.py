@@ -18,9 +18,14 @@ from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.columns import (
     TOKEN_FIELDS,
     Column,
+    PaddedRows,
     columns_of,
-    outputs_of,
     prefix,
+)
+from aftserve.api.open_inference.extra_tensors import (
+    check_extra_tensors,
+    extra_fields,
+    extra_tensors,
 )
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
@@ -32,13 +37,15 @@ from aftserve.api.open_inference.schemas import (
 from aftserve.api.parts_response import PartsResponse
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.results import DocumentAnswer
-from aftserve.types import Document
+from aftserve.types import Document, ExtraFields
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
 
+_BINARY = "application/octet-stream"
 _TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
 _IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
+_INTEGERS = ("INT64", "INT32")
 _LENGTHS = TensorMetadata(name="lengths", datatype="INT64", shape=[-1])
 
 
@@ -46,8 +53,10 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
     """Return the inputs of a model."""
     if manifest.features is not None:
         shape = [-1, -1, manifest.features.count]
-        return TensorMetadata(name=FEATURES, datatype="FP32", shape=shape), _LENGTHS
-    return (*([_TEXT] if has_tokenizer else []), _IDS, _LENGTHS)
+        own = [TensorMetadata(name=FEATURES, datatype="FP32", shape=shape)]
+    else:
+        own = [*([_TEXT] if has_tokenizer else []), _IDS]
+    return (*own, _LENGTHS, *extra_tensors(manifest))
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,22 @@ class Message:
     Attributes:
         request: the JSON of the request.
         documents: texts, token ids or features.
+        given: the extra inputs of each document.
     """
 
     request: InferenceRequest
     documents: Sequence[Document]
+    given: Sequence[ExtraFields]
 
 
-def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Manifest) -> Message:
+def parse(
+    content: Any,
+    binary: memoryview,
+    *,
+    max_documents: int,
+    manifest: Manifest,
+    outputs: Sequence[str],
+) -> Message:
     """Check a request.
 
     Args:
@@ -71,6 +89,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
         binary: the bytes after the JSON.
         max_documents: maximum number of documents.
         manifest: manifest of the model.
+        outputs: names of its outputs.
 
     Raises:
         RequestValidationError: if a field does not follow the protocol.
@@ -81,7 +100,7 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    _check_outputs(request, [output.name for output in outputs_of(manifest)])
+    _check_outputs(request, outputs)
     _check_inputs(request.inputs, max_documents, manifest)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
@@ -99,13 +118,15 @@ def parse(content: Any, binary: memoryview, *, max_documents: int, manifest: Man
             f"Every byte after the JSON must belong to an input, got {len(binary)} more.",
             "Set binary_data_size of each input.",
         )
-    return Message(request, _documents(arrays))
+    documents = _documents(arrays)
+    return Message(request, documents, extra_fields(arrays, documents, manifest))
 
 
 def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
     """Check the names, types and shapes of the inputs before their values are read."""
+    extras = [extra.name for extra in manifest.extra_inputs]
     names = [tensor.name[:100] for tensor in inputs]
-    _check_names(names, manifest)
+    _check_names([name for name in names if name not in extras], manifest)
     described = dict(zip(names, inputs, strict=True))
     first = described.get("text") or described[manifest.main_input]
     lengths = described.get("lengths")
@@ -118,12 +139,15 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
             f"A request must have at most {max_documents} documents, got {count}.",
             "Send them in several requests.",
         )
-    if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
+    if lengths is not None and (
+        math.prod(lengths.shape) != count or lengths.datatype not in _INTEGERS
+    ):
         raise InputError(
             f"The input 'lengths' must be integers [{count}], "
             f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
             "Send one INT64 for each document.",
         )
+    check_extra_tensors(described, count, manifest)
 
 
 def _check_names(names: Sequence[str], manifest: Manifest) -> None:
@@ -164,7 +188,7 @@ def _check_first(first: InputTensor, manifest: Manifest) -> None:
                 f"{first.datatype} {first.shape}.",
                 f"Send {count} numbers for each token.",
             )
-    elif len(first.shape) != 2 or first.datatype == "BYTES":
+    elif len(first.shape) != 2 or first.datatype not in _INTEGERS:
         raise InputError(
             f"The input 'input_ids' must be integers [documents, tokens], "
             f"got {first.datatype} of {len(first.shape)} axes.",
@@ -200,6 +224,15 @@ def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:
     )
 
 
+def requested_heads(message: Message, manifest: Manifest) -> Sequence[str]:
+    """Return the heads of the requested outputs; empty for all heads."""
+    heads = manifest.heads
+    wanted = [output.name for output in message.request.outputs or ()]
+    return [
+        name for name in heads if any(output.startswith(prefix(heads, name)) for output in wanted)
+    ]
+
+
 def _is_wanted(request: InferenceRequest, name: str) -> bool:
     return not request.outputs or name in [output.name for output in request.outputs]
 
@@ -213,17 +246,26 @@ def _is_binary(request: InferenceRequest, name: str) -> bool:
 
 
 def respond(
-    message: Message, answers: Sequence[DocumentAnswer], *, name: str, version: str
+    message: Message,
+    answers: Sequence[DocumentAnswer],
+    *,
+    name: str,
+    version: str,
+    deadline: float,
 ) -> Response:
-    """Build the response; tensors that are requested as bytes follow the JSON."""
+    """Build the response; tensors that are requested as bytes follow the JSON.
+
+    Tensors of tokens are sent in parts until the client's deadline by ``time.monotonic``.
+    """
     request = message.request
     wanted = [output.name for output in request.outputs] if request.outputs else None
-    outputs, after, size = [], list[Iterator[bytes]](), 0
+    outputs, after, size, has_rows = [], list[Iterator[bytes]](), 0, False
     for output, column in columns_of(answers, wanted).items():
         if _is_binary(request, output):
             count, parts = column.content()
             after.append(parts)
             size += count
+            has_rows |= isinstance(column.values, PaddedRows)
             outputs.append(_output(output, column, size=count))
         else:
             outputs.append(_output(output, column))
@@ -238,12 +280,11 @@ def respond(
     head = response.model_dump_json(exclude_none=True).encode()
     if not size:
         return Response(head, media_type="application/json")
-    return PartsResponse(
-        chain([head], *after),
-        "application/octet-stream",
-        {HEADER_LENGTH: str(len(head))},
-        len(head) + size,
-    )
+    headers = {HEADER_LENGTH: str(len(head))}
+    parts = chain([head], *after)
+    if not has_rows:
+        return Response(b"".join(parts), headers=headers, media_type=_BINARY)
+    return PartsResponse(parts, _BINARY, headers, len(head) + size, deadline)
 
 
 def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:

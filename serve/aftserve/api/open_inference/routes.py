@@ -14,7 +14,7 @@ from aftexport.errors import InputError
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
-from aftserve.api.open_inference.columns import outputs_of
+from aftserve.api.open_inference.columns import OutputNames, outputs_of
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -30,6 +30,7 @@ from aftserve.api.request_body import parse_json, receive
 from aftserve.errors import NotFoundError
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.wanted import AnswerOptions
 from aftserve.service import Service
 
 VERSION = "1"
@@ -134,7 +135,7 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
 
 def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
     """Build the endpoint that classifies below a path."""
-    settings = service.settings
+    settings, names = service.settings, OutputNames()
     router = _router(path, guards)
 
     @router.post(
@@ -153,22 +154,31 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         body = await receive(request)
         service.traces.record("receive", request.state.started, time.monotonic())
         manifest = service.active.bundle.manifest
-        message = _parse(body, json_bytes, settings.max_documents, manifest)
+        message = _parse(body, json_bytes, settings.max_documents, manifest, names.of(manifest))
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
         inline = None
         if messages.needs_inline_tokens(message, manifest):
             inline = InlineTokens(is_padded=True)
-        work = service.classify(message.documents, deadline, inline=inline)
+        options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
+        work = service.classify(
+            message.documents, deadline, message.given, options=options, inline=inline
+        )
         answers = await run_until_disconnect(work, request.receive, deadline)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)
         responding = partial(
-            messages.respond, message, answers, name=settings.served_name, version=VERSION
+            messages.respond,
+            message,
+            answers,
+            name=settings.served_name,
+            version=VERSION,
+            deadline=deadline,
         )
         if not answers[0].tokens.results:
             return responding()
         # In a thread: the outputs of many tokens take long.
-        return await anyio.to_thread.run_sync(responding)
+        building = anyio.to_thread.run_sync(responding, abandon_on_cancel=True)
+        return await run_until_disconnect(building, request.receive, deadline)
 
     return router
 
@@ -182,7 +192,11 @@ def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
 
 
 def _parse(
-    body: bytes, json_bytes: int | None, max_documents: int, manifest: Manifest
+    body: bytes,
+    json_bytes: int | None,
+    max_documents: int,
+    manifest: Manifest,
+    outputs: Sequence[str],
 ) -> messages.Message:
     """Split a body into its JSON and the tensors after it, and check both."""
     head = len(body) if json_bytes is None else json_bytes
@@ -193,4 +207,6 @@ def _parse(
             "Send the length of the JSON only.",
         )
     content, binary = parse_json(body[:head]), memoryview(body)[head:]
-    return messages.parse(content, binary, max_documents=max_documents, manifest=manifest)
+    return messages.parse(
+        content, binary, max_documents=max_documents, manifest=manifest, outputs=outputs
+    )

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
+from aftexport.extra_inputs import MAX_INPUTS
+
 Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
 
 
@@ -51,12 +53,13 @@ class RequestedOutput(BaseModel):
 class InferenceRequest(BaseModel):
     """Documents: the input ``text``, or tokens and, if lengths differ, ``lengths``.
 
-    Tokens are ``input_ids``, or ``input_features`` of a model of features.
+    Tokens are ``input_ids``, or ``input_features`` of a model of features. Extra inputs of a model
+    have tensors of their names.
     """
 
     id: str | None = None
     parameters: RequestParameters | None = None
-    inputs: list[InputTensor] = Field(min_length=1, max_length=2)
+    inputs: list[InputTensor] = Field(min_length=1, max_length=2 + MAX_INPUTS)
     outputs: list[RequestedOutput] | None = Field(default=None, max_length=256)
 
 

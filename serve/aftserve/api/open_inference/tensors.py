@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import FEATURES
 from aftexport.errors import InputError
 from aftserve.api.open_inference.schemas import Datatype, InputTensor
 
@@ -17,10 +16,10 @@ _INTEGERS: dict[str, str] = {"INT64": "<i8", "INT32": "<i4"}
 
 
 def read(tensor: InputTensor, binary: memoryview | None) -> Array:
-    """Return a tensor as an array of integers, of features, or of ``str`` objects.
+    """Return a tensor as an array of integers, of floats, or of ``str`` objects.
 
     Args:
-        tensor: the request's description of the tensor.
+        tensor: the request's description of the tensor, whose type was checked.
         binary: its bytes; None if its values are in the JSON.
 
     Raises:
@@ -47,7 +46,7 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
 
 
 def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
-    kind = np.dtype("<f4" if _has_features(tensor) else _integers(tensor))
+    kind = np.dtype("<f4" if tensor.datatype == "FP32" else _integers(tensor))
     if len(binary) % kind.itemsize:
         raise InputError(
             f"The input {tensor.name!r} must have {kind.itemsize} bytes for each value, got "
@@ -100,8 +99,8 @@ def _listed(tensor: InputTensor) -> Array:
         if not all(isinstance(value, str) for value in data):
             raise InputError(f"The input {tensor.name!r} must hold only texts.", "Send strings.")
         return np.array(data, dtype=object)
-    if _has_features(tensor):
-        return _features(tensor, data)
+    if tensor.datatype == "FP32":
+        return _floats(tensor, data)
     kind = _integers(tensor)
     # bool is a subclass of int, and an array would round a float.
     if not all(type(value) is int for value in data):
@@ -111,15 +110,11 @@ def _listed(tensor: InputTensor) -> Array:
     except OverflowError:
         raise InputError(
             f"The input {tensor.name!r} has a value outside the range of {tensor.datatype}.",
-            "Send token ids.",
+            "Send integers in this range.",
         ) from None
 
 
-def _has_features(tensor: InputTensor) -> bool:
-    return tensor.name == FEATURES and tensor.datatype == "FP32"
-
-
-def _features(tensor: InputTensor, data: list[Any]) -> Array:
+def _floats(tensor: InputTensor, data: list[Any]) -> Array:
     if not {int, float}.issuperset(map(type, data)):
         raise InputError(f"The input {tensor.name!r} must hold only numbers.", "Send numbers.")
     try:

@@ -4,10 +4,12 @@ import { byId, element, fill, fillTable, head, number, part, percent, row } from
 import { showTokens, summaryOf } from "./tokens.js";
 
 let heads = {}; // the heads of GET /info, by the names of their outputs
+let explainable = []; // the names of the outputs whose labels and values can have evidence
 
 /** Keep the heads of the model, and return a sentence on each. */
-export function describeHeads(described) {
+export function describeHeads(described, withEvidence) {
   heads = described;
+  explainable = withEvidence;
   return Object.values(heads).map(purposeOf).join(" ");
 }
 
@@ -26,7 +28,7 @@ export function showHeads(answer, content) {
   const several = answers.length > 1;
   fill("label", decisions.flatMap(({ names, chips }, place) => [
     ...(several ? [element("span", { className: "head-name" }, answers[place][0]), " "] : []),
-    ...(chips ? names.flatMap(chip) : [names.join(", "), " "]),
+    ...(chips ? names.flatMap((one, index) => [chip(answers[place][0], chips[index], one), " "]) : [names.join(", "), " "]),
   ]));
   byId("remark").textContent = decisions.map(({ remark }) => remark).filter(Boolean).join("; ");
   showNumbers(answers.filter(([name]) => !isShownAlone(name)), several);
@@ -56,7 +58,15 @@ function answersOf({ heads: given, label, scores, calibrated, abstain }) {
   return given ?? { [Object.keys(heads)[0] ?? ""]: { label, scores, calibrated, abstain } };
 }
 
-const chip = (name) => [element("span", { className: "chip" }, name), " "];
+/** Return a name that can be clicked to show its evidence, or only a span with the name. */
+function explained(head, name, className, text = name) {
+  if (!explainable.includes(head)) return element("span", { className }, text);
+  const made = element("button", { type: "button", className: `${className} explain`, title: `Show the evidence for ${name}` }, text);
+  Object.assign(made.dataset, { head, name });
+  return made;
+}
+
+const chip = (head, name, text) => explained(head, name, "chip", text);
 
 /** Return the name in an answer: its label, or whatever a head of another kind calls it. */
 const nameIn = (content) => Object.values(content).find((value) => typeof value === "string");
@@ -71,7 +81,7 @@ function decisionOf(name, content) {
     return {
       names: Object.entries(values).map(([value, x]) => `${value} ${withUnit(x, settingsOf(name, value))}`),
       remark: outside.map(([value]) => `${value} is outside its range, ${rangeOf(settingsOf(name, value))}`).join("; "),
-      chips: Object.keys(values).length > 1,
+      chips: Object.keys(values).length > 1 && Object.keys(values),
     };
   }
   const doubt = abstain ? ", too uncertain for the error budget" : "";
@@ -80,7 +90,7 @@ function decisionOf(name, content) {
     return { names: [label], remark: `with a ${kind} of ${percent((calibrated ?? scores)[label])}${doubt}` };
   }
   const remark = `Labels that hold: ${labels.length} of ${Object.keys(scores).length}${doubt}`;
-  return labels.length ? { names: labels, remark, chips: true } : { names: ["No label"], remark };
+  return labels.length ? { names: labels, remark, chips: labels } : { names: ["No label"], remark };
 }
 
 /** Return the title of the table, and those of its columns. */
@@ -100,7 +110,7 @@ function rowsOf(name, content) {
   if (scores) {
     return Object.entries(calibrated ?? scores).sort(([, one], [, other]) => other - one).map(([one, score]) => {
       const holds = labels?.includes(one);
-      const title = head(one, ...(holds ? [" ", element("span", { className: "chip" }, "holds")] : []));
+      const title = head(explained(name, one, "name"), ...(holds ? [" ", element("span", { className: "chip" }, "holds")] : []));
       // A threshold is of the score before the calibration.
       const made = row(title, bar(score, calibrated ? undefined : thresholdOf(name, one)), number(percent(score)));
       made.className = holds || one === label ? "chosen" : "";
@@ -112,7 +122,7 @@ function rowsOf(name, content) {
     const { minimum: low, maximum: high } = settings;
     const range = hasRange(settings) ? [element("div", { className: "hint" }, rangeOf(settings))] : [];
     const share = hasRange(settings) ? Math.min(1, Math.max(0, (x - low) / (high - low))) : null;
-    return row(head(value, ...range), bar(share), number(withUnit(x, settings)));
+    return row(head(explained(name, value, "name"), ...range), bar(share), number(withUnit(x, settings)));
   });
 }
 

@@ -6,11 +6,15 @@ import {
   marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
+import { bodyOf, describeInputs } from "./inputs.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
 let fileText = null; // text of the chosen file: a textarea would drop its carriage returns
 let pending = null; // AbortController of the pending request; null if there is none
+let explaining = null; // AbortController of the pending request for chosen evidence
+let answered = ""; // the document whose answer is shown
+let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
 let maxBytes = Infinity; // maximum bytes of a request
 
@@ -42,9 +46,9 @@ async function request(path, options = {}) {
 }
 
 /** Return the answer, and the reason why it has no evidence; null if it has evidence. */
-async function infer(content, passages, signal) {
+async function infer(body, passages, signal) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal };
-  const ask = (query) => request(`infer${query}`, { ...options, body: JSON.stringify({ text: content }) });
+  const ask = (query) => request(`infer${query}`, { ...options, body });
   if (!passages) return [await ask(""), "It was not requested."];
   try {
     return [await ask(`?evidence=${passages}`), null];
@@ -54,19 +58,46 @@ async function infer(content, passages, signal) {
   }
 }
 
+/** Show the evidence for a label or value of the answer. */
+async function explain(head, name) {
+  explaining?.abort();
+  const current = (explaining = new AbortController());
+  const content = answered;
+  const query = new URLSearchParams({ evidence: byId("passages").valueAsNumber || 5, explain: `${head}:${name}`, outputs: head });
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: answeredBody };
+  status.textContent = `Waiting for the evidence for ${name} …`;
+  try {
+    const answer = await request(`infer?${query}`, { ...options, signal: current.signal });
+    if (current !== explaining) return;
+    showEvidence(answer.explained[0], "", content);
+    byId("evidence-title").scrollIntoView({ block: "nearest" });
+    status.textContent = `Evidence for ${name}; passages highlighted: ${highlightedIn(answer.explained[0])}.`;
+  } catch (error) {
+    if (current !== explaining || error.name === "AbortError") return;
+    showEvidence(null, `The server says: “${error.message}”`, content);
+    status.textContent = "";
+  }
+}
+
+const highlightedIn = (evidence) => evidence?.spans.filter((span) => span.text).length ?? 0;
+
 async function classify() {
-  pending?.abort();
-  const current = (pending = new AbortController());
   // Replace lone surrogates: they cannot be sent as UTF-8.
   const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
+  const body = bodyOf(content);
+  if (body === null) return;
+  pending?.abort();
+  explaining?.abort();
+  const current = (pending = new AbortController());
   byId("stop").hidden = false;
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
   try {
-    const [answer, without] = await infer(content, byId("passages").valueAsNumber, current.signal);
+    const [answer, without] = await infer(body, byId("passages").valueAsNumber, current.signal);
     const seconds = (performance.now() - sent) / 1000;
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
+    answeredBody = body;
     showAnswer(answer, without, content, seconds);
   } catch (error) {
     if (current !== pending) return;
@@ -106,6 +137,7 @@ function showProblem(problem) {
 }
 
 function showAnswer(answer, without, content, seconds) {
+  answered = content;
   const decision = showHeads(answer, content);
   byId("read").textContent = answer.truncated
     ? `The model saw only the ${answer.policy}: ${NUMBER.format(answer.tokens_used)} of ${tokens(answer.tokens_total)}.`
@@ -116,9 +148,8 @@ function showAnswer(answer, without, content, seconds) {
   byId("answered-by").textContent = answer.bundle;
   show("answer");
   byId("document").scrollTop = Math.max(0, (byId("passage-1")?.offsetTop ?? 0) - 50);
-  const found = answer.evidence?.spans.filter((span) => span.text).length ?? 0;
   status.textContent = `${decision}, after ${duration(seconds)}; `
-    + `passages highlighted: ${found}.`;
+    + `passages highlighted: ${highlightedIn(answer.evidence)}.`;
 }
 
 function showEvidence(evidence, without, content) {
@@ -175,7 +206,8 @@ function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
   const reads = info.tokenizer ? "" : " It has no tokenizer: send token ids to POST /infer.";
-  byId("model").textContent = `${describeHeads(info.heads)}${reads}`;
+  describeInputs(info.extra_inputs);
+  byId("model").textContent = `${describeHeads(info.heads, info.explainable)}${reads}`;
   fillFacts("facts", [
     ["Engine", info.engine],
     ["Precision", precisionOf(info)],
@@ -249,6 +281,10 @@ form.addEventListener("keydown", (event) => {
     event.preventDefault();
     form.requestSubmit();
   }
+});
+byId("answer").addEventListener("click", ({ target }) => {
+  const chosen = target.closest("button.explain");
+  if (chosen) explain(chosen.dataset.head, chosen.dataset.name);
 });
 byId("stop").addEventListener("click", () => pending?.abort());
 key.addEventListener("change", describe);

@@ -17,6 +17,7 @@ from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
 from aftexport.lowering.to_onnx import lower
 from aftexport.passes.finish import finish
+from aftexport.system.installation import install_command
 
 
 @pytest.fixture(scope="module")
@@ -175,4 +176,4 @@ def test_missing_runtime_names_install_command(
     load.cache_clear()
     with pytest.raises(EngineError) as caught:
         load("tensorrt")
-    assert "pip install 'aftexport[trt]'" in caught.value.remedy
+    assert install_command("trt") in caught.value.remedy

@@ -13,6 +13,7 @@ import aftplugins
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.encoder import OPERATORS
 from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
 
 SIZES = [
@@ -78,8 +79,8 @@ def test_encoder_operator_equals_definition(
     if "num_heads" in attributes:
         attributes["num_heads"] = sizes["H"]
     tensors = [torch.from_numpy(x) for x in inputs.values()]
-    expected = operator.expected(
-        *(t.double() if t.is_floating_point() else t for t in tensors), **attributes
+    expected = expected_outputs(
+        operator, *(t.double() if t.is_floating_point() else t for t in tensors), **attributes
     )
     model = model_of(operator, inputs, expected, precision=precision, **attributes)
     onnx.checker.check_model(model, full_check=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from aftexport.nn.fastformer import Fastformer
-from aftexport.operators.encoder.layer_norm_fastformer import reference
+from aftexport.operators.torch_ops.layer_norm_fastformer import reference
 
 Layer = tuple[nn.LayerNorm, Fastformer]
 

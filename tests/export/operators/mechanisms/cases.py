@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from aftexport.operators.mechanisms import OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, Operator
 from aftexport.parity import TOLERANCES
 
 Inputs = dict[str, np.ndarray]

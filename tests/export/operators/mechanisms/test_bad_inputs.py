@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 
 from .cases import ONE_GATE, Case, Variant, as_tensors, make_inputs
 

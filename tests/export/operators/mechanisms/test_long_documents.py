@@ -12,7 +12,7 @@ import pytest
 from oracles.mechanisms import MECHANISMS
 from sampling import any_case
 
-from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.torch_ops import OPERATORS
 
 from . import peak_memory
 from .cases import (

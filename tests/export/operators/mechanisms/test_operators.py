@@ -6,7 +6,8 @@ import onnx
 import pytest
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.mechanisms import MECHANISMS, OPERATORS
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.operators.torch_ops import OPERATORS
 
 from .cases import VARIANTS, Variant
 

@@ -117,6 +117,28 @@ def test_evidence_names_label(of_labels: str, page: Page) -> None:
     expect(page.locator("#evidence-note")).to_contain_text(f"The logit of {name} is ")
 
 
+def test_click_on_label_shows_its_evidence(of_labels: str, page: Page) -> None:
+    page.goto(of_labels)
+    classify(page, ORDINARY)
+    for place, name in (("#label", "spam"), ("#scores", "legal")):
+        button = page.locator(place).get_by_role("button", name=name, exact=True)
+        with page.expect_response("**/infer?*") as waiting:
+            button.click()
+        (found,) = waiting.value.json()["explained"]
+        assert (found["head"], found["name"]) == ("logits", name)
+        expect(page.locator("#evidence-note")).to_contain_text(f"The logit of {name} is ")
+        expect(page.locator("#status")).to_contain_text(f"Evidence for {name}; passages")
+        expect(page.locator("#spans tbody tr")).to_have_count(len(found["spans"]))
+        expect(page.locator("#document mark")).to_have_count(len(found["spans"]))
+
+
+def test_click_on_value_shows_its_evidence(of_values: str, page: Page) -> None:
+    page.goto(of_values)
+    classify(page, ORDINARY)
+    page.locator("#scores").get_by_role("button", name="mass").click()
+    expect(page.locator("#evidence-note")).to_contain_text("The logit of mass is ")
+
+
 def test_values_have_units_and_range(of_values: str, page: Page) -> None:
     page.goto(of_values)
     expect(page.locator("#model")).to_have_text("Estimates age, mass, risk.")

@@ -1,123 +1,92 @@
-"""The operators of a mechanism: a torch op, an ONNX schema and a portable body each."""
+"""The torch op of an operator of a mechanism."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-import onnx
 import torch
 from torch import Tensor
 
 from aftexport.internals.torch_operators import OpOverload
-from aftexport.operators.schema import Attribute, OnnxOperator
+from aftexport.operators.mechanisms import OPERATORS, MechanismOperator
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
 
-GATE = Attribute(
-    "gate",
-    "sigmoid",
-    "Function of the query that multiplies the result; none leaves the query out.",
-    ("sigmoid", "tanh", "none"),
-)
-NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of query and value.")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Operator(OnnxOperator):
+class Operator(MechanismOperator):
     """An operator of a mechanism, which PyTorch models call.
 
     Attributes:
-        stem: the mechanism's file name, for example ``aft_local``.
+        reference: the definition in plain PyTorch. In float64 it is the reference for every other
+            form.
         compute: the fast form that the torch op runs; differentiable, and exact
             for every finite input.
         torch_op: the overload that ``torch.export`` records. Its arguments are the inputs
             and then the attributes.
     """
 
-    stem: str
     reference: Callable[..., Tensor]
     compute: Callable[..., Tensor]
     torch_op: OpOverload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mechanism:
-    """A mechanism and its causal twin, each an operator in torch and in ONNX.
+def register_pair(
+    op_type: str,
+    *,
+    check: Callable[..., None],
+    compute: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+) -> tuple[Operator, Operator]:
+    """Register a mechanism and its causal twin in torch, and return them.
 
-    ``check``, ``compute`` and ``reference`` take the inputs in order and the attributes by name;
-    ``compute``, ``reference`` and ``body`` take ``causal`` as well.
+    The functions take the inputs in order and the attributes by name; ``compute`` and ``reference``
+    take ``causal`` as well.
 
-    Attributes:
+    Args:
         op_type: the name of the ONNX operator that is not causal.
-        stem: the mechanism's file name, for example ``aft_local``.
-        inputs: the names of the inputs, ``lengths`` last.
-        shapes: the shape of each input, as a word for each axis.
-        exponents: the inputs to which an exponential is applied.
-        attributes: the attributes of the torch op and of the ONNX operator.
-        kernel_attributes: the attributes that only the ONNX operator has.
         check: the validation of shapes, which raises ``ValueError``; it runs on real and on
-            symbolic shapes.
+            symbolic shapes. Its first arguments are the name of the operator and ``causal``.
         compute: the fast form, differentiable, exact for every finite input.
         reference: the definition.
-        body: the portable ONNX body, as text.
-        doc: the documentation of the ONNX operator.
     """
 
-    op_type: str
-    stem: str
-    inputs: tuple[str, ...]
-    shapes: tuple[str, ...]
-    exponents: tuple[str, ...]
-    attributes: tuple[Attribute, ...]
-    check: Callable[..., None]
-    compute: Callable[..., Tensor]
-    reference: Callable[..., Tensor]
-    body: Callable[..., str]
-    doc: str
-    kernel_attributes: tuple[Attribute, ...] = ()
-
-    def register(self) -> tuple[Operator, Operator]:
-        """Register both operators in torch and in onnx, and return them."""
-        return self._register(causal=False), self._register(causal=True)
-
-    def _register(self, *, causal: bool) -> Operator:
-        op_type = f"Causal{self.op_type}" if causal else self.op_type
-        twin = " Causal: only keys up to the query's own position count." if causal else ""
-        operator = Operator(
-            op_type=op_type,
-            inputs=self.inputs,
-            shapes=self.shapes,
-            exponents=self.exponents,
-            attributes=self.attributes,
-            kernel_attributes=self.kernel_attributes,
-            reference=partial(self.reference, causal=causal),
-            body=partial(self.body, causal=causal),
-            doc=self.doc + twin,
-            stem=self.stem,
-            compute=partial(self.compute, causal=causal),
-            torch_op=_TorchOp(self, op_type, causal).register(),
+    def register(name: str) -> Operator:
+        operator = OPERATORS[name]
+        causal = operator.is_causal
+        ours = partial(compute, causal=causal)
+        return Operator(
+            **{field.name: getattr(operator, field.name) for field in fields(operator)},
+            reference=partial(reference, causal=causal),
+            compute=ours,
+            torch_op=_TorchOp(operator, check, ours).register(),
         )
-        onnx.defs.register_schema(operator.schema())
-        return operator
+
+    return register(op_type), register(f"Causal{op_type}")
 
 
 class _TorchOp:
-    """The torch op of a mechanism or of its causal twin; it takes inputs, then attributes."""
+    """The torch op of an operator; it takes inputs, then attributes."""
 
-    def __init__(self, mechanism: Mechanism, op_type: str, causal: bool) -> None:
-        self._mechanism = mechanism
-        self._op_type = op_type
-        self._check = partial(mechanism.check, op_type, causal)
-        self._compute = partial(mechanism.compute, causal=causal)
-        self._count = len(mechanism.inputs)
+    def __init__(
+        self,
+        operator: MechanismOperator,
+        check: Callable[..., None],
+        compute: Callable[..., Tensor],
+    ) -> None:
+        self._operator = operator
+        self._op_type = operator.op_type
+        self._check = partial(check, operator.op_type, operator.is_causal)
+        self._compute = compute
+        self._count = len(operator.inputs)
 
     def register(self) -> OpOverload:
         name = _snake_case(self._op_type)
-        parameters = [f"Tensor {i}" for i in self._mechanism.inputs]
+        parameters = [f"Tensor {i}" for i in self._operator.inputs]
         parameters += [
-            f"{_TORCH_TYPES[type(a.default)]} {a.name}" for a in self._mechanism.attributes
+            f"{_TORCH_TYPES[type(a.default)]} {a.name}" for a in self._operator.attributes
         ]
         custom_op = torch.library.custom_op(
             f"aftexport::{name}",
@@ -164,19 +133,19 @@ class _TorchOp:
         gradients = torch.autograd.grad(
             output, leaves, gradient, allow_unused=True, create_graph=again
         )
-        return (*gradients, None, *(None for _ in self._mechanism.attributes))
+        return (*gradients, None, *(None for _ in self._operator.attributes))
 
     def _split(self, arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Return the inputs, and the attributes by name; raise ValueError if one is invalid."""
-        mechanism = self._mechanism
-        for name, tensor in zip(mechanism.inputs[:-1], arguments, strict=False):
+        operator = self._operator
+        for name, tensor in zip(operator.inputs[:-1], arguments, strict=False):
             if not tensor.is_floating_point():  # the result has the query's type
                 raise ValueError(
                     f"{self._op_type}: {name} must be floating-point, got type {tensor.dtype}"
                 )
         values = arguments[self._count :]
-        named = {a.name: v for a, v in zip(mechanism.attributes, values, strict=True)}
-        for attribute in mechanism.attributes:
+        named = {a.name: v for a, v in zip(operator.attributes, values, strict=True)}
+        for attribute in operator.attributes:
             value = named[attribute.name]
             if attribute.choices and value not in attribute.choices:
                 raise ValueError(

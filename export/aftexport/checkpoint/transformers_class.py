@@ -1,0 +1,238 @@
+"""The model class of the transformers library that a folder's config.json names."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aftexport.checkpoint.weight_files import WeightFiles
+from aftexport.contract import IDS
+from aftexport.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+MODEL_TYPE = "model_type"
+"""The entry by which a configuration is one of transformers."""
+MAX_LABELS = 1 << 20
+_TASK_CLASSES = ("ForSequenceClassification", "ForTokenClassification")
+_BASE_CLASS = "Model"
+_NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
+_COUNTS_OF_LAYERS = ("layers", "n_layer", "num_layers", "num_hidden_layers", "n_layers", "depth")
+_FIXED = {
+    "return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "use_cache": False,
+}
+"""Settings of a run, which must not change the outputs of the exported model."""
+_OF_CODE = ("attn_implementation", "experts_implementation", "kernel_config")
+"""Settings that may name code in other places; each also begins with an underscore."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's config.json.
+
+    Raises:
+        CheckpointError: if it is missing, or not a JSON object.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            folder,
+            "the folder has no config.json",
+            "Give a folder of config.json and model.safetensors, or a model file.",
+        )
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
+    if not isinstance(config, dict):
+        kind = type(config).__name__
+        raise CheckpointError(path, f"expected a JSON object, got {kind}", "Fix the file.")
+    return config
+
+
+def find_class(
+    folder: Path, config: Mapping[str, Any], files: WeightFiles, *, trust_remote_code: bool
+) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
+    """Return the class that a configuration names, and the configuration in its own type.
+
+    Args:
+        folder: the folder, for messages and for its code.
+        config: the content of config.json.
+        files: the weights, which bound the numbers in the configuration.
+        trust_remote_code: whether a class may come from code in the folder.
+
+    Raises:
+        CheckpointError: if the library lacks the class, no head serves it, or a number in the
+            configuration does not fit the weights.
+    """
+    path = folder / "config.json"
+    name = _class_name(path, config)
+    _check_counts(path, config, files)
+    if reference := _code_of(config, name):
+        if trust_remote_code:
+            return _class_in_folder(folder, config, reference)
+        if _library_class(name) is None:
+            raise CheckpointError(
+                path,
+                f"its class {name} is defined by code ({reference}), which is not run without "
+                "permission",
+                "Add --trust-remote-code only if you trust the author of the folder; or give its "
+                "weights with --factory package.module:factory.",
+            )
+    found = _library_class(name)
+    if found is None:
+        raise CheckpointError(
+            path,
+            f"expected a model class of the transformers library, got {name}",
+            "Upgrade transformers, or give the weights with --factory package.module:factory.",
+        )
+    _check_served(path, name)
+    own = _configuration(path, found, config)
+    _check_text(path, found, own)
+    return found, own
+
+
+def is_base_class(name: str) -> bool:
+    """Return whether a class has no head: it returns the vectors of the last layer."""
+    return name.endswith(_BASE_CLASS) and not name.endswith(_NOT_BASE_CLASSES)
+
+
+def _class_name(path: Path, config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointError(
+            path,
+            f"expected one model class in architectures, got {str(names)[:80]}",
+            "Save the model by save_pretrained of its class, such as "
+            "AutoModelForSequenceClassification.",
+        )
+    return str(names[0])[:200]
+
+
+def _check_served(path: Path, name: str) -> None:
+    if not name.endswith(_TASK_CLASSES) and not is_base_class(name):
+        raise CheckpointError(
+            path,
+            f"expected a class that ends in {' or '.join(_TASK_CLASSES)}, or a base class for "
+            f"vectors, got {name}",
+            "Save the base model for vectors of tokens, AutoModel.from_pretrained(folder)"
+            ".save_pretrained(other); or give the weights with --factory package.module:factory.",
+        )
+
+
+def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedConfig") -> None:
+    """Refuse a class of other inputs, or one whose decoder needs an input of its own."""
+    if found.main_input_name != IDS:
+        raise CheckpointError(
+            path,
+            f"expected a class that takes {IDS}, got {found.__name__}, which takes "
+            f"{found.main_input_name}",
+            "Export a module of your own with --factory package.module:factory.",
+        )
+    is_encoder = found.__name__.endswith("EncoderModel")
+    if is_base_class(found.__name__) and not is_encoder and config.is_encoder_decoder:
+        raise CheckpointError(
+            path,
+            f"expected an encoder, got {found.__name__}, whose decoder needs an input of its own",
+            "Save the encoder: T5EncoderModel.from_pretrained(folder).save_pretrained(other), or "
+            "the encoder of your class.",
+        )
+
+
+def _check_counts(path: Path, config: Mapping[str, Any], files: WeightFiles) -> None:
+    """Refuse counts for which building the configuration or the modules would not end."""
+    for name, value in _entries(config):
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        if not is_count:
+            continue
+        if name.endswith(_COUNTS_OF_LAYERS) and value > len(files.shapes):
+            raise CheckpointError(
+                path,
+                f"{name} must be at most the number of weights {len(files.shapes)}, got {value}",
+                "Give the configuration of the training.",
+            )
+        if name == "num_labels" and value > MAX_LABELS:
+            raise CheckpointError(
+                path,
+                f"num_labels must be at most {MAX_LABELS}, got {value}",
+                "Give the configuration of the training.",
+            )
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
+        else:
+            yield str(name), value
+
+
+def _library_class(name: str) -> type["PreTrainedModel"] | None:
+    import transformers
+
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else None
+
+
+def _code_of(config: Mapping[str, Any], name: str) -> str | None:
+    """Return the place of a class in code that the folder brings; None for the library's own."""
+    places = config.get("auto_map")
+    if not isinstance(places, Mapping):
+        return None
+    own = [p for p in places.values() if isinstance(p, str) and p.rpartition(".")[2] == name]
+    return own[0] if own else None
+
+
+def _class_in_folder(
+    folder: Path, config: Mapping[str, Any], reference: str
+) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
+    from transformers import AutoConfig, PreTrainedModel
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    try:
+        found = get_class_from_dynamic_module(reference, str(folder), local_files_only=True)
+        own = AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=True, local_files_only=True, **_FIXED
+        )
+    except Exception as error:  # code of the folder can raise any exception
+        raise CheckpointError(
+            folder,
+            f"its class {reference} cannot be imported: {type(error).__name__}: {error}",
+            "Check that the folder holds all files of the code.",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise CheckpointError(
+            folder,
+            f"expected a subclass of PreTrainedModel, got {reference}",
+            "Export a module of another kind with --factory package.module:factory.",
+        )
+    return found, own
+
+
+def _configuration(
+    path: Path, found: type["PreTrainedModel"], config: Mapping[str, Any]
+) -> "PreTrainedConfig":
+    expected = getattr(found.config_class, MODEL_TYPE, None)
+    if config.get(MODEL_TYPE) != expected:
+        raise CheckpointError(
+            path,
+            f"model_type must be {expected!r} for {found.__name__}, got "
+            f"{str(config.get(MODEL_TYPE))[:80]!r}",
+            "Give the configuration of the training.",
+        )
+    kept = {
+        n: v for n, v in config.items() if n.lstrip("_").removesuffix("_internal") not in _OF_CODE
+    }
+    try:
+        built: PreTrainedConfig = found.config_class.from_dict(kept | _FIXED)
+    except Exception as error:  # the library checks values by many exceptions
+        raise CheckpointError(
+            path,
+            f"transformers refuses the configuration: {type(error).__name__}: {error}",
+            "Give the configuration of the training.",
+        ) from error
+    return built

@@ -1,0 +1,60 @@
+"""A document that runs in chunks: its tokens, its extra inputs, and values kept between layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.chunked.spill import Array, Rows
+from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.extra_inputs import ExtraValues
+
+
+class Tokens(Protocol):
+    """The tokens of a document, an array or an object that reads them from a file."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
+        """Return consecutive tokens, int64 ``[n]`` or float32 ``[n, F]``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document's tokens and extra inputs, and the kept values of its tokens."""
+
+    tokens: Tokens
+    extras: ExtraValues
+    kept: Mapping[str, Rows]
+
+    def inputs(
+        self,
+        engine: OnnxRuntimeEngine,
+        start: int,
+        end: int,
+        late: Mapping[str, Array] = MappingProxyType({}),
+    ) -> dict[str, Array]:
+        """Return the inputs of an engine for the tokens from ``start`` to ``end``.
+
+        Args:
+            engine: the engine.
+            start, end: the range of tokens.
+            late: values of the whole document, such as those pooled from its tokens.
+        """
+        known = {**self.extras.part(start, end).batch(), **late}
+        inputs = {name: known[name] for name in engine.input_names if name in known}
+        for name in engine.input_names:
+            if name in (IDS, FEATURES):
+                inputs[name] = self.tokens[start:end][None]
+            elif name == LENGTHS:
+                inputs[name] = np.array([end - start])
+            elif name in self.kept:
+                inputs[name] = self.kept[name].read(start, end)
+        return inputs

@@ -1,0 +1,65 @@
+"""The installed package of ONNX Runtime, which is checked before it is imported.
+
+Several packages contain the module ``onnxruntime``, and each overwrites the files of the others.
+"""
+
+from importlib import metadata
+from importlib.util import find_spec
+
+from aftexport.errors import EngineError
+from aftexport.system.installation import install_command
+
+PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-migraphx",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-rocm",
+    "onnxruntime-training",
+    "onnxruntime-training-cpu",
+    "onnxruntime-windowsml",
+    "ort-nightly",
+    "ort-nightly-gpu",
+)
+"""The names under which ONNX Runtime is published."""
+
+
+def check_package() -> None:
+    """Check that exactly one package of ONNX Runtime is installed.
+
+    Raises:
+        EngineError: if there are several or none; the remedy is the command.
+    """
+    found = [name for name in PACKAGES if _is_installed(name)]
+    choice = f"{install_command('cpu')}, or with cuda in place of cpu for an NVIDIA GPU"
+    if len(found) > 1:
+        raise EngineError(
+            f"Expected one package of ONNX Runtime, got {' and '.join(found)}, which overwrite "
+            "each other's files.",
+            f"Run: pip uninstall --yes {' '.join(found)}; then {choice}.",
+        )
+    spec = find_spec("onnxruntime")
+    # A folder of that name, such as plugins/onnxruntime, is not the package.
+    if spec is None or spec.origin is None:
+        raise EngineError("ONNX Runtime is not installed.", f"Run: {choice}.")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+check_package()
+
+import onnxruntime  # noqa: E402  after the check, because a mixture of files may end the process
+from onnxruntime.capi import onnxruntime_pybind11_state as native  # noqa: E402
+
+__all__ = ["check_package", "native", "onnxruntime"]
+
+# The environment variable has no effect if onnxruntime was imported before aftexport.
+onnxruntime.disable_telemetry_events()

@@ -1,0 +1,70 @@
+"""The ONNX operators of a mechanism: schema and portable body."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import onnx
+
+from aftexport.operators.schema import Attribute, OnnxOperator
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismOperator(OnnxOperator):
+    """An operator of a mechanism.
+
+    Attributes:
+        stem: the mechanism's file name, for example ``aft_local``.
+        is_causal: whether a query sees only the keys up to its own position.
+    """
+
+    stem: str
+    is_causal: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A mechanism and its causal twin, each an operator in ONNX.
+
+    Attributes:
+        op_type: the name of the ONNX operator that is not causal.
+        stem: the mechanism's file name, for example ``aft_local``.
+        inputs: the names of the inputs, ``lengths`` last.
+        shapes: the shape of each input, as a word for each axis.
+        exponents: the inputs to which an exponential is applied.
+        attributes: the attributes of the torch op and of the ONNX operator.
+        kernel_attributes: the attributes that only the ONNX operator has.
+        body: the portable ONNX body, as text; a function of the attributes and ``causal``.
+        doc: the documentation of the ONNX operator.
+    """
+
+    op_type: str
+    stem: str
+    inputs: tuple[str, ...]
+    shapes: tuple[str, ...]
+    exponents: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+    body: Callable[..., str]
+    doc: str
+    kernel_attributes: tuple[Attribute, ...] = ()
+
+    def register(self) -> tuple[MechanismOperator, MechanismOperator]:
+        """Register both operators in onnx, and return them."""
+        return self._register(causal=False), self._register(causal=True)
+
+    def _register(self, *, causal: bool) -> MechanismOperator:
+        twin = " Causal: only keys up to the query's own position count." if causal else ""
+        operator = MechanismOperator(
+            op_type=f"Causal{self.op_type}" if causal else self.op_type,
+            inputs=self.inputs,
+            shapes=self.shapes,
+            exponents=self.exponents,
+            attributes=self.attributes,
+            kernel_attributes=self.kernel_attributes,
+            body=partial(self.body, causal=causal),
+            doc=self.doc + twin,
+            stem=self.stem,
+            is_causal=causal,
+        )
+        onnx.defs.register_schema(operator.schema())
+        return operator

@@ -1,0 +1,72 @@
+"""The definition of every operator in PyTorch, and the torch ops of the mechanisms.
+
+Its import registers ``torch.ops.aftexport.*``.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import (
+    layer_norm_fastformer,
+    layer_norm_feed_forward,
+    layer_norm_linear,
+    layer_norm_query_key_value,
+    linear_residual,
+)
+from aftexport.operators.torch_ops.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
+from aftexport.operators.torch_ops.aft_full import AFT_FULL, CAUSAL_AFT_FULL
+from aftexport.operators.torch_ops.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
+from aftexport.operators.torch_ops.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
+from aftexport.operators.torch_ops.efficient_attention import (
+    CAUSAL_EFFICIENT_ATTENTION,
+    EFFICIENT_ATTENTION,
+)
+from aftexport.operators.torch_ops.fastformer import CAUSAL_FASTFORMER, FASTFORMER
+from aftexport.operators.torch_ops.linear_attention import (
+    CAUSAL_NORMALIZED_LINEAR_ATTENTION,
+    NORMALIZED_LINEAR_ATTENTION,
+)
+from aftexport.operators.torch_ops.torch_op import Operator
+
+OPERATORS: dict[str, Operator] = {
+    operator.op_type: operator
+    for operator in (
+        AFT_FULL,
+        CAUSAL_AFT_FULL,
+        AFT_LOCAL,
+        CAUSAL_AFT_LOCAL,
+        AFT_SIMPLE,
+        CAUSAL_AFT_SIMPLE,
+        AFT_CONV,
+        CAUSAL_AFT_CONV,
+        EFFICIENT_ATTENTION,
+        CAUSAL_EFFICIENT_ATTENTION,
+        FASTFORMER,
+        CAUSAL_FASTFORMER,
+        NORMALIZED_LINEAR_ATTENTION,
+        CAUSAL_NORMALIZED_LINEAR_ATTENTION,
+    )
+}
+"""The mechanisms' operators by ONNX name."""
+
+_REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
+    **{name: operator.reference for name, operator in OPERATORS.items()},
+    "LayerNormFastformer": layer_norm_fastformer.reference,
+    "LayerNormFeedForward": layer_norm_feed_forward.reference,
+    "LayerNormLinear": layer_norm_linear.reference,
+    "LayerNormQueryKeyValue": layer_norm_query_key_value.reference,
+    "LinearResidual": linear_residual.reference,
+}
+
+
+def expected_outputs(
+    operator: OnnxOperator, *inputs: Tensor, **attributes: object
+) -> tuple[Tensor, ...]:
+    """Return the outputs of the definition of an operator, in the order of its ``outputs``."""
+    result = _REFERENCES[operator.op_type](*inputs, **attributes)
+    return result if isinstance(result, tuple) else (result,)
+
+
+__all__ = ["OPERATORS", "Operator", "expected_outputs"]

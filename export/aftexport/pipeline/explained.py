@@ -1,0 +1,18 @@
+"""A model that also returns the evidence of each token, where it can."""
+
+import onnx
+
+from aftexport.passes.evidence import Explainable, add_evidence
+from aftexport.passes.summed_heads import NoEvidence
+
+
+def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
+    """Return a model that also returns evidence, and its kinds; or itself, with the reason."""
+    if to != "onnx":
+        return lowered, "TensorRT engines only output logits"
+    explained = onnx.ModelProto()
+    explained.CopyFrom(lowered)
+    try:
+        return explained, add_evidence(explained)
+    except NoEvidence as reason:
+        return lowered, str(reason)

@@ -1,0 +1,251 @@
+"""The mechanisms by their formulas in float64 NumPy, for proofs on machines without torch.
+
+``aftexport.operators.torch_ops`` has the same definitions in PyTorch, where they have gradients.
+Each function takes the inputs of an operator in order, and then its attributes and ``causal`` by
+name. Rows of padding are computed like the others.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Lengths = NDArray[np.int64]
+
+
+def definition(op_type: str, attributes: Mapping[str, object]) -> Callable[..., Array]:
+    """Return the definition of an operator with these attributes, as a function of its inputs."""
+    compute = _DEFINITIONS[op_type.removeprefix("Causal")]
+    causal = op_type.startswith("Causal")
+
+    def run(*inputs: NDArray[np.generic]) -> Array:
+        *floats, lengths = inputs
+        wide = (array.astype(np.float64) for array in floats)
+        return compute(*wide, lengths, **attributes, causal=causal)
+
+    return run
+
+
+def _aft_full(
+    query: Array,
+    key: Array,
+    value: Array,
+    position_bias: Array,
+    lengths: Lengths,
+    *,
+    gate: str,
+    causal: bool,
+) -> Array:
+    key, tokens = _masked(key, lengths), key.shape[1]
+    mean = _row_means(key, value, lambda t: position_bias[t, :tokens, None], causal=causal)
+    return _gate(gate, query) * mean
+
+
+def _aft_local(
+    query: Array,
+    key: Array,
+    value: Array,
+    band: Array,
+    lengths: Lengths,
+    *,
+    gate: str,
+    causal: bool,
+) -> Array:
+    left = band.shape[1] - 1 if causal else band.shape[1] // 2
+    bias = _window(key.shape[1], left, band[:, :, None])
+    return _gate(gate, query) * _row_means(_masked(key, lengths), value, bias, causal=causal)
+
+
+def _aft_simple(
+    query: Array, key: Array, value: Array, lengths: Lengths, *, gate: str, causal: bool
+) -> Array:
+    return _gate(gate, query) * _pool(_masked(key, lengths), value, causal=causal)
+
+
+def _aft_conv(
+    query: Array,
+    key: Array,
+    value: Array,
+    filter: Array,
+    lengths: Lengths,
+    *,
+    num_heads: int,
+    gate: str,
+    causal: bool,
+) -> Array:
+    taps = filter.shape[1]
+    left = taps - 1 if causal else (taps - 1) // 2
+    bias = _window(key.shape[1], left, filter.T[None, :, :, None])
+    keys = _masked(key, lengths)[..., None]
+    mean = _row_means(keys, _heads(value, num_heads), bias, causal=causal)
+    return _gate(gate, query) * mean.reshape(value.shape)
+
+
+def _efficient_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Lengths,
+    *,
+    num_heads: int,
+    normalization: str,
+    scale: float,
+    causal: bool,
+) -> Array:
+    tokens = key.shape[1]
+    queries, values = _heads(query, num_heads), _heads(value, num_heads)
+    rows = []
+    if normalization == "scaling":
+        valid = np.arange(tokens) < lengths[:, None]
+        keys = np.where(valid[..., None, None], _heads(key, num_heads), 0)
+    else:
+        queries = _softmax(queries, 3)
+        keys = _heads(_masked(key, lengths), num_heads)
+    for end in range(1, tokens + 1) if causal else [tokens]:
+        asking = queries[:, end - 1 : end] if causal else queries
+        if normalization == "scaling":
+            count = np.maximum(valid[:, :end].sum(1), 1)[:, None, None, None]
+            weights = keys[:, :end] / count
+        else:
+            weights = _softmax(keys[:, :end], 1)
+        context = np.einsum("bthc,bthe->bhce", weights, values[:, :end])
+        rows.append(np.einsum("bthc,bhce->bthe", asking, context))
+    return scale * np.concatenate(rows, 1).reshape(value.shape)
+
+
+def _fastformer(
+    query: Array,
+    key: Array,
+    value: Array,
+    alpha_weight: Array,
+    beta_weight: Array,
+    lengths: Lengths,
+    *,
+    num_heads: int,
+    causal: bool,
+) -> Array:
+    scale = 1 / np.sqrt(query.shape[2] // num_heads)
+    queries, keys, values = (_heads(x, num_heads) for x in (query, key, value))
+    alpha = _masked(query @ alpha_weight * scale, lengths)[..., None]
+    keyed = keys * _pool(alpha, queries, causal=causal)
+    beta = _masked(keyed.reshape(key.shape) @ beta_weight * scale, lengths)[..., None]
+    return (values * _pool(beta, keyed, causal=causal)).reshape(value.shape)
+
+
+def _linear_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Lengths,
+    *,
+    num_heads: int,
+    feature_map: str,
+    eps: float,
+    causal: bool,
+) -> Array:
+    tokens = key.shape[1]
+    valid = (np.arange(tokens) < lengths[:, None])[..., None, None]
+    queries, keys = (_features(_heads(x, num_heads), feature_map) for x in (query, key))
+    similarity = np.einsum("bthc,buhc->bhtu", queries, np.where(valid, keys, 0))
+    if causal:
+        similarity = np.tril(similarity)
+    sums = np.einsum("bhtu,buhe->bthe", similarity, _heads(value, num_heads))
+    normalizer = similarity.sum(3).transpose(0, 2, 1)[..., None]
+    mean: Array = sums / (normalizer + eps)
+    return mean.reshape(value.shape)
+
+
+_DEFINITIONS: Mapping[str, Callable[..., Array]] = {
+    "AftFull": _aft_full,
+    "AftLocal": _aft_local,
+    "AftSimple": _aft_simple,
+    "AftConv": _aft_conv,
+    "EfficientAttention": _efficient_attention,
+    "Fastformer": _fastformer,
+    "NormalizedLinearAttention": _linear_attention,
+}
+
+
+def _masked(key: Array, lengths: Lengths) -> Array:
+    """Return ``key [B, T, ...]`` with the logit -inf for padded keys."""
+    valid = np.arange(key.shape[1]) < lengths[:, None]
+    return np.where(valid.reshape(*valid.shape, *[1] * (key.ndim - 2)), key, -np.inf)
+
+
+def _heads(x: Array, num_heads: int) -> Array:
+    """Return ``x [B, T, D]`` as ``[B, T, H, D/H]``."""
+    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
+
+
+def _gate(gate: str, query: Array) -> Array:
+    if gate == "sigmoid":
+        return np.exp(-np.logaddexp(0, -query))
+    return np.tanh(query) if gate == "tanh" else np.ones_like(query)
+
+
+def _features(x: Array, feature_map: str) -> Array:
+    if feature_map == "relu":
+        return np.maximum(x, 0)
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def _softmax(logits: Array, axis: int) -> Array:
+    """Return the softmax over an axis; it is 0 if every logit is -inf."""
+    weights = np.exp(logits - np.maximum(logits.max(axis, keepdims=True), _LOWEST))
+    total = weights.sum(axis, keepdims=True)
+    probabilities: Array = weights / np.where(total == 0, 1, total)
+    return probabilities
+
+
+_LOWEST = np.finfo(np.float64).min
+
+
+def _mean(key: Array, bias: Array, value: Array) -> Array:
+    """Return the mean of ``value`` by a softmax of ``key + bias`` over axis 1, which is kept.
+
+    Both are taken relative to those of the largest logit first: beside 1e38 a number has no digits.
+    """
+    bias = np.broadcast_to(bias, key.shape)
+    best = (key + bias).argmax(1, keepdims=True)
+    best_key, best_bias = (
+        np.maximum(np.take_along_axis(x, best, 1), _LOWEST / 2) for x in (key, bias)
+    )
+    weights = _softmax((key - best_key) + (bias - best_bias), 1)
+    mean: Array = (weights * value).sum(1, keepdims=True)
+    return mean
+
+
+def _row_means(key: Array, value: Array, bias_of: Callable[[int], Array], *, causal: bool) -> Array:
+    """Return the mean of each row t, whose keys have the biases ``bias_of(t)``, ``[T, ...]``."""
+    rows = []
+    for t in range(key.shape[1]):
+        end = t + 1 if causal else key.shape[1]
+        rows.append(_mean(key[:, :end], bias_of(t)[:end], value[:, :end]))
+    return np.concatenate(rows, 1)
+
+
+def _pool(logits: Array, value: Array, *, causal: bool) -> Array:
+    """Return the mean of ``value`` by a softmax over the tokens, or over those up to each row."""
+    if not causal:
+        mean: Array = (_softmax(logits, 1) * value).sum(1, keepdims=True)
+        return np.broadcast_to(mean, value.shape)
+    return _row_means(logits, value, lambda _: np.zeros_like(logits[0]), causal=True)
+
+
+def _window(tokens: int, left: int, biases: Array) -> Callable[[int], Array]:
+    """Return a function from a row to the biases of all keys, 0 outside the row's window.
+
+    Args:
+        tokens: number of keys.
+        left: keys of the window before the row.
+        biases: ``[T or 1, W, ...]``, biases of the keys ``t - left`` and on.
+    """
+
+    def bias_of(t: int) -> Array:
+        row = np.zeros((tokens, *biases.shape[2:]))
+        first, last = max(t - left, 0), min(t - left + biases.shape[1], tokens)
+        row[first:last] = biases[min(t, len(biases) - 1), first - t + left : last - t + left]
+        return row
+
+    return bias_of

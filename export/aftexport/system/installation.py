@@ -1,0 +1,94 @@
+"""Commands that install parts of aftexport, from the place that this copy came from.
+
+The name aftexport is not registered at a package index: a command with only the name could install
+another project's package.
+"""
+
+import json
+import shlex
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from aftexport.errors import AftexportError, UsageError
+
+PACKAGE = "aftexport"
+_EXTRAS = {
+    "torch": "torch",
+    "scipy": "calibrate",
+    "sklearn": "demo",
+    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
+    **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
+    "httpx": "client",
+    "ray": "ray",
+    "pyarrow": "ray",
+}
+"""The extra that brings a module."""
+_UNKNOWN = "FOLDER_OR_WHEEL_OF_AFTEXPORT"
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs extras of this copy of aftexport.
+
+    The command names the folder, the wheel or the URL that the copy was installed from. If it is
+    unknown or gone, a word stands in its place.
+    """
+    chosen = f"[{','.join(extras)}]"
+    option, source = _source()
+    target = f"{source or _UNKNOWN}{chosen}"
+    if source is not None and "://" in source:
+        target = f"{PACKAGE}{chosen} @ {source}"
+    return f"pip install {option}{shlex.quote(target)}"
+
+
+def missing_module_error(
+    error: ModuleNotFoundError, extras: dict[str, str] | None = None
+) -> AftexportError | None:
+    """Return the error that names the command for a missing module, None for other modules.
+
+    Args:
+        error: the error of the import.
+        extras: the extra of a module, if another than usual brings all that the command needs.
+    """
+    module = (error.name or "").partition(".")[0]
+    extra = {**_EXTRAS, **(extras or {})}.get(module)
+    if extra is None:
+        return None
+    return _missing(module, extra)
+
+
+def check_installed(module: str) -> None:
+    """Check that a module is installed which another process will import.
+
+    Raises:
+        UsageError: if it is not; the remedy is the command.
+    """
+    if find_spec(module) is None:
+        raise _missing(module, _EXTRAS[module])
+
+
+def _missing(module: str, extra: str) -> UsageError:
+    return UsageError(
+        f"This command needs {module}, which is not installed.", f"Run: {install_command(extra)}"
+    )
+
+
+def _source() -> tuple[str, str | None]:
+    """Return the option of pip and the place that aftexport was installed from (PEP 610)."""
+    try:
+        text = metadata.distribution(PACKAGE).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return "", None
+    if text is None:
+        return "", None
+    record = json.loads(text)
+    url = record["url"]
+    if "vcs_info" in record:
+        commit = record["vcs_info"]["commit_id"]
+        return "", f"{record['vcs_info']['vcs']}+{url}@{commit}"
+    if urlsplit(url).scheme != "file":
+        return "", url
+    path = unquote(urlsplit(url).path)
+    is_editable = record.get("dir_info", {}).get("editable", False)
+    return ("--editable " if is_editable else ""), path if Path(path).exists() else None

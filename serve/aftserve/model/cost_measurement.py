@@ -1,0 +1,257 @@
+"""The measurement of costs on this machine: first estimates, then better ones in small steps."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aftexport.engines import Stop
+from aftserve.model.costs import CostModel, Measurement
+
+LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
+BATCHES = (2, 4, 8, 16)
+BATCH_LENGTHS = (16, 64, 256, 1024)
+"""Longer documents have single runs: on CPUs, no batch of them was faster."""
+
+_FIRST_SECONDS = 0.5
+"""Maximum predicted time of the runs for the first estimates, besides the first run."""
+_ROUNDS = 5
+_SLOW_SECONDS = 0.1
+_MAX_SECONDS = 0.5
+_LONG_CHUNK_SECONDS = 0.5
+_FIRST_POWER = 2.0
+"""Assumed power of the length with which the time of long documents grows, until it is known."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run to measure.
+
+    Attributes:
+        documents: number of documents.
+        tokens: length of each document.
+        chunk_tokens: length of the chunks of one document; None for a run of whole documents.
+    """
+
+    documents: int
+    tokens: int
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredRange:
+    """The runs that a server does.
+
+    Attributes:
+        min_tokens, max_tokens: limits on the length of a document that runs whole.
+        budget_tokens: maximum tokens of a run, padding included.
+        batching: whether documents may share a run; only measured batches are used.
+        chunk_tokens: length of a chunk; None if no document runs in chunks.
+        min_chunk_tokens: minimum length of a chunk.
+        max_chunked_tokens: maximum length of a document in chunks.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    budget_tokens: int
+    batching: bool = True
+    chunk_tokens: int | None = None
+    min_chunk_tokens: int = 1
+    max_chunked_tokens: int = 0
+
+
+class CostMeasurement:
+    """The costs of documents, measured step by step.
+
+    ``measure_first`` runs growing documents once each, while they take less than half a second in
+    total. These estimates are too slow rather than too fast: a first run allocates memory, and
+    longer documents count with the square of their length. ``step`` makes them better, and measures
+    batches and chunks.
+
+    Args:
+        run: function that runs a shape. A request to stop makes it raise RunStoppedError.
+        limits: the runs that the server does.
+
+    Attributes:
+        next: the shape that the next step runs; None once everything is measured.
+        seconds: time of all steps so far, also of those that were stopped.
+    """
+
+    def __init__(self, run: Callable[[Shape, Stop | None], object], limits: MeasuredRange) -> None:
+        self._run = run
+        self._plan = _Plan(limits)
+        self._steps = self._plan.steps()
+        self.next: Shape | None = next(self._steps)
+        self.seconds = 0.0
+
+    @property
+    def costs(self) -> CostModel:
+        """The current predictions, once there was a run."""
+        return self._plan.costs
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left."""
+        return self.next is None
+
+    @property
+    def next_seconds(self) -> float:
+        """Predicted time of the next step; 0 if there is none."""
+        if self.next is None:
+            return 0.0
+        return self.next.documents * self.costs.single(self.next.tokens)
+
+    def measure_first(self) -> None:
+        """Do the first step, and further ones as long as they are runs of new, quick lengths."""
+        longest = self._plan.lengths[-1]
+        while self.step().tokens < longest:
+            if self.seconds + self.next_seconds > _FIRST_SECONDS:
+                break
+
+    def measure_all(self) -> None:
+        """Do all steps."""
+        while not self.is_done:
+            self.step()
+
+    def step(self, stop: Stop | None = None) -> Shape:
+        """Run the next shape and use its time; return the shape.
+
+        Raises:
+            RunStoppedError: if ``stop`` ended the run; the next step repeats it.
+            EngineError: if the engine fails.
+        """
+        shape = self.next
+        assert shape is not None  # checked by the callers
+        start = time.perf_counter()
+        try:
+            self._run(shape, stop)
+        finally:
+            seconds = time.perf_counter() - start
+            self.seconds += seconds
+        try:
+            self.next = self._steps.send(seconds)
+        except StopIteration:
+            self.next = None
+        return shape
+
+    def abandon(self) -> None:
+        """Do no further steps; the current predictions stay."""
+        self._steps.close()
+        self.next = None
+
+
+class _Plan:
+    """The order of the shapes, and the predictions from their times.
+
+    It does not know the function that runs them. A generator of steps that is not at its end keeps
+    its object in memory, and would keep the model after its replacement.
+    """
+
+    costs: CostModel
+
+    def __init__(self, limits: MeasuredRange) -> None:
+        self._limits = limits
+        self._whole_tokens = limits.max_tokens if limits.chunk_tokens is not None else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of single documents, in the order of their first runs."""
+        low, high = self._limits.min_tokens, self._limits.max_tokens
+        longest = max(min(high, self._limits.budget_tokens), low)
+        return sorted({min(max(length, low), longest) for length in LENGTHS})
+
+    def steps(self) -> Generator[Shape, float, None]:
+        """Yield the shapes to run, and receive their times; update the predictions meanwhile."""
+        lengths = yield from self._measure_lengths()
+        singles = yield from _measured([Shape(1, n) for n in lengths], _SLOW_SECONDS * _ROUNDS)
+        singles = _increasing(singles)
+        self._predict(singles)
+        shapes = self._batch_shapes({one.tokens: one.seconds for one in singles})
+        for shape in shapes:
+            _ = yield shape  # it allocates memory, so its time does not count
+        batches = yield from _measured(shapes, _SLOW_SECONDS * _ROUNDS)
+        whole = _increasing([*singles, *batches])
+        self._predict(whole)
+        if self._limits.chunk_tokens is not None:
+            shapes = self._chunk_shapes(self._limits.chunk_tokens)
+            self._predict(whole, (yield from _measured(shapes, _SLOW_SECONDS)))
+
+    def _measure_lengths(self) -> Generator[Shape, float, list[int]]:
+        """Run growing documents until they are slow; return their lengths."""
+        found = list[Measurement]()
+        for tokens in self.lengths:
+            # The first run of a shape allocates memory, and may also be slow by chance, so only two
+            # slow runs end the series.
+            seconds = yield Shape(1, tokens)
+            found.append(Measurement(1, tokens, seconds))
+            self._predict(_increasing(found), min_power=_FIRST_POWER)
+            if seconds > _MAX_SECONDS and (yield Shape(1, tokens)) > _MAX_SECONDS:
+                break
+        return [one.tokens for one in found]
+
+    def _batch_shapes(self, single_seconds: dict[int, float]) -> list[Shape]:
+        return [
+            Shape(documents, tokens)
+            for tokens in filter(single_seconds.__contains__, BATCH_LENGTHS)
+            for documents in (BATCHES if self._limits.batching else ())
+            if documents * tokens <= self._limits.budget_tokens
+            and documents * single_seconds[tokens] <= _SLOW_SECONDS
+        ]
+
+    def _chunk_shapes(self, chunk_tokens: int) -> list[Shape]:
+        """Return a document of one chunk and one of two, or of half a chunk and a whole one.
+
+        The chunks are shorter than the real ones if one of these takes too long.
+        """
+        while chunk_tokens > 1 and self.costs.whole(chunk_tokens) > _LONG_CHUNK_SECONDS:
+            chunk_tokens //= 2
+        chunk_tokens = max(chunk_tokens, self._limits.min_chunk_tokens)
+        longer = max(min(2 * chunk_tokens, self._limits.max_chunked_tokens), 2)
+        lengths = (min(chunk_tokens, longer // 2), longer)
+        return [Shape(1, tokens, chunk_tokens) for tokens in lengths]
+
+    def _predict(
+        self,
+        measurements: Sequence[Measurement],
+        in_chunks: Sequence[Measurement] = (),
+        *,
+        min_power: float = 1.0,
+    ) -> None:
+        self.costs = CostModel(
+            measurements,
+            in_chunks,
+            self._whole_tokens,
+            chunk_tokens=self._limits.chunk_tokens or 1,
+            min_power=min_power,
+        )
+
+
+def _measured(shapes: Iterable[Shape], enough: float) -> Generator[Shape, float, list[Measurement]]:
+    """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in total.
+
+    The shapes take turns, so that a slow moment of the machine does not hit all runs of one.
+    """
+    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    for _ in range(_ROUNDS):
+        for shape, taken in seconds.items():
+            if len(taken) < 2 or sum(taken) < enough:
+                taken.append((yield shape))
+    return [Measurement(one.documents, one.tokens, min(taken)) for one, taken in seconds.items()]
+
+
+def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Limit the time of every shape to the times of larger shapes.
+
+    A small run may measure slower than a large one, for example because its cache is cold. If two
+    documents seemed to cost more than four, no batch would grow from two documents to four.
+    """
+    return [
+        replace(
+            one,
+            seconds=min(
+                other.seconds
+                for other in measurements
+                if other.documents >= one.documents and other.tokens >= one.tokens
+            ),
+        )
+        for one in measurements
+    ]

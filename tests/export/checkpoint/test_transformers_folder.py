@@ -1,0 +1,283 @@
+"""Folders of transformers are read whole, and bad ones are refused before they take memory."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import linear_code
+import pytest
+import safetensors.torch
+import torch
+import transformers_folders as folders
+from commands import within
+from tokenizers import Tokenizer, models
+
+import aftexport.checkpoint.transformers_folder
+from aftexport.checkpoint import load
+from aftexport.checkpoint.transformers_module import TransformersModel
+from aftexport.errors import CheckpointError, UsageError
+from aftexport.pipeline.export import export
+
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / "model"
+    config = folders.bert(**folders.named(folders.LABELS))
+    folders.save(folder, "BertForSequenceClassification", config)
+    return folder
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    """A folder to change."""
+    return Path(shutil.copytree(good, tmp_path / "model"))
+
+
+def config(**entries: Any) -> Change:
+    """Return a change of entries in config.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    return change
+
+
+def weights(**changed: Callable[[torch.Tensor], torch.Tensor] | None) -> Change:
+    """Return a change of weights, or of their presence; ``_`` stands for a dot in their names."""
+
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        state = safetensors.torch.load_file(path)
+        for name, edit in changed.items():
+            own = next(key for key in state if key.replace(".", "_") == name)
+            tensor = state.pop(own)
+            if edit is not None:
+                state[own] = edit(tensor)
+        safetensors.torch.save_file(state, path, {"format": "pt"})
+
+    return change
+
+
+def shards(content: str) -> Change:
+    """Return a change of the weights into an index with this content."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(content)
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def code(folder: Path) -> None:
+    (folder / "modeling_linear.py").write_text("raise SystemExit('this code must not run')")
+    config(
+        architectures=["LinearForSequenceClassification"],
+        model_type="linear_text",
+        auto_map=linear_code.AUTO_MAP,
+    )(folder)
+
+
+BAD: dict[str, tuple[Change, str]] = {
+    "class of another library": (
+        config(architectures=["NotInTheLibrary"]), "model class of the transformers library"),
+    "name of a function": (config(architectures=["pipeline"]), "model class of the transformers"),
+    "no class": (config(architectures=None), "one model class in architectures, got None"),
+    "two classes": (config(architectures=["A", "B"]), "one model class in architectures"),
+    "class without a head for documents": (
+        config(architectures=["BertForMaskedLM"]), r"got BertForMaskedLM.*AutoModel"),
+    "class of another type": (
+        config(architectures=["RobertaModel"]), "model_type must be 'roberta' for RobertaModel"),
+    "code in the folder": (code, "--trust-remote-code only if you trust"),
+    "adapter": (adapter, "merge_and_unload"),
+    "class of pictures": (
+        config(architectures=["ViTModel"], model_type="vit"), "takes input_ids, got ViTModel"),
+    "quantized": (config(quantization_config={"bits": 4}), "quantization_config"),
+    "pickled weights": (pickled, "pytorch_model.bin, a pickle"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+    "weights cut off": (cut, "not a complete safetensors file"),
+    "index outside the folder": (
+        shards('{"weight_map": {"a": "../model.safetensors"}}'), r"names of \.safetensors files"),
+    "index of a missing file": (
+        shards('{"weight_map": {"a": "b.safetensors"}}'), r"lacks b\.safetensors"),
+    "index no object": (shards("[]"), "weight_map"),
+    "head missing": (
+        weights(classifier_weight=None), "missing: classifier.weight.*trained model"),
+    "weight of another shape": (weights(classifier_weight=lambda t: t[:2].clone()),
+        r"other shapes: classifier.weight \(2, 16\) instead of \(3, 16\)"),
+    "weight NaN": (weights(classifier_bias=lambda t: t * torch.nan), "NaN in .*classifier.bias"),
+    "layers without end": (config(num_hidden_layers=1 << 40), "num_hidden_layers must be at most"),
+    "labels without end": (config(num_labels=1 << 40, id2label=None), "num_labels must be at most"),
+    "vocabulary without end": (config(vocab_size=1 << 40), "numbers in the weights, got"),
+    "positions without end": (
+        config(max_position_embeddings=1 << 40), "numbers in the weights, got"),
+    "size no number": (config(hidden_size="wide"), "configuration"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_folder_is_refused(kind: str, folder: Path) -> None:
+    change, message = BAD[kind]
+    change(folder)
+    with within(30), pytest.raises((CheckpointError, UsageError), match=message):
+        load(folder)
+
+
+def test_model_without_padding_token_is_refused(tmp_path: Path) -> None:
+    """GPT-2 takes the vector of the last token before the padding."""
+    import transformers
+
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 30}
+    for padding, message in ((None, "pad_token_id must be a token id for GPT2For"), (3, None)):
+        folder = tmp_path / str(padding)
+        own = transformers.GPT2Config(**sizes, num_labels=3, pad_token_id=padding)
+        transformers.GPT2ForSequenceClassification(own).save_pretrained(folder)
+        if message is None:
+            module = load(folder).module
+            assert isinstance(module, TransformersModel)
+            assert module.max_length == 8
+            continue
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+
+def test_encoder_with_decoder_is_refused(tmp_path: Path) -> None:
+    folders.save(tmp_path / "model", "T5Model", folders.t5())
+    with pytest.raises(CheckpointError, match=r"got T5Model.*T5EncoderModel"):
+        load(tmp_path / "model")
+
+
+def test_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = aftexport.checkpoint.transformers_folder
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="pip install transformers"):
+        load(folder)
+
+
+def test_weights_of_16_bits_load_in_float32(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    state = {name: t.bfloat16() for name, t in safetensors.torch.load_file(path).items()}
+    safetensors.torch.save_file(state, path, {"format": "pt"})
+    config(dtype="bfloat16", torch_dtype="bfloat16")(folder)
+    module = load(folder).module
+    assert isinstance(module, TransformersModel)
+    loaded = module.model.state_dict()
+    assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
+    torch.testing.assert_close(
+        loaded["classifier.weight"], state["classifier.weight"].float(), rtol=0, atol=0
+    )
+
+
+def test_labels_of_the_configuration_are_read(folder: Path) -> None:
+    config(problem_type="multi_label_classification")(folder)
+    read = load(folder)
+    assert (read.task, read.labels) == ("multi_label_classification", folders.LABELS)
+    assert read.kind == "transformers folder of BertForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("BertForSequenceClassification", folders.bert),
+        ("RobertaForSequenceClassification", folders.roberta),
+        ("XLMRobertaForSequenceClassification", folders.xlm_roberta),
+        ("ModernBertForSequenceClassification", folders.modernbert),
+    ],
+)
+def test_tokenizer_gives_the_ids_of_the_library(name: str, build: Any, tmp_path: Path) -> None:
+    import transformers
+
+    folders.save(tmp_path / "model", name, build())
+    text = load(tmp_path / "model").tokenizer
+    assert text is not None
+    own, library = (
+        Tokenizer.from_str(text),
+        transformers.AutoTokenizer.from_pretrained(str(tmp_path / "model"), local_files_only=True),
+    )
+    for sample in folders.TEXTS:
+        assert own.encode(sample).ids == library(sample)["input_ids"]
+    assert own.truncation is None
+    assert own.padding is None
+
+
+def test_tokenizer_with_segments_is_left_out(folder: Path) -> None:
+    """XLNet and Funnel give a segment of its own to ``[CLS]``: the exported model has segment 0."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    piece = {"Sequence": {"id": "A", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 2}}, piece],
+        "pair": [piece, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+    }
+    path.write_text(json.dumps(content))
+    settings = folder / "tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
+    with pytest.warns(UserWarning, match="left out: its tokens have segments other than 0"):
+        assert load(folder).tokenizer is None
+
+
+def test_left_padding_is_left_out(folder: Path) -> None:
+    """The server pads on the right, whatever the tokenizer does."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(direction="left", length=30)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = load(folder).tokenizer
+    assert text is not None
+    assert Tokenizer.from_str(text).encode("Ada met Grace").ids == (
+        folders.wordpiece().encode("Ada met Grace").ids
+    )
+
+
+def test_left_truncation_is_said(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+    with pytest.warns(UserWarning, match="--long-documents tail"):
+        assert load(folder).tokenizer is not None
+
+
+def test_tokenizer_beyond_the_vocabulary_is_refused(folder: Path) -> None:
+    words = {f"word{number}": number for number in range(400)}
+    Tokenizer(models.WordLevel(words, unk_token="word0")).save(str(folder / "tokenizer.json"))
+    with pytest.raises(UsageError, match=r"below the model's 300"):
+        export(folder)
+
+
+def test_linear_attention_in_code_is_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trusted class of the folder is exported, and its linear attention is recognized."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    namespace: dict[str, Any] = {"__name__": "written"}
+    exec(linear_code.CODE, namespace)
+    torch.manual_seed(0)
+    own = namespace["LinearConfig"](auto_map=linear_code.AUTO_MAP, **folders.named(folders.LABELS))
+    folder = tmp_path / "model"
+    namespace["LinearForSequenceClassification"](own).save_pretrained(folder)
+    (folder / "modeling_linear.py").write_text(linear_code.CODE)
+    with pytest.raises(CheckpointError, match="--trust-remote-code"):
+        load(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library, about the code
+        bundle = export(folder, trust_remote_code=True)
+    assert bundle.manifest.operators == {"NormalizedLinearAttention": 1}
+    assert list(bundle.manifest.heads["logits"].names) == list(folders.LABELS)

@@ -1,0 +1,57 @@
+"""A response in parts: it ends with its parts, its client, or its deadline."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aftserve.api.parts_response import PartsResponse
+
+
+async def sent(response: PartsResponse, *, leaves: bool = False) -> list[dict[str, Any]]:
+    """Return the messages of a response to a client that stays or leaves."""
+    messages = list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        if not leaves:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    await response({"type": "http"}, receive, send)
+    return messages
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[bytes]:
+    return [message["body"] for message in messages[1:]]
+
+
+@pytest.mark.parametrize("deadline", [math.inf, time.monotonic() + 1000])
+def test_all_parts_are_sent(deadline: float) -> None:
+    response = PartsResponse(iter([b"ab", b"c"]), "text/plain", size=3, deadline=deadline)
+    messages = asyncio.run(sent(response))
+    assert bodies(messages) == [b"ab", b"c", b""]
+    assert (b"content-length", b"3") in messages[0]["headers"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_deadline_or_departure_ends_parts(leaves: bool) -> None:
+    made = list[int]()
+
+    def parts() -> Iterator[bytes]:
+        for number in range(1000):
+            made.append(number)
+            yield b"part"
+
+    deadline = math.inf if leaves else -math.inf
+    messages = asyncio.run(
+        sent(PartsResponse(parts(), "text/plain", size=4000, deadline=deadline), leaves=leaves)
+    )
+    # Without the last message, uvicorn closes the connection, and the client misses bytes.
+    assert b"" not in bodies(messages)
+    assert len(made) < 5

@@ -1,0 +1,57 @@
+"""The command ``aftserve`` before it serves: help, other names, and mistyped words."""
+
+from pathlib import Path
+
+import pytest
+from commands import run_python
+
+IMPORTED = (
+    "import sys\n"
+    "from aftserve.cli import main\n"
+    "try:\n"
+    "    main(sys.argv[1:])\n"
+    "except SystemExit:\n"
+    "    print(*(name for name in sys.modules if '.' not in name), file=sys.stderr)\n"
+)
+HEAVY = {"fastapi", "starlette", "uvicorn", "onnxruntime", "onnx", "numpy", "tokenizers", "loky",
+         "prometheus_client", "ray", "pyarrow", "torch"}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("--help",), ("batch", "--help"), ("deploy", "--help")])
+def test_help_imports_no_heavy_module(words: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = run_python("-c", IMPORTED, *words, cwd=tmp_path)
+    assert "usage: aftserve" in outcome.out
+    assert not HEAVY & set(outcome.err.split())
+    assert len(outcome.err.split()) > 50
+
+
+def test_serve_is_another_name(tmp_path: Path) -> None:
+    outcomes = [
+        run_python("-m", "aftserve", *words, "--help", cwd=tmp_path) for words in [(), ("serve",)]
+    ]
+    assert outcomes[0] == outcomes[1]
+    assert "--max-tokens" in outcomes[0].out
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("bacth", "x"), "Write aftserve batch"),
+        (("model.bundle", "--max-toke", "3"), "Write --max-tokens"),
+        (("serve", "model.bundle", "--prot=3"), "Write --port"),
+        (("model.bundle", "--no-reference-alow-pickle"), "Write --no-reference-allow-pickle"),
+        (("model.bundle", "--zzzz"), "unrecognized arguments: --zzzz"),
+        (("deploy", "model.bundle", "--engine", "ray", "--prot", "3"), "Write --port"),
+    ],
+)
+def test_mistyped_word_gets_suggestion(words: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", *words, cwd=tmp_path)
+    assert outcome.code == 2
+    assert remedy in outcome.err
+
+
+def test_existing_bundle_is_no_mistyped_command(tmp_path: Path) -> None:
+    (tmp_path / "bacth").mkdir()
+    outcome = run_python("-m", "aftserve", "bacth", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "Write aftserve batch" not in outcome.err

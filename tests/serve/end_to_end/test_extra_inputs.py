@@ -1,0 +1,326 @@
+"""Extra inputs of documents and tokens reach the model over every interface."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import extra_models
+import httpx
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from servers import serving
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import Manifest
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.extra_inputs import ExtraValues, sample_values
+from aftexport.pipeline.export import export
+from aftserve.client import Client, InvalidRequestError, Result, ServerError
+from aftserve.model.classifier import Classifier
+from aftserve.model.inputs import cut_document
+from aftserve.settings import Settings
+
+TEXTS = ["An invoice.", "a", "Pay this by Friday, or the contract ends. " * 9]
+
+
+@dataclass
+class Served:
+    """A model with extra inputs, its manifest, and the address of its server."""
+
+    model: torch.nn.Module
+    manifest: Manifest
+    address: str
+
+    def extras(self, tokens: int, seed: int = 0) -> ExtraValues:
+        generator = np.random.default_rng((seed, tokens))
+        return sample_values(self.manifest.extra_inputs, generator, tokens)
+
+    def fields(self, text: str, seed: int = 0) -> dict[str, Any]:
+        return self.extras(len(text), seed).to_json()
+
+    def expected(self, text: str, seed: int = 0) -> dict[str, float]:
+        """Compute the scores by PyTorch in float64."""
+        given = {n: torch.from_numpy(x) for n, x in self.extras(len(text), seed).batch().items()}
+        given["static"] = given["static"].double()
+        ids = torch.tensor([list(text.encode())])
+        with torch.inference_mode():
+            logits = self.model(ids, lengths=torch.tensor([ids.shape[1]]), **given)[0]
+        return dict(zip(tiny_models.LABELS, logits.softmax(0).tolist(), strict=True))
+
+    def post(self, content: Any, **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.address}/infer", json=content, timeout=60, **options)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    model = extra_models.Events().eval()
+    torch.save(model.state_dict(), folder / "state.pt")
+    factory = "extra_models:Events"
+    bundle = export(
+        folder / "state.pt",
+        factory=factory,
+        inputs=extra_models.INPUTS,
+        labels=tiny_models.LABELS,
+        tokenizer="bytes",
+    )
+    options = ["--reference", str(folder / "state.pt"), "--reference-factory", factory]
+    options += ["--memory-budget-mib", "2", "--max-tokens", "65536", "--model-name", "model"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(extra_models.__file__).parent))
+        with serving(bundle.path, folder / "log", *options) as (address, _):
+            yield Served(model.double(), bundle.manifest, address)
+
+
+def test_json_gives_each_document_its_inputs(served: Served) -> None:
+    one = served.post({"text": TEXTS[0], "inputs": served.fields(TEXTS[0])})
+    assert one.json()["scores"] == pytest.approx(served.expected(TEXTS[0]), abs=1e-5)
+    fields = [served.fields(text, seed) for seed, text in enumerate(TEXTS)]
+    answers = served.post({"texts": TEXTS, "inputs": fields}).json()["results"]
+    ids = [list(text.encode()) for text in TEXTS]
+    answers += served.post({"input_ids": ids, "inputs": fields}).json()["results"]
+    for index, answer in enumerate(answers):
+        seed = index % len(TEXTS)
+        expected = served.expected(TEXTS[seed], seed)
+        assert answer["scores"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_inputs_change_the_answer(served: Served) -> None:
+    scores = [list(served.expected(TEXTS[0], seed).values()) for seed in range(2)]
+    assert np.abs(np.subtract(*scores)).max() > 0.01
+
+
+def test_long_document_runs_in_chunks(served: Served) -> None:
+    whole = httpx.get(f"{served.address}/info").json()["limits"]["whole_tokens"]
+    text = "".join(chr(97 + i % 26) for i in range(4097))
+    assert whole < len(text)
+    answer = served.post({"text": text, "inputs": served.fields(text)}).json()
+    assert answer["tokens_used"] == len(text)
+    assert answer["scores"] == pytest.approx(served.expected(text), abs=1e-4)
+
+
+def test_lines_carry_inputs(served: Served) -> None:
+    content = [{"text": t, "inputs": served.fields(t, s)} for s, t in enumerate(TEXTS)]
+    content.append({"text": TEXTS[0]})
+    response = httpx.post(
+        f"{served.address}/infer",
+        content="\n".join(map(json.dumps, content)),
+        headers={"Content-Type": "application/x-ndjson"},
+        timeout=60,
+    )
+    *answers, problem = map(json.loads, response.text.splitlines())
+    for seed, answer in enumerate(answers):
+        assert answer["scores"] == pytest.approx(served.expected(TEXTS[seed], seed), abs=1e-5)
+    assert problem["status"] == 422
+    assert "expected the input 'static', a list of 4 numbers, got none" in problem["detail"].lower()
+
+
+def tensors(served: Served, *, binary: bool) -> tuple[list[dict[str, Any]], bytes]:
+    """The tensors of all texts as padded ids; the padding of types is not 0."""
+    longest = max(map(len, TEXTS))
+    arrays = {
+        "input_ids": np.zeros((len(TEXTS), longest), "<i8"),
+        "lengths": np.array([len(text) for text in TEXTS], "<i8"),
+        "token_type_ids": np.full((len(TEXTS), longest), 99, "<i4"),
+    }
+    extras = [served.extras(len(text), seed) for seed, text in enumerate(TEXTS)]
+    for row, (text, one) in enumerate(zip(TEXTS, extras, strict=True)):
+        arrays["input_ids"][row, : len(text)] = list(text.encode())
+        arrays["token_type_ids"][row, : len(text)] = one.tokens["token_type_ids"]
+    for name in ("static", "region", "flags"):
+        arrays[name] = np.stack([one.document[name] for one in extras])
+    types = {"<i8": "INT64", "<i4": "INT32", "<f4": "FP32"}
+    inputs, content = [], b""
+    for name, array in arrays.items():
+        tensor = {"name": name, "shape": list(array.shape), "datatype": types[array.dtype.str]}
+        if binary:
+            tensor["parameters"] = {"binary_data_size": array.nbytes}
+            content += array.tobytes()
+        else:
+            tensor["data"] = array.tolist()
+        inputs.append(tensor)
+    return inputs, content
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_tensors_carry_inputs(served: Served, binary: bool) -> None:
+    inputs, content = tensors(served, binary=binary)
+    head = json.dumps({"inputs": inputs}).encode()
+    url = f"{served.address}/v2/models/model/infer"
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    response = httpx.post(url, content=head + content, headers=headers, timeout=60).json()
+    scores = next(output for output in response["outputs"] if output["name"] == "scores")
+    rows = np.reshape(scores["data"], scores["shape"])
+    for seed, (text, row) in enumerate(zip(TEXTS, rows, strict=True)):
+        np.testing.assert_allclose(row, list(served.expected(text, seed).values()), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("static", None, "needs the input 'static', FP32 [3, 4], got none"),
+        ("static", {"datatype": "INT64"}, "'static' must be FP32 [3, 4], got INT64 [3, 4]"),
+        ("static", {"shape": [4, 3]}, "'static' must be FP32 [3, 4], got FP32 [4, 3]"),
+        ("token_type_ids", {"shape": [3]}, "must be INT64 [3, tokens], got INT32 [3]"),
+        ("region", {"data": [0, 1, 5]}, "'region': expected integers from 0 to 4, got 5"),
+        ("input_ids", {"datatype": "FP32"}, "'input_ids' must be integers"),
+        ("lengths", {"datatype": "FP32"}, "'lengths' must be integers"),
+    ],
+)
+def test_bad_tensors_are_refused(
+    served: Served, name: str, changes: dict[str, Any] | None, said: str
+) -> None:
+    inputs, _ = tensors(served, binary=False)
+    if changes is None:
+        inputs = [one for one in inputs if one["name"] != name]
+    else:
+        inputs = [one | changes if one["name"] == name else one for one in inputs]
+    url = f"{served.address}/v2/models/model/infer"
+    response = httpx.post(url, json={"inputs": inputs}, timeout=60)
+    assert response.status_code == 422
+    assert said in response.json()["error"]
+
+
+def test_metadata_lists_tensors(served: Served) -> None:
+    found = httpx.get(f"{served.address}/v2/models/model").json()["inputs"]
+    assert {one["name"]: (one["datatype"], one["shape"]) for one in found} == {
+        "text": ("BYTES", [-1]),
+        "input_ids": ("INT64", [-1, -1]),
+        "lengths": ("INT64", [-1]),
+        "static": ("FP32", [-1, 4]),
+        "region": ("INT64", [-1]),
+        "flags": ("INT64", [-1, 2]),
+        "token_type_ids": ("INT64", [-1, -1]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"static": None},
+            "document 0: expected the input 'static', a list of 4 numbers, got none",
+        ),
+        ({"static": [1, 2, 3]}, "'static': expected a list of 4 numbers, got a list of 3 numbers"),
+        ({"static": [1, 2, 3, 1e39]}, "'static': expected finite float32 numbers"),
+        ({"region": 5}, "'region': expected integers from 0 to 4, got 5"),
+        ({"token_type_ids": [0]}, "expected a list of 11 numbers, got a list of 1 numbers"),
+        ({"other": 1}, "expected the inputs of the model, static, region"),
+    ],
+)
+def test_bad_values_are_refused(served: Served, changes: dict[str, Any], said: str) -> None:
+    response = served.post({"text": TEXTS[0], "inputs": served.fields(TEXTS[0]) | changes})
+    assert response.status_code == 422
+    assert said in response.json()["detail"].replace("Expected", "expected", 1)
+
+
+def test_inputs_must_match_the_form(served: Served) -> None:
+    fields = served.fields(TEXTS[0])
+    for content in (
+        {"text": TEXTS[0], "inputs": [fields]},
+        {"texts": TEXTS[:1], "inputs": fields},
+        {"texts": TEXTS, "inputs": [fields]},
+    ):
+        response = served.post(content)
+        assert response.status_code == 422
+        assert "give inputs" in response.json()["detail"]
+
+
+def test_plain_text_has_no_place_for_inputs(served: Served) -> None:
+    for kind in ("text/plain", "application/octet-stream", "application/x-npy"):
+        response = httpx.post(
+            f"{served.address}/infer", content=b"abc", headers={"Content-Type": kind}
+        )
+        assert response.status_code == 422
+        assert "needs the inputs static, region, flags, token_type_ids" in response.json()["detail"]
+
+
+def test_client_sends_inputs(served: Served) -> None:
+    fields = [served.fields(text, seed) for seed, text in enumerate(TEXTS)]
+    arrays = [served.extras(len(text), seed) for seed, text in enumerate(TEXTS)]
+    with Client(served.address) as client:
+        results = client.infer(TEXTS, inputs=fields)
+        found = client.infer_each(TEXTS, inputs=[one.batch() for one in arrays], batch_size=2)
+        assert all(isinstance(one, ServerError) for one in found)  # a batch is no document
+        given = [{**one.document, **one.tokens} for one in arrays]
+        results += [r for r in client.infer_each(TEXTS, inputs=given) if isinstance(r, Result)]
+        results += [client.infer(t, inputs=f) for t, f in zip(TEXTS, fields, strict=True)]
+        with client.stream(TEXTS[0], inputs=fields[0]) as answer:
+            assert answer.result.scores == pytest.approx(served.expected(TEXTS[0]), abs=1e-5)
+        with pytest.raises(InvalidRequestError, match="'static'"):
+            client.infer(TEXTS[0])
+        with pytest.raises(ValueError, match="got fewer"):
+            list(client.infer_each(TEXTS, inputs=fields[:1]))
+        with pytest.raises(ValueError, match="got more"):
+            list(client.infer_each(TEXTS[:1], inputs=fields))
+    assert len(results) == 3 * len(TEXTS)
+    for index, result in enumerate(results):
+        seed = index % len(TEXTS)
+        assert result.scores == pytest.approx(served.expected(TEXTS[seed], seed), abs=1e-5)
+
+
+def test_parity_compares_with_same_inputs(served: Served) -> None:
+    content = {"text": TEXTS[0], "inputs": served.fields(TEXTS[0])}
+    check = httpx.post(f"{served.address}/parity", json=content, timeout=120).json()
+    assert check.get("within"), check
+    assert check["error"] < 1e-5
+
+
+def test_info_and_openapi_describe_inputs(served: Served) -> None:
+    info = httpx.get(f"{served.address}/info").json()
+    assert info["extra_inputs"] == [one.model_dump() for one in served.manifest.extra_inputs]
+    schemas = httpx.get(f"{served.address}/openapi.json").json()["components"]["schemas"]
+    single = schemas["InferRequest"]["oneOf"][0]
+    assert single["required"] == ["text", "inputs"]
+    assert single["properties"]["inputs"]["properties"]["region"] == {
+        "type": "integer", "minimum": 0, "maximum": 4,
+    }  # fmt: skip
+
+
+def test_model_without_extra_inputs_refuses_them(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving(bundle_folder, tmp_path / "log") as (address, _):
+        content = {"text": "abc", "inputs": {"static": [1]}}
+        response = httpx.post(f"{address}/infer", json=content, timeout=60)
+        assert response.status_code == 422
+        assert "inputs of the model, none, got 'static'" in response.json()["detail"]
+        content["inputs"] = {}
+        assert httpx.post(f"{address}/infer", json=content, timeout=60).status_code == 200
+
+
+def test_head_policy_cuts_token_inputs(extra_bundle: Path) -> None:
+    """The server sees the first or last tokens, with their own integers."""
+    for policy, expected in (("head", [0, 1, 2]), ("tail", [3, 4, 5])):
+        settings = Settings.read([str(extra_bundle), "--long-documents", policy])
+        classifier = Classifier(
+            Bundle.open(extra_bundle),
+            OnnxRuntimeEngine(extra_bundle / "model.onnx"),
+            max_tokens=3,
+            policy=settings.long_documents,
+        )
+        types = [0, 1, 2, 3, 4, 5]
+        fields = {"static": [0] * 4, "region": 1, "flags": [0, 0], "token_type_ids": types}
+        extras = classifier.check_extras(fields, 6)
+        one = cut_document(classifier, "abcdef", np.arange(6), None, extras)
+        assert one.extras.tokens["token_type_ids"].tolist() == expected
+        assert one.extras.document["region"] == 1
+
+
+def test_features_are_served_with_inputs(tmp_path: Path) -> None:
+    inputs = {"static": "vector:4", "types": "token_category"}
+    bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
+    generator = np.random.default_rng(0)
+    extras = sample_values(bundle.manifest.extra_inputs, generator, 5)
+    features = generator.standard_normal((5, 3), np.float32)
+    given = {n: torch.from_numpy(x) for n, x in extras.batch().items()}
+    with torch.inference_mode():
+        logits = extra_models.Track()(torch.from_numpy(features)[None], torch.tensor([5]), **given)
+    with serving(bundle.path, tmp_path / "log") as (address, _), Client(address) as client:
+        result = client.infer(features=features, inputs=extras.to_json())
+        with pytest.raises(InvalidRequestError, match="has no place for"):
+            client.infer(features=features)
+    assert result.scores is not None
+    np.testing.assert_allclose(list(result.scores.values()), logits[0].softmax(0), atol=1e-5)

@@ -1,0 +1,258 @@
+"""The measurement of costs, step by step: its shapes, their order and their number."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftexport.engines import RunStoppedError, Stop
+from aftserve.model import cost_measurement
+from aftserve.model.cost_measurement import (
+    BATCH_LENGTHS,
+    BATCHES,
+    LENGTHS,
+    CostMeasurement,
+    MeasuredRange,
+    Shape,
+)
+from aftserve.model.costs import MIN_BATCH_GAIN
+
+LONG = MeasuredRange(min_tokens=1, max_tokens=16_384, budget_tokens=16_384)
+WITH_CHUNKS = MeasuredRange(
+    min_tokens=1,
+    max_tokens=20_000,
+    budget_tokens=16_384,
+    chunk_tokens=8192,
+    max_chunked_tokens=1 << 20,
+)
+
+
+def linear(shape: Shape) -> float:
+    """Return a tenth of a millisecond and a microsecond per token."""
+    return 1e-4 + 1e-6 * shape.documents * shape.tokens
+
+
+@dataclass
+class Machine:
+    """A machine whose clock only advances in its runs.
+
+    Attributes:
+        seconds: function that returns the time of a run.
+        runs: all runs so far.
+    """
+
+    seconds: Callable[[Shape], float] = linear
+    runs: list[Shape] = field(default_factory=list)
+    clock: float = 0.0
+
+    def run(self, shape: Shape, stop: Stop | None) -> None:
+        self.runs.append(shape)
+        self.clock += self.seconds(shape)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return watched(Machine(), monkeypatch)
+
+
+def watched(machine: Machine, patch: pytest.MonkeyPatch) -> Machine:
+    """Let the measurement read the machine's clock."""
+    patch.setattr(cost_measurement.time, "perf_counter", lambda: machine.clock)
+    return machine
+
+
+def measured(machine: Machine, limits: MeasuredRange = LONG) -> CostMeasurement:
+    with pytest.MonkeyPatch.context() as patch:
+        measurement = CostMeasurement(watched(machine, patch).run, limits)
+        measurement.measure_all()
+    return measurement
+
+
+def lengths(runs: Sequence[Shape]) -> list[int]:
+    return [shape.tokens for shape in runs]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "max_tokens", "budget"),
+    [(1, 1, 16_384), (1, 300, 16_384), (20, 300, 16_384), (1, 1 << 20, 100)],
+)
+def test_shapes_stay_within_limits(min_tokens: int, max_tokens: int, budget: int) -> None:
+    machine = Machine()
+    costs = measured(machine, MeasuredRange(min_tokens, max_tokens, budget)).costs
+    assert all(min_tokens <= shape.tokens <= max_tokens for shape in machine.runs)
+    assert all(shape.documents * shape.tokens <= budget for shape in machine.runs)
+    alone = {m.tokens for m in costs.measurements if m.documents == 1}
+    longest = min(max_tokens, budget)
+    assert alone == {min(max(length, min_tokens), longest) for length in LENGTHS}
+
+
+@given(
+    start=st.integers(0, 200),
+    moment=st.tuples(st.integers(0, 9), st.just(10), st.just(0.0))  # several slow runs
+    | st.tuples(st.just(1), st.just(1), st.floats(0, 100)),  # or a pause in one run
+)
+def test_slow_moment_keeps_measurements(start: int, moment: tuple[int, int, float]) -> None:
+    length, factor, pause = moment
+    machine = Machine()
+
+    def seconds(shape: Shape) -> float:
+        is_slow = start <= len(machine.runs) - 1 < start + length
+        return linear(shape) * factor + pause if is_slow else linear(shape)
+
+    machine.seconds = seconds
+    costs = measured(machine, MeasuredRange(1, 4096, 16_384)).costs
+    assert {(m.documents, m.tokens) for m in costs.measurements} == {
+        *((1, tokens) for tokens in LENGTHS if tokens <= 4096),
+        *((n, tokens) for n in BATCHES for tokens in BATCH_LENGTHS if n * tokens <= 16_384),
+    }
+    for found in costs.measurements:
+        expected = linear(Shape(found.documents, found.tokens))
+        assert math.isclose(found.seconds, expected, rel_tol=1e-9)
+
+
+def test_slow_pair_costs_like_four() -> None:
+    """A pair that measures slower than four documents is still run as one batch."""
+    machine = Machine(lambda shape: 3e-4 if shape.documents == 2 else linear(shape))
+    costs = measured(machine, MeasuredRange(1, 64, 16_384)).costs
+    assert costs.batch(2, 16) == costs.batch(4, 16) < (1 - MIN_BATCH_GAIN) * 2 * costs.single(16)
+
+
+def test_measurement_without_batching_has_singles() -> None:
+    machine = Machine()
+    costs = measured(machine, MeasuredRange(1, 64, 16_384, batching=False)).costs
+    assert {shape.documents for shape in machine.runs} == {1}
+    assert (costs.batch_documents, costs.batch_tokens) == (1, 0)
+    assert math.isinf(costs.batch(2, 16))
+
+
+@given(token_seconds=st.floats(1e-9, 10))
+def test_measurement_stops_at_slow_lengths(token_seconds: float) -> None:
+    machine = Machine(lambda shape: token_seconds * shape.documents * shape.tokens)
+    measured(machine)
+    tried = set(lengths(machine.runs))
+    fast = [tokens for tokens in LENGTHS if token_seconds * tokens < 0.4]
+    assert tried >= set(fast)
+    assert len(tried) <= len([tokens for tokens in LENGTHS if token_seconds * tokens < 0.6]) + 1
+
+
+@pytest.mark.parametrize(
+    ("chunk", "max_tokens", "expected"),
+    [
+        (100, 1000, [100, 200]),
+        (100, 150, [75, 150]),
+        (100, 60, [30, 60]),
+        (1 << 21, 1 << 20, [1 << 19, 1 << 20]),
+        (1, 2, [1, 2]),
+    ],
+)
+def test_chunks_fit_longest_document(chunk: int, max_tokens: int, expected: list[int]) -> None:
+    """A window may make one chunk longer than any document."""
+    limits = MeasuredRange(
+        1, 1, 16_384, chunk_tokens=chunk, min_chunk_tokens=chunk, max_chunked_tokens=max_tokens
+    )
+    machine = Machine(lambda shape: 1e-9)
+    costs = measured(machine, limits).costs
+    in_chunks = [shape for shape in machine.runs if shape.chunk_tokens is not None]
+    assert sorted({shape.tokens for shape in in_chunks}) == expected
+    assert {shape.chunk_tokens for shape in in_chunks} == {chunk}
+    assert costs.single(max_tokens) > 0
+
+
+@pytest.mark.parametrize(("token_seconds", "expected"), [(1e-6, 8192), (1e-3, 256), (60, 1)])
+def test_slow_model_measures_shorter_chunks(token_seconds: float, expected: int) -> None:
+    machine = Machine(lambda shape: token_seconds * shape.tokens)
+    measured(machine, WITH_CHUNKS)
+    assert machine.runs[-1].chunk_tokens == expected
+
+
+def test_first_estimates_need_one_run_per_length(machine: Machine) -> None:
+    measurement = CostMeasurement(machine.run, LONG)
+    measurement.measure_first()
+    assert lengths(machine.runs) == list(LENGTHS)
+    assert not measurement.is_done
+    assert measurement.costs.single(4096) >= linear(Shape(1, 4096))
+
+
+@pytest.mark.parametrize("seconds", [0.6, 5.0, 1000.0])
+def test_slow_machine_has_one_first_run(machine: Machine, seconds: float) -> None:
+    machine.seconds = lambda shape: seconds
+    CostMeasurement(machine.run, LONG).measure_first()
+    assert lengths(machine.runs) == [1]
+
+
+@given(fixed=st.floats(1e-6, 10), token=st.floats(1e-9, 0.1), square=st.floats(0, 1e-6))
+def test_first_runs_are_bounded(fixed: float, token: float, square: float) -> None:
+    """A run that is not the first one takes at most the time that its estimate allows."""
+    machine = Machine(lambda shape: fixed + token * shape.tokens + square * shape.tokens**2)
+    with pytest.MonkeyPatch.context() as patch:
+        measurement = CostMeasurement(watched(machine, patch).run, LONG)
+        measurement.measure_first()
+    assert len(machine.runs) <= len(LENGTHS)
+    assert machine.clock <= max(machine.seconds(Shape(1, 1)), 0.5) * (1 + 1e-9)
+
+
+@given(
+    fixed=st.floats(1e-6, 1),
+    token=st.floats(1e-9, 1e-3),
+    square=st.floats(0, 1e-6),
+    tokens=st.integers(1, 1 << 20),
+)
+def test_estimates_are_never_optimistic(
+    fixed: float, token: float, square: float, tokens: int
+) -> None:
+    """Until all single documents are measured, no prediction is below the real time.
+
+    A chunk takes three times as long as a document of its length.
+    """
+
+    def whole(length: int) -> float:
+        return fixed + token * length + square * length**2
+
+    def seconds(shape: Shape) -> float:
+        if shape.chunk_tokens is None:
+            return whole(shape.tokens)
+        return 3 * -(-shape.tokens // shape.chunk_tokens) * whole(shape.chunk_tokens)
+
+    machine = Machine(seconds)
+    chunk = 8192 if tokens > WITH_CHUNKS.max_tokens else None
+    with pytest.MonkeyPatch.context() as patch:
+        measurement = CostMeasurement(watched(machine, patch).run, WITH_CHUNKS)
+        measurement.measure_first()
+        while not measurement.is_done and machine.runs.count(Shape(1, 1)) < 3:
+            above = measurement.costs.single(tokens) / seconds(Shape(1, tokens, chunk))
+            # Between two lengths, a straight line is above a growing curve.
+            assert above >= 1 - 1e-9
+            measurement.step()
+
+
+def test_stopped_step_is_repeated(machine: Machine) -> None:
+    measurement = CostMeasurement(machine.run, LONG)
+    measurement.measure_first()
+    expected, count = measurement.next, len(machine.runs)
+
+    def stopped(shape: Shape) -> float:
+        machine.clock += 0.25
+        raise RunStoppedError
+
+    machine.seconds = stopped
+    before = measurement.seconds
+    with pytest.raises(RunStoppedError):
+        measurement.step(Stop())
+    assert measurement.next == expected
+    assert measurement.seconds == before + 0.25
+    machine.seconds = linear
+    measurement.step()
+    assert machine.runs[count:] == [expected, expected]
+
+
+def test_abandoned_measurement_keeps_estimates(machine: Machine) -> None:
+    measurement = CostMeasurement(machine.run, LONG)
+    measurement.measure_first()
+    before = measurement.costs
+    measurement.abandon()
+    assert measurement.is_done
+    assert measurement.next_seconds == 0.0
+    assert measurement.costs is before

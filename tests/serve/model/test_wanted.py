@@ -1,0 +1,166 @@
+"""The choice of heads and of logits with evidence, without a server."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from bundles import changed_manifest, resealed
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import Manifest
+from aftexport.contract import EXPLAINED
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import InputError
+from aftexport.heads import HEADS, Head
+from aftserve.model.classifier import Classifier
+from aftserve.model.evidence_limits import check_evidence
+from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted, choices
+
+
+def manifest_of(bundle_folder: Path, heads: dict[str, Head], **changes: object) -> Manifest:
+    """Return the manifest of the tests' bundle with other heads."""
+    offsets = {name: (0.0,) * head.width for name, head in heads.items() if not head.is_per_token}
+    evidence = next(iter(offsets.values()), None)
+    update = {"heads": heads, "evidence_heads": offsets or None, "evidence": evidence}
+    manifest: Manifest = Bundle.open(bundle_folder).manifest.model_copy(update=update | changes)
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def heads() -> dict[str, Head]:
+    def head(task: str, width: int, *names: str) -> Head:
+        return HEADS[task].of_width(width, names or None)
+
+    return {
+        "tags": head("token_classification", 2, "O", "spam"),
+        "spam": head("binary_classification", 1, "ham", "spam"),
+        "flags": head("multi_label_classification", 3, "late", "ham", "a:b"),
+        "size": head("regression", 2, "late", "wide"),
+        "vector": head("feature_extraction", 4),
+    }
+
+
+def explained(manifest: Manifest, *names: str) -> list[ChosenLogit]:
+    return [*AnswerOptions(spans=1, explain=names).wanted(manifest).explained]
+
+
+def test_names_choose_logits(bundle_folder: Path, heads: dict[str, Head]) -> None:
+    manifest = manifest_of(bundle_folder, heads)
+    assert explained(manifest, "spam") == [ChosenLogit("spam", 0, 0, sign=1)]
+    assert explained(manifest, "spam:ham") == [ChosenLogit("spam", 0, 0, sign=-1)]
+    assert explained(manifest, "a:b", "wide") == [
+        ChosenLogit("flags", 3, 2),
+        ChosenLogit("size", 5, 1),
+    ]
+    assert explained(manifest, "flags:late", "flags:late") == [ChosenLogit("flags", 1, 0)]
+    assert explained(manifest, "size") == [ChosenLogit("size", 4, 0), ChosenLogit("size", 5, 1)]
+    assert [one.must_hold for one in explained(manifest, "flags")] == [True] * 3
+    assert choices(manifest) == ["spam", "flags", "size", "a:b", "wide"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("late", "'late' is one of several outputs, flags, size. Send explain=flags:late"),
+        ("tags", "The output tags has no evidence: token_classification has no labels or values"),
+        ("tags:O", "The output tags has no evidence"),
+        ("vector", "feature_extraction has no labels or values of documents. Choose an output"),
+        ("vector:1", "The output vector has no evidence"),
+        ("", "got ''. Choose one that the model has: ham, spam, late, ham, a:b"),
+    ],
+)
+def test_other_names_are_refused(
+    name: str, message: str, bundle_folder: Path, heads: dict[str, Head]
+) -> None:
+    with pytest.raises(InputError) as refused:
+        explained(manifest_of(bundle_folder, heads), name)
+    assert message in str(refused.value)
+
+
+def test_head_without_evidence_has_its_reason(bundle_folder: Path, heads: dict[str, Head]) -> None:
+    manifest = manifest_of(
+        bundle_folder,
+        {name: heads[name] for name in ("flags", "size")},
+        evidence_heads={"size": (0.0, 0.0)},
+        refused_evidence={"flags": "Tanh stands between"},
+    )
+    with pytest.raises(InputError, match="flags has no evidence: Tanh stands between"):
+        explained(manifest, "flags:ham")
+    assert explained(manifest, "size:wide") == [ChosenLogit("size", 1, 1)]
+
+
+def test_many_labels_are_refused(bundle_folder: Path) -> None:
+    labels = HEADS["multi_label_classification"].of_width(40, None)
+    manifest = manifest_of(bundle_folder, {"flags": labels})
+    with pytest.raises(InputError, match="at most 32 labels or values, got 40"):
+        explained(manifest, "flags")
+
+
+def test_batch_has_choices_of_its_documents(bundle_folder: Path) -> None:
+    """Documents of one run are explained for other labels, for several, or for none."""
+    bundle = Bundle.open(bundle_folder)
+    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    labels = bundle.manifest.heads["logits"].names
+    documents = [np.arange(count) % 250 for count in (30, 12, 25, 30)]
+    options = [("logits:" + labels[2],), (), labels, (labels[0],)]
+    wanted = [
+        AnswerOptions(spans=1, explain=names).wanted(bundle.manifest) if names else EVERY_HEAD
+        for names in options
+    ]
+    answers = classifier.classify(documents, wanted=wanted)
+    offsets = bundle.manifest.evidence
+    assert offsets is not None
+    for answer, ids, names in zip(answers, documents, options, strict=True):
+        chosen = [name.removeprefix("logits:") for name in names]
+        assert [one.name for one in answer.explained] == chosen
+        for one in answer.explained:
+            index = labels.index(one.name)
+            assert one.added.shape == (len(ids),)
+            assert one.logit == answer.outputs["logits"][index]
+            total = one.added.sum(dtype=np.float64) + offsets[index]
+            assert total == pytest.approx(one.logit, abs=1e-4)
+
+
+def test_long_document_explains_fewer_labels(bundle_folder: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    wanted = Wanted(None, tuple(ChosenLogit("logits", number, number) for number in range(3)))
+    check_evidence(classifier, wanted, (1 << 22) // 3)
+    with pytest.raises(InputError, match="at most 2 labels or values to explain"):
+        check_evidence(classifier, wanted, (1 << 22) // 3 + 1)
+    check_evidence(classifier, AnswerOptions(spans=1).wanted(bundle.manifest), 1 << 30)
+
+
+def test_old_bundle_explains_largest_logit_only(bundle_folder: Path) -> None:
+    manifest = Bundle.open(bundle_folder).manifest.model_copy(update={"evidence_heads": None})
+    wanted = AnswerOptions(spans=1).wanted(manifest)
+    assert wanted == Wanted(None, (ChosenLogit("logits", -1),))
+    with pytest.raises(InputError, match=r"only the largest logit of logits.*Export the model"):
+        explained(manifest, "logits")
+
+
+def test_file_without_choice_has_default_evidence(bundle_copy: Path) -> None:
+    """A file of an earlier version has the same outputs, and no constant for the choice."""
+    new = Classifier(Bundle.open(bundle_copy), OnnxRuntimeEngine(bundle_copy / "model.onnx"))
+    model = onnx.load(bundle_copy / "model.onnx")
+    for tensor in model.graph.initializer:
+        tensor.name = tensor.name.replace(EXPLAINED, "minus_one")
+    for node in model.graph.node:
+        node.input[:] = [name.replace(EXPLAINED, "minus_one") for name in node.input]
+    onnx.save(model, bundle_copy / "model.onnx")
+    changed_manifest(bundle_copy, {"evidence_heads": None})
+    bundle = Bundle.open(resealed(bundle_copy))
+    engine = OnnxRuntimeEngine(bundle.model_path)
+    assert not engine.takes_choice
+    old = Classifier(bundle, engine)
+    ids = np.arange(40)
+    answers = [
+        one.classify([ids], wanted=[AnswerOptions(spans=1).wanted(one.manifest)])[0].explained[0]
+        for one in (new, old)
+    ]
+    assert answers[0].name == answers[1].name
+    np.testing.assert_array_equal(answers[0].added, answers[1].added)
+    chosen = Wanted(None, (ChosenLogit("logits", 1, 1),))
+    with pytest.raises(InputError, match="onnxruntime explains only the largest logit"):
+        check_evidence(old, chosen, 40)

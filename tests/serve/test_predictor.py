@@ -1,0 +1,268 @@
+"""``aftexport.Predictor``: the server's answers in this process."""
+
+import dataclasses
+import io
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import extra_models
+import feature_models
+import httpx
+import numpy as np
+import pytest
+import tiny_models
+from biased_model import always
+from commands import run_python
+from rich.console import Console
+
+import aftexport
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import BundleError, InputError, ParityError, UsageError
+from aftexport.pipeline.export import export
+from aftserve import predictor as module
+from aftserve.client import Result
+from aftserve.errors import DocumentTooLongError
+from aftserve.predictor import Predictor
+
+TEXTS = ["an invoice of ten", "a letter", "a long document " * 300, "x"]
+
+
+@pytest.fixture(scope="module")
+def predictor(bundle_folder: Path) -> Iterator[Predictor]:
+    with aftexport.Predictor(bundle_folder, threads=1) as loaded:
+        yield loaded
+
+
+def assert_same(found: Result, answer: dict[str, Any]) -> None:
+    """Compares everything but times; numbers may differ by the runs that documents share."""
+    expected = Result.read(answer)
+    assert found.timings.inference_seconds > 0
+    flat, wanted = (dataclasses.asdict(dataclasses.replace(one, timings=None)) for one in (
+        found, expected))  # fmt: skip
+    compare(flat, wanted)
+
+
+def compare(found: Any, expected: Any) -> None:
+    match expected:
+        case dict():
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                compare(found[name], value)
+        case list():
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                compare(one, other)
+        case float():
+            assert found == pytest.approx(expected, abs=1e-5)
+        case _:
+            assert found == expected
+
+
+def test_answers_equal_the_servers(predictor: Predictor, client: httpx.Client) -> None:
+    response = client.post("/infer", json={"texts": TEXTS}).json()
+    results = predictor(TEXTS)
+    for found, answer in zip(results, response["results"], strict=True):
+        assert_same(found, answer)
+    assert results[0].bundle == predictor.bundle == response["results"][0]["bundle"]
+
+
+def test_one_text_has_one_result(predictor: Predictor, client: httpx.Client) -> None:
+    assert_same(predictor(TEXTS[0]), client.post("/infer", json={"text": TEXTS[0]}).json())
+
+
+def test_chosen_label_is_explained_as_by_the_server(
+    predictor: Predictor, client: httpx.Client
+) -> None:
+    (head,) = predictor.heads.values()
+    name = head.names[-1]
+    path = f"/infer?evidence=2&explain={name}"
+    answer = client.post(path, json={"text": TEXTS[2]}).json()["explained"]
+    (found,) = predictor(TEXTS[2], evidence=2, explain=name).explained or ()
+    assert found.name == answer[0]["name"] == name
+    assert [one.text for one in found.spans] == [one["text"] for one in answer[0]["spans"]]
+    with pytest.raises(InputError, match="no output 'unknown'"):
+        predictor(TEXTS[2], outputs="unknown")
+
+
+def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client) -> None:
+    answer = client.post("/infer?evidence=3", json={"text": TEXTS[2]}).json()
+    found = predictor(TEXTS[2], evidence=3)
+    assert found.evidence is not None
+    assert found.evidence.spans
+    assert found.evidence.spans[0].text == answer["evidence"]["spans"][0]["text"]
+    assert_same(found, answer)
+
+
+def test_wrong_options_are_refused(predictor: Predictor) -> None:
+    with pytest.raises(InputError, match="no output 'other'"):
+        predictor(TEXTS, outputs=["other"])
+    with pytest.raises(UsageError, match="evidence must be at least 0, got -1"):
+        predictor("a", evidence=-1)
+
+
+def test_token_ids_may_be_lists_or_arrays(predictor: Predictor, client: httpx.Client) -> None:
+    ids = [[1, 2, 3], [4, 5]]
+    response = client.post("/infer", json={"input_ids": ids}).json()["results"]
+    for documents in (ids, tuple(map(tuple, ids)), [np.array(one, np.int32) for one in ids]):
+        for found, answer in zip(predictor(documents), response, strict=True):
+            assert_same(found, answer)
+
+
+def test_features_equal_lists_of_numbers(feature_bundle: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((7, feature_models.FEATURES))
+    values = values * feature_models.SCALE + feature_models.MEAN
+    with Predictor(feature_bundle, threads=1) as loaded:
+        first, second = loaded([values.astype(np.float32), values.tolist()])
+        assert first.tokens_total == second.tokens_total == 7
+        assert first.scores == pytest.approx(second.scores, abs=1e-5)
+        with pytest.raises(InputError, match=r"document 1: .*Send input_features"):
+            loaded([values, "a text"])
+
+
+def test_documents_in_any_order_keep_theirs(predictor: Predictor) -> None:
+    texts = [f"{'word ' * (n * 37 % 50)}{n}" for n in range(60)]
+    for text, found in zip(texts, predictor(texts), strict=True):
+        alone = predictor(text)
+        assert (found.label, found.tokens_total) == (alone.label, alone.tokens_total)
+        assert found.scores == pytest.approx(alone.scores, abs=1e-5)
+
+
+def test_long_document_runs_in_chunks(bundle_folder: Path, client: httpx.Client) -> None:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    budget = 600.5 * plan.token_bytes / (1 << 20)
+    answer = client.post("/infer", json={"text": TEXTS[2]}).json()
+    with Predictor(bundle_folder, threads=1, memory_budget_mib=budget) as loaded:
+        assert_same(loaded(TEXTS[2]), answer)
+    with (
+        Predictor(
+            bundle_folder, threads=1, memory_budget_mib=budget, long_documents="reject"
+        ) as loaded,
+        pytest.raises(DocumentTooLongError, match=r"document 1: .*at most 600 tokens"),
+    ):
+        loaded(["a", TEXTS[2]])
+
+
+def test_failed_document_leaves_the_others(predictor: Predictor) -> None:
+    documents: list[Any] = ["a", "", [1, 2.5], {"text": "a"}, np.zeros((2, 2, 2)), b"a", "b"]
+    answers = list(predictor.infer_each(documents))
+    assert [isinstance(answer, Result) for answer in answers] == [True, *[False] * 5, True]
+    said = [str(answer) for answer in answers[1:6]]
+    for text, part in zip(
+        said, ("no tokens", "integers", "got dict", "float64 [2, 2, 2]", "got bytes"), strict=True
+    ):
+        assert part in text
+    with pytest.raises(InputError, match="document 1: The document has no tokens"):
+        predictor(["a", ""])
+
+
+@pytest.mark.parametrize("documents", [np.zeros((2, 3), np.int64), b"a", {"text": "a"}])
+def test_single_document_must_be_in_a_list(predictor: Predictor, documents: Any) -> None:
+    with pytest.raises(TypeError, match="put one document into a list"):
+        predictor(documents)
+
+
+def test_extra_inputs_have_an_effect(tmp_path: Path) -> None:
+    export(
+        factory="extra_models:Late", inputs={"static": f"vector:{extra_models.WIDTH}"},
+        labels=tiny_models.LABELS, tokenizer="bytes", out=tmp_path / "late.bundle",
+    )  # fmt: skip
+    fields = [{"static": [value] * extra_models.WIDTH} for value in (-2.0, 2.0)]
+    with Predictor(tmp_path / "late.bundle", threads=1) as loaded:
+        low, high = loaded(["a", "a"], inputs=fields)
+        assert low.scores != high.scores
+        assert loaded("a", inputs=fields[0]).scores == pytest.approx(low.scores, abs=1e-5)
+        with pytest.raises(UsageError, match="fewer extra inputs than documents"):
+            loaded(["a", "a"], inputs=fields[:1])
+        with pytest.raises(UsageError, match="more extra inputs than documents"):
+            loaded(["a"], inputs=fields)
+
+
+def test_threads_share_a_predictor(predictor: Predictor) -> None:
+    expected = [predictor(text).scores for text in TEXTS]
+    found: dict[int, list[Any]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [result.scores for result in predictor(TEXTS)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for scores in found.values():
+        for one, other in zip(scores, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+    assert len(found) == 4
+
+
+def test_bar_counts_documents(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0)
+    monkeypatch.setattr(module, "Console", lambda stderr: Console(file=written, width=80))
+    predictor(TEXTS)
+    assert written.getvalue() == ""  # it is not a terminal
+    predictor(TEXTS, progress=True)
+    assert re.search(r"4/4 documents", written.getvalue())
+    predictor((text for text in TEXTS), progress=False)
+    assert written.getvalue().count("4/4") == 1
+
+
+def test_documents_are_consumed_as_needed(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aftserve.batch.answering._MAX_HELD_DOCUMENTS", 2)
+    taken = []
+
+    def documents() -> Iterator[str]:
+        for text in TEXTS:
+            taken.append(text)
+            yield text
+
+    answers = predictor.infer_each(documents())
+    next(answers)
+    assert len(taken) == 2
+    assert len(list(answers)) == 3
+
+
+def test_closed_predictor_is_refused(bundle_folder: Path) -> None:
+    loaded = Predictor(bundle_folder, threads=1)
+    loaded.close()
+    with pytest.raises(UsageError, match="closed"):
+        loaded("a")
+
+
+def test_wrong_arguments_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="threads: input should be greater than 0"):
+        Predictor(bundle_folder, threads=0)
+    with pytest.raises(BundleError, match="absent"):
+        Predictor(tmp_path / "absent")
+
+
+def test_variables_of_the_server_have_no_effect(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "2")
+    with Predictor(bundle_folder, threads=1) as loaded:
+        assert loaded("more than two tokens").tokens_total > 2
+
+
+def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
+    with pytest.raises(ParityError, match="golden"):
+        Predictor(always(bundle_copy), threads=1)
+
+
+def test_import_needs_no_server_and_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'fastapi', 'uvicorn', 'httpx', 'ray', 'pyarrow', 'onnx_ir',\n"
+        "             'prometheus_client'):\n"
+        "    sys.modules[name] = None\n"
+        "import aftexport\n"
+        f"print(aftexport.Predictor({str(bundle_folder)!r}, threads=1)('a').label)"
+    )
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert outcome.out.strip() in ("invoice", "contract", "letter"), outcome.err

@@ -1,0 +1,113 @@
+"""A user's file that uses the public interface passes ``mypy --strict``, with types that say more
+than Any."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+USER_FILE = '''
+"""A training script, a job and a service of a user."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import aftexport
+from aftexport.errors import AftexportError, ParityError
+from aftexport.nn import (
+    AftLocal,
+    ClassifierConfig,
+    DocumentClassifier,
+    HeadConfig,
+    MultiHeadClassifier,
+    MultiHeadConfig,
+    task_loss,
+)
+from aftserve.client import BusyError, Client, Part, Result, ServerError
+
+
+def train(path: Path) -> None:
+    config = ClassifierConfig(vocab_size=256, num_labels=2, dim=16, depth=1)
+    model = DocumentClassifier(config)
+    ids, lengths = torch.zeros(1, 8, dtype=torch.int64), torch.tensor([8])
+    logits = model(ids, lengths)
+    loss = task_loss("single_label_classification", logits, torch.zeros(1, dtype=torch.int64))
+    loss.backward()
+    layer: torch.nn.Module = AftLocal(16, window=4)
+    print(layer, MultiHeadClassifier, MultiHeadConfig, HeadConfig)
+    aftexport.save(path, model=model, labels=("invoice", "letter"))
+    checkpoint = aftexport.load(path)
+    reveal_type(checkpoint.labels)
+
+
+def convert(path: Path) -> Path:
+    try:
+        bundle = aftexport.export(path, to="onnx", out=path.with_suffix(".bundle"))
+    except ParityError as error:
+        print(error.problem, error.remedy)
+        raise
+    reveal_type(bundle.path)
+    return bundle.path
+
+
+def predict(bundle: Path) -> list[str | None]:
+    with aftexport.Predictor(bundle, threads=2) as predictor:
+        one = predictor("a text", evidence=3)
+        reveal_type(one)
+        several = predictor(["a text", [1, 2], np.zeros((3, 4), np.float32)], progress=False)
+        reveal_type(several)
+        for answer in predictor.infer_each(text for text in ("a", "b")):
+            reveal_type(answer)
+            if isinstance(answer, AftexportError):
+                print(answer.remedy)
+        wrong: int = one.label
+        return [result.label for result in several]
+
+
+def ask(url: str) -> Result:
+    with Client(url, deadline=60) as client:
+        try:
+            result = client.infer("a text")
+        except BusyError as error:
+            print(error.retry_after)
+            raise
+        reveal_type(result.heads)
+        for answer in client.infer_each(["a", "b"]):
+            print(answer if isinstance(answer, ServerError) else answer.scores)
+        with client.stream("a text") as stream:
+            for part in stream:
+                print(isinstance(part, Part))
+        return result
+'''
+REVEALED = [
+    "tuple[str, ...]",
+    "pathlib.Path",
+    "Result",
+    "list[Result]",
+    "Result | AftexportError",
+    "Mapping[str, HeadAnswer] | None",
+]
+"""The types that are not Any, without the names of their modules."""
+
+
+def test_strict_user_file(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER_FILE)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\nfollow_imports = silent\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "user.py"],
+        cwd=tmp_path,
+        env={"MYPYPATH": ":".join(str(REPOSITORY / p) for p in ("export", "plugins", "serve"))},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    said = done.stdout + done.stderr
+    revealed = re.findall(r'Revealed type is "(.*)"', said)
+    assert [re.sub(r"\b(?:aft\w+|collections|typing|builtins)\.(?:\w+\.)*", "", one)
+            for one in revealed] == REVEALED, said  # fmt: skip
+    errors = [line for line in said.splitlines() if "error:" in line]
+    assert len(errors) == 1, said
+    assert 'expression has type "str | None", variable has type "int"' in errors[0]
