@@ -6,12 +6,16 @@ import {
   marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
+import { plotsOf, readSeries } from "./series.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
 let fileText = null; // text of the chosen file: a textarea would drop its carriage returns
 let pending = null; // AbortController of the pending request; null if there is none
 let bundle = null; // digest of the bundle whose description is shown
+let features = null; // names of the features; null for a model of texts or token ids
+let series = null; // the series of the chosen file
+let maxTokens = Infinity; // maximum tokens of a document
 let maxBytes = Infinity; // maximum bytes of a request
 
 /** A failure, which the page shows in place of an answer. */
@@ -43,8 +47,9 @@ async function request(path, options = {}) {
 
 /** Return the answer, and the reason why it has no evidence; null if it has evidence. */
 async function infer(content, passages, signal) {
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal };
-  const ask = (query) => request(`infer${query}`, { ...options, body: JSON.stringify({ text: content }) });
+  const [kind, body] = features ? ["application/x-npy", content] : ["application/json", JSON.stringify({ text: content })];
+  const options = { method: "POST", headers: { "Content-Type": kind }, body, signal };
+  const ask = (query) => request(`infer${query}`, options);
   if (!passages) return [await ask(""), "It was not requested."];
   try {
     return [await ask(`?evidence=${passages}`), null];
@@ -55,10 +60,14 @@ async function infer(content, passages, signal) {
 }
 
 async function classify() {
+  if (features && !series) {
+    showProblem(new Problem("No series", "Expected a file of numpy.save (.npy) or CSV. Choose or drop one."));
+    return;
+  }
   pending?.abort();
   const current = (pending = new AbortController());
   // Replace lone surrogates: they cannot be sent as UTF-8.
-  const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
+  const content = features ? series.body : (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
   byId("stop").hidden = false;
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
@@ -67,7 +76,7 @@ async function classify() {
     const seconds = (performance.now() - sent) / 1000;
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
-    showAnswer(answer, without, content, seconds);
+    showAnswer(answer, without, features ? "" : content, seconds);
   } catch (error) {
     if (current !== pending) return;
     if (error.name === "AbortError") status.textContent = "Stopped.";
@@ -116,13 +125,15 @@ function showAnswer(answer, without, content, seconds) {
   byId("answered-by").textContent = answer.bundle;
   show("answer");
   byId("document").scrollTop = Math.max(0, (byId("passage-1")?.offsetTop ?? 0) - 50);
-  const found = answer.evidence?.spans.filter((span) => span.text).length ?? 0;
+  const found = answer.evidence?.spans.filter((span) => span.text || features).length ?? 0;
   status.textContent = `${decision}, after ${duration(seconds)}; `
     + `passages highlighted: ${found}.`;
 }
 
 function showEvidence(evidence, without, content) {
   byId("evidence").hidden = !evidence?.spans.length;
+  byId("document").hidden = features !== null;
+  if (series) fill("plots", plotsOf(series, features, evidence?.spans));
   if (!evidence) {
     byId("evidence-note").textContent = `This answer has no evidence. ${without}`;
     return;
@@ -135,7 +146,7 @@ function showEvidence(evidence, without, content) {
   fill("document", highlighted(content, spans));
   fillTable("spans", spans.map((span, index) => {
     const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
-    const unseen = `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
+    const unseen = features ? `Steps ${span.start_token} to ${span.end_token - 1}` : `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
     return row(
       number(span.text ? element("a", link, `${index + 1}`) : `${index + 1}`),
       cell(element("span", { className: "clamp" }, span.text ?? unseen)),
@@ -174,7 +185,8 @@ function showTimes(timings, seconds) {
 function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
-  const reads = info.tokenizer ? "" : " It has no tokenizer: send token ids to POST /infer.";
+  takesFeatures(info.features, info.limits.max_tokens);
+  const reads = info.tokenizer || features ? "" : " It has no tokenizer: send token ids to POST /infer.";
   byId("model").textContent = `${describeHeads(info.heads)}${reads}`;
   fillFacts("facts", [
     ["Engine", info.engine],
@@ -186,6 +198,32 @@ function showInfo(info) {
   byId("bundle").textContent = info.bundle;
   byId("about").hidden = false;
   byId("golden-note").textContent = info.safe ? "The server runs the fallbacks only: a kernel was outside tolerance. " : "";
+}
+
+/** Ask for a file of features in place of a text, if the model takes features. */
+function takesFeatures(described, most) {
+  features = described?.names ?? null;
+  maxTokens = most;
+  if (!features) series = null;
+  text.required = !features;
+  byId("text-field").hidden = features !== null;
+  byId("plots").hidden = !series;
+  byId("series-hint").hidden = !features;
+  byId("file-label").textContent = features ? "File of a series" : "Text file";
+  file.accept = features ? ".npy,.csv" : "";
+  byId("series-hint").textContent = features && "Drop or choose a .npy or .csv file with a row for each step and the columns "
+    + `${features.join(", ")}. Ctrl+Enter or ⌘+Enter sends.`;
+}
+
+/** Read and draw the series of a file. */
+async function takeSeries(chosen) {
+  series = await readSeries(chosen, features, maxTokens).catch((error) => {
+    throw new Problem("The file cannot be read", error.message);
+  });
+  fill("plots", plotsOf(series, features));
+  byId("plots").hidden = false;
+  byId("problem").hidden = true;
+  status.textContent = `Read ${chosen.name}: ${NUMBER.format(series.steps)} steps.`;
 }
 
 function precisionOf({ precision, node_precisions: nodes }) {
@@ -217,6 +255,7 @@ function showParity({ golden, within }) {
 async function take(files) {
   try {
     if (files.length !== 1) throw new Problem("Too many files", `Expected one file, got ${files.length}. Choose one.`);
+    if (features) return await takeSeries(files[0]);
     if (files[0].size > maxBytes) {
       const sizes = `${NUMBER.format(files[0].size)} bytes; this server accepts at most ${NUMBER.format(maxBytes)}`;
       throw new Problem("The file is too large", `It has ${sizes}.`);

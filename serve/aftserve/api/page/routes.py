@@ -13,6 +13,7 @@ _FILES = {
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/elements.js": ("elements.js", "text/javascript"),
     "/page/heads.js": ("heads.js", "text/javascript"),
+    "/page/series.js": ("series.js", "text/javascript"),
     "/page/tokens.js": ("tokens.js", "text/javascript"),
 }
 _POLICY = (
