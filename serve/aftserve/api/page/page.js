@@ -6,7 +6,7 @@ import {
   marked, scientific, signed, tokens,
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
-import { plotsOf, readSeries } from "./series.js";
+import { listed, plotsOf, readSeries } from "./series.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -212,7 +212,7 @@ function takesFeatures(described, most) {
   byId("file-label").textContent = features ? "File of a series" : "Text file";
   file.accept = features ? ".npy,.csv" : "";
   byId("series-hint").textContent = features && "Drop or choose a .npy or .csv file with a row for each step and the columns "
-    + `${features.join(", ")}. Ctrl+Enter or ⌘+Enter sends.`;
+    + `${listed(features)}. Ctrl+Enter or ⌘+Enter sends.`;
 }
 
 /** Read and draw the series of a file. */

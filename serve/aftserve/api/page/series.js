@@ -16,6 +16,11 @@ export async function readSeries(file, names, maxSteps) {
   return parseNpy(await file.arrayBuffer(), names, maxSteps);
 }
 
+/** Return the names of features, or the first and the last of many. */
+export function listed(names) {
+  return names.length <= 8 ? names.join(", ") : `${names.slice(0, 3).join(", ")}, … and ${names.at(-1)} (${names.length})`;
+}
+
 function checkSteps(steps, maxSteps) {
   if (!steps) throw new Error("Expected at least one step, got none.");
   if (steps <= maxSteps) return;
@@ -46,7 +51,7 @@ function parseCsv(text, names, maxSteps) {
   const titles = lines[0]?.split(",").map((title) => title.trim().replace(/^"(.*)"$/, "$1")) ?? [];
   const hasTitles = titles.some((title) => title !== "" && Number.isNaN(Number(title)));
   if (hasTitles && titles.join() !== names.join()) {
-    throw new Error(`Expected the columns ${names.join(", ")}, got ${titles.join(", ")}. Rename or reorder them.`);
+    throw new Error(`Expected the columns ${listed(names)}, got ${listed(titles)}. Rename or reorder them.`);
   }
   const first = hasTitles ? 1 : 0, steps = lines.length - first;
   checkSteps(steps, maxSteps);
