@@ -115,4 +115,4 @@ def _values(steps: int, label: str, generator: np.random.Generator) -> Steps:
 
 def _burst(period: int) -> Steps:
     wave = np.sin(2 * np.pi * (np.arange(BURST) + 0.5) / period)
-    return (wave * np.sqrt(_POWER / np.mean(wave**2))).astype(np.float32)
+    return np.asarray(wave * np.sqrt(_POWER / np.mean(wave**2)), np.float32)
