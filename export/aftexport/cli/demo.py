@@ -6,14 +6,16 @@ from rich.console import Console
 
 from aftexport.system.arguments import make_parser
 
-TASKS = ("single-label", "multi-label", "regression", "token-classification")
+TASKS = ("single-label", "multi-label", "regression", "token-classification", "series")
 _EPILOG = """\
-Tasks, on Python source files of this machine; nothing is downloaded:
+Tasks, on Python source files of this machine or made series; nothing is downloaded:
   single-label            the package of a file, without the names of packages in it;
                           with --data your own documents and labels
   multi-label             the constructs that a file uses anywhere, such as generators
   regression              the percentage of lines that are comments or docstrings
   token-classification    the kind of each token: comment, string, name and so on
+  series                  the faulty one of four machines, from 16 sensors; needs a mechanism
+                          with a window, such as aft_local
 """
 
 

@@ -15,6 +15,7 @@ from aftexport.console import escape, stage
 from aftexport.demo.documents import Document, Example, tokenized
 from aftexport.demo.judging import HeldOut, hold_out
 from aftexport.demo.options import BUNDLE, DemoOptions, Size
+from aftexport.demo.series_run import run_series
 from aftexport.demo.server import HOST, ask, serving
 from aftexport.demo.split import split
 from aftexport.demo.tasks import TASKS, Task
@@ -38,7 +39,8 @@ def run(options: DemoOptions, console: Console) -> None:
     """Train a model of documents, export it, serve it and post a long document to it.
 
     The folder ``options.out`` then contains ``model.pt``, ``bundle/``, ``document.txt`` (the
-    posted document) and ``server.log``, and ``heads.json`` if the task describes its head.
+    posted document) and ``server.log``, and ``heads.json`` if the task describes its head. For
+    series it contains ``features.json`` and ``series.npy`` instead of ``document.txt``.
 
     Args:
         options: the task and its settings.
@@ -50,6 +52,9 @@ def run(options: DemoOptions, console: Console) -> None:
     """
     start = time.monotonic()
     options.check()
+    if options.task == "series":
+        run_series(options, console)
+        return
     kind = TASKS[options.task]
     corpus = kind.collect(options, console)
     with stage(console, "Splitting with near-duplicates kept together"):

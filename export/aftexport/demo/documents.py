@@ -42,6 +42,19 @@ class Document:
         return self.text.encode()[first:end].decode(errors="replace")
 
 
+Tokens = Sequence[int] | NDArray[np.float32]
+"""Token ids, or features ``[T, F]``."""
+
+
+class Tokenized(Protocol):
+    """A document as a model sees it."""
+
+    @property
+    def ids(self) -> Tokens:
+        """The token ids, or the features."""
+        ...
+
+
 class Target(Protocol):
     """The truth about a document, which is known for each part of it."""
 
@@ -55,11 +68,11 @@ class Example:
     """A document to train on.
 
     Attributes:
-        ids: the token ids.
+        ids: the token ids, or the features.
         target: the target of each part.
     """
 
-    ids: Sequence[int]
+    ids: Tokens
     target: Target
 
 

@@ -34,7 +34,7 @@ class DemoOptions:
     """The options of ``aftexport demo``.
 
     Attributes:
-        task: one of ``tasks.TASKS``.
+        task: one of ``tasks.TASKS``, or ``series``.
         mechanism: one of ``MECHANISMS``.
         data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
             of the packages installed here. Only for the task single-label.
@@ -72,7 +72,7 @@ class DemoOptions:
             raise UsageError(f"{bundle} exists and is not a bundle.", "Choose another --out.")
         if self.data is not None and self.task != "single-label":
             raise UsageError(
-                f"--data needs --task single-label, got --task {self.task}, whose answers come "
-                "from Python source files.",
+                f"--data needs --task single-label, got --task {self.task}, whose documents are "
+                "fixed.",
                 "Leave --data out, or choose --task single-label.",
             )

@@ -15,6 +15,7 @@ from typing import Any
 from aftexport.errors import AftexportError
 
 HOST = "127.0.0.1"
+_JSON = "application/json"
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -65,10 +66,18 @@ def ask(port: int, text: str, *, evidence: int = 0) -> dict[str, Any]:
     Raises:
         ServerError: if the server does not answer with status 200.
     """
-    body = json.dumps({"text": text}).encode()
+    return _ask(port, json.dumps({"text": text}).encode(), _JSON, evidence)
+
+
+def ask_features(port: int, content: bytes, *, evidence: int = 0) -> dict[str, Any]:
+    """Send a file of ``numpy.save`` to ``POST /infer``; see ``ask``."""
+    return _ask(port, content, "application/x-npy", evidence)
+
+
+def _ask(port: int, body: bytes, kind: str, evidence: int) -> dict[str, Any]:
     path = f"/infer?evidence={evidence}" if evidence else "/infer"
     try:
-        status, content = _request(port, "POST", path, body, timeout=_ANSWER_SECONDS)
+        status, content = _request(port, "POST", path, body, kind=kind, timeout=_ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(
             f"The server did not answer POST /infer: {error}.", "See the server's log."
@@ -85,11 +94,17 @@ def ask(port: int, text: str, *, evidence: int = 0) -> dict[str, Any]:
 
 
 def _request(
-    port: int, method: str, path: str, body: bytes | None = None, *, timeout: float
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    kind: str = _JSON,
+    timeout: float,
 ) -> tuple[int, bytes]:
     # Use http.client, because urllib would use a configured network proxy.
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        connection.request(method, path, body, {"Content-Type": kind})
         response = connection.getresponse()
         return response.status, response.read()
 

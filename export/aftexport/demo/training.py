@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aftexport.demo.documents import Document, Example
+from aftexport.demo.documents import Example, Tokenized
 from aftexport.nn import AftLocal, ClassifierConfig, DocumentClassifier, task_loss
 
 STEPS = 250
@@ -25,6 +25,8 @@ _EMBEDDING_STD = 0.02
 _NEAR = 12.0
 """Bias of the token itself: its weight is that of 160,000 tokens without a bias."""
 _WIDER = 4
+_SERIES_SLOPE = 0.3
+"""Fall of the bias with a step of a series: a single step is mostly noise."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,18 @@ def build(config: ClassifierConfig, seed: int) -> DocumentClassifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DocumentClassifier(config)
-        # PyTorch's standard deviation of 1 is too large for a few hundred steps.
-        nn.init.normal_(model.embedding.weight, std=_EMBEDDING_STD)
+        if config.num_features is None:
+            # PyTorch's standard deviation of 1 is too large for a few hundred steps.
+            nn.init.normal_(model.embedding.weight, std=_EMBEDDING_STD)
         if config.problem_type == "token_classification":
             _focus_on_neighbors(model)
+        elif config.num_features is not None:
+            _focus_on_neighbors(model, _SERIES_SLOPE)
     return model
 
 
 @torch.no_grad()
-def _focus_on_neighbors(model: DocumentClassifier) -> None:
+def _focus_on_neighbors(model: DocumentClassifier, slope: float = 1.0) -> None:
     """Set the biases of aft_local to near tokens first, and in each layer to farther ones.
 
     The initial bias of nearly 0 is for the mean of a document, which says little about a token.
@@ -78,7 +83,7 @@ def _focus_on_neighbors(model: DocumentClassifier) -> None:
     for depth, layer in enumerate(layers):
         if layer.max_length is None:
             distances = torch.tensor([abs(offset) for offset in layer.offsets])
-            layer.relative_bias.copy_(_NEAR - distances / _WIDER**depth)
+            layer.relative_bias.copy_(_NEAR - slope * distances / _WIDER**depth)
 
 
 @contextmanager
@@ -142,7 +147,7 @@ def fit(
 @_one_thread()
 def predict(
     model: DocumentClassifier,
-    documents: Sequence[Document],
+    documents: Sequence[Tokenized],
     report: Callable[[], None] = lambda: None,
 ) -> list[NDArray[np.float32]]:
     """Return the outputs for whole documents, one by one: padding costs more than batching saves.
@@ -153,8 +158,8 @@ def predict(
     outputs = []
     with torch.inference_mode():
         for document in documents:
-            ids = torch.tensor([document.ids])
-            outputs.append(model(ids, torch.tensor([len(document)]))[0].numpy())
+            tokens = torch.tensor(document.ids)[None]
+            outputs.append(model(tokens, torch.tensor([tokens.shape[1]]))[0].numpy())
             report()
     return outputs
 
@@ -172,7 +177,7 @@ def _schedule(progress: float) -> float:
 def _batches(
     examples: Sequence[Example], sizes: Crops, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield crops int64 ``[B, T]``, their lengths int64 ``[B]``, and their targets."""
+    """Yield crops ``[B, T]`` or ``[B, T, F]``, their lengths int64 ``[B]``, and their targets."""
     documents = [torch.tensor(example.ids) for example in examples]
     while True:
         order = torch.randperm(len(documents), generator=generator)

@@ -4,12 +4,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.cli import demo as cli_demo
 from aftexport.demo import DemoOptions, Size, run
+from aftexport.demo.series import NAMES, make_series
 from aftexport.demo.tasks import TASKS
 from aftexport.errors import AftexportError, UsageError
 
@@ -62,6 +64,24 @@ def test_each_task_reaches_an_answer(task: str, tmp_path: Path) -> None:
     assert all(f" {name} " in printed for name in head.names)
 
 
+def test_series_reach_an_answer(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    size = Size(per_class=6, steps=2)
+    printed = shown(DemoOptions("series", "aft_local", None, out, seed=0, size=size))
+    assert "matched filter" in printed
+    assert "posting" in printed
+    assert "evidence" in printed
+    assert "parity with PyTorch" in printed
+    names = {"model.pt", "bundle", "features.json", "series.npy", "server.log"}
+    assert {path.name for path in out.iterdir()} == names
+    features = Bundle.open(out / "bundle").manifest.features
+    assert features is not None
+    assert features.names == NAMES
+    assert features.mean is not None
+    sent = np.load(out / "series.npy")
+    assert len(sent) == max(len(one) for one in make_series(12, seed=1))
+
+
 def refused(tmp_path: Path, **changed: Any) -> AftexportError:
     arguments: dict[str, Any] = {
         "task": "single-label",
@@ -102,4 +122,4 @@ def test_data_of_other_tasks_is_refused(task: str, tmp_path: Path) -> None:
 
 
 def test_command_line_lists_every_task() -> None:
-    assert tuple(TASKS) == cli_demo.TASKS
+    assert (*TASKS, "series") == cli_demo.TASKS

@@ -31,7 +31,7 @@ def bodies(messages: list[dict[str, Any]]) -> list[bytes]:
     return [message["body"] for message in messages[1:]]
 
 
-@pytest.mark.parametrize("deadline", [math.inf, time.monotonic() + 1000])
+@pytest.mark.parametrize("deadline", [math.inf, time.monotonic() + 1000], ids=["none", "late"])
 def test_all_parts_are_sent(deadline: float) -> None:
     response = PartsResponse(iter([b"ab", b"c"]), "text/plain", size=3, deadline=deadline)
     messages = asyncio.run(sent(response))

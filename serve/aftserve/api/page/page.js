@@ -7,6 +7,7 @@ import {
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
 import { bodyOf, describeInputs } from "./inputs.js";
+import { listed, plotsOf, readSeries } from "./series.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -16,6 +17,9 @@ let explaining = null; // AbortController of the pending request for chosen evid
 let answered = ""; // the document whose answer is shown
 let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
+let features = null; // names of the features; null for a model of texts or token ids
+let series = null; // the series of the chosen file
+let maxTokens = Infinity; // maximum tokens of a document
 let maxBytes = Infinity; // maximum bytes of a request
 
 /** A failure, which the page shows in place of an answer. */
@@ -45,10 +49,14 @@ async function request(path, options = {}) {
   throw new Problem(`The server answers ${response.status}`, detail + wait, response.status);
 }
 
+/** Return the options of a request with a document. */
+const post = (body, signal) => (
+  { method: "POST", headers: { "Content-Type": features ? "application/x-npy" : "application/json" }, body, signal }
+);
+
 /** Return the answer, and the reason why it has no evidence; null if it has evidence. */
 async function infer(body, passages, signal) {
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal };
-  const ask = (query) => request(`infer${query}`, { ...options, body });
+  const ask = (query) => request(`infer${query}`, post(body, signal));
   if (!passages) return [await ask(""), "It was not requested."];
   try {
     return [await ask(`?evidence=${passages}`), null];
@@ -64,10 +72,9 @@ async function explain(head, name) {
   const current = (explaining = new AbortController());
   const content = answered;
   const query = new URLSearchParams({ evidence: byId("passages").valueAsNumber || 5, explain: `${head}:${name}`, outputs: head });
-  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: answeredBody };
   status.textContent = `Waiting for the evidence for ${name} …`;
   try {
-    const answer = await request(`infer?${query}`, { ...options, signal: current.signal });
+    const answer = await request(`infer?${query}`, post(answeredBody, current.signal));
     if (current !== explaining) return;
     showEvidence(answer.explained[0], "", content);
     byId("evidence-title").scrollIntoView({ block: "nearest" });
@@ -79,12 +86,16 @@ async function explain(head, name) {
   }
 }
 
-const highlightedIn = (evidence) => evidence?.spans.filter((span) => span.text).length ?? 0;
+const highlightedIn = (evidence) => evidence?.spans.filter((span) => span.text || features).length ?? 0;
 
 async function classify() {
+  if (features && !series) {
+    showProblem(new Problem("No series", "Expected a file of numpy.save (.npy) or CSV. Choose or drop one."));
+    return;
+  }
   // Replace lone surrogates: they cannot be sent as UTF-8.
-  const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
-  const body = bodyOf(content);
+  const content = features ? "" : (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
+  const body = features ? series.body : bodyOf(content);
   if (body === null) return;
   pending?.abort();
   explaining?.abort();
@@ -154,6 +165,8 @@ function showAnswer(answer, without, content, seconds) {
 
 function showEvidence(evidence, without, content) {
   byId("evidence").hidden = !evidence?.spans.length;
+  byId("document").hidden = features !== null;
+  if (series) fill("plots", plotsOf(series, features, evidence?.spans));
   if (!evidence) {
     byId("evidence-note").textContent = `This answer has no evidence. ${without}`;
     return;
@@ -166,7 +179,7 @@ function showEvidence(evidence, without, content) {
   fill("document", highlighted(content, spans));
   fillTable("spans", spans.map((span, index) => {
     const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
-    const unseen = `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
+    const unseen = features ? `Steps ${span.start_token} to ${span.end_token - 1}` : `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
     return row(
       number(span.text ? element("a", link, `${index + 1}`) : `${index + 1}`),
       cell(element("span", { className: "clamp" }, span.text ?? unseen)),
@@ -205,7 +218,8 @@ function showTimes(timings, seconds) {
 function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
-  const reads = info.tokenizer ? "" : " It has no tokenizer: send token ids to POST /infer.";
+  takesFeatures(info.features, info.limits.max_tokens);
+  const reads = info.tokenizer || features ? "" : " It has no tokenizer: send token ids to POST /infer.";
   describeInputs(info.extra_inputs);
   byId("model").textContent = `${describeHeads(info.heads, info.explainable)}${reads}`;
   fillFacts("facts", [
@@ -218,6 +232,32 @@ function showInfo(info) {
   byId("bundle").textContent = info.bundle;
   byId("about").hidden = false;
   byId("golden-note").textContent = info.safe ? "The server runs the fallbacks only: a kernel was outside tolerance. " : "";
+}
+
+/** Ask for a file of features in place of a text, if the model takes features. */
+function takesFeatures(described, most) {
+  features = described?.names ?? null;
+  maxTokens = most;
+  if (!features) series = null;
+  text.required = !features;
+  byId("text-field").hidden = features !== null;
+  byId("plots").hidden = !series;
+  byId("series-hint").hidden = !features;
+  byId("file-label").textContent = features ? "File of a series" : "Text file";
+  file.accept = features ? ".npy,.csv" : "";
+  byId("series-hint").textContent = features && "Drop or choose a .npy or .csv file with a row for each step and the columns "
+    + `${listed(features)}. Ctrl+Enter or ⌘+Enter sends.`;
+}
+
+/** Read and draw the series of a file. */
+async function takeSeries(chosen) {
+  series = await readSeries(chosen, features, maxTokens).catch((error) => {
+    throw new Problem("The file cannot be read", error.message);
+  });
+  fill("plots", plotsOf(series, features));
+  byId("plots").hidden = false;
+  byId("problem").hidden = true;
+  status.textContent = `Read ${chosen.name}: ${NUMBER.format(series.steps)} steps.`;
 }
 
 function precisionOf({ precision, node_precisions: nodes }) {
@@ -249,6 +289,7 @@ function showParity({ golden, within }) {
 async function take(files) {
   try {
     if (files.length !== 1) throw new Problem("Too many files", `Expected one file, got ${files.length}. Choose one.`);
+    if (features) return await takeSeries(files[0]);
     if (files[0].size > maxBytes) {
       const sizes = `${NUMBER.format(files[0].size)} bytes; this server accepts at most ${NUMBER.format(maxBytes)}`;
       throw new Problem("The file is too large", `It has ${sizes}.`);

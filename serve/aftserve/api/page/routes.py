@@ -14,6 +14,7 @@ _FILES = {
     "/page/elements.js": ("elements.js", "text/javascript"),
     "/page/heads.js": ("heads.js", "text/javascript"),
     "/page/inputs.js": ("inputs.js", "text/javascript"),
+    "/page/series.js": ("series.js", "text/javascript"),
     "/page/tokens.js": ("tokens.js", "text/javascript"),
 }
 _POLICY = (

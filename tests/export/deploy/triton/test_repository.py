@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from bundles import changed_manifest, classes
 from commands import assert_refused, listing, run_here, without
+from feature_models import FEATURES
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
 
@@ -53,6 +54,25 @@ def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None
     labels = (written / config.output[0].label_filename).read_text("utf-8")
     assert tuple(labels.splitlines()) == tiny_models.LABELS
     assert (written / "1" / config.default_model_filename).is_file()
+
+
+def test_configuration_of_features_matches_graph(feature_bundle: Path, tmp_path: Path) -> None:
+    """Clients of Triton normalize features themselves; the golden cases have such features."""
+    bundle = Bundle.open(feature_bundle)
+    folder = write_repository(bundle, tmp_path, name="sensors", console=Console())
+    config = parsed(folder)
+    features, lengths = config.input
+    data_types = MODEL_CONFIG.DataType
+    assert (features.name, lengths.name) == ("input_features", "lengths")
+    assert features.data_type == data_types.Value("TYPE_FP32")
+    assert lengths.data_type == data_types.Value("TYPE_INT64")
+    assert (shape(features), shape(lengths)) == ([-1, -1, FEATURES], [-1])
+    assert not (folder / "tokenizer.json").exists()
+    assert (folder / "1" / "model.onnx").read_bytes() == bundle.model_path.read_bytes()
+    case = next(case for case in bundle.golden() if case.subject == "model")
+    for tensor in config.input:
+        array = case.inputs[tensor.name]
+        assert all(size in (-1, n) for size, n in zip(shape(tensor), array.shape, strict=True))
 
 
 def test_documents_of_different_lengths_run_apart(written: Path) -> None:
