@@ -146,7 +146,7 @@ def _with_weights(
 
 def _check_padding(folder: Path, model: "PreTrainedModel") -> None:
     """Refuse a model that searches for padding and does not know the padding token."""
-    if model.config.pad_token_id is not None:
+    if getattr(model.config, "pad_token_id", None) is not None:
         return
     try:
         with torch.inference_mode():

@@ -130,11 +130,11 @@ def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         fused = given["fused"]
         return make_options(**given | {"fused": False})
 
-    def session(model: Path | bytes, options: Any, provider: ort.Provider = "cpu") -> Any:
+    def session(model: Path | bytes, *options: Any, **others: Any) -> Any:
         changed = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
         if fused and any(node.op_type == fault.name for node in changed.graph.node):
             fault.plant(changed)
-        return load(changed.SerializeToString(), options, provider)
+        return load(changed.SerializeToString(), *options, **others)
 
     monkeypatch.setattr(ort, "session", session)
     monkeypatch.setattr(ort, "session_options", session_options)
