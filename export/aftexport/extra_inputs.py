@@ -167,7 +167,8 @@ def check_values(
     given = given or {}
     if unknown := given.keys() - {extra.name for extra in extras}:
         known = ", ".join(extra.name for extra in extras) or "none"
-        raise ValueError(f"expected the inputs of the model, {known}, got {min(unknown)[:80]!r}")
+        first = min(map(str, unknown))  # a name may have any type in Python
+        raise ValueError(f"expected the inputs of the model, {known}, got {first[:80]!r}")
     arrays: dict[str, dict[str, Array]] = {"document": {}, "token": {}}
     for extra in extras:
         if given.get(extra.name) is None:

@@ -1,6 +1,5 @@
 """The server's answers in this process, without a server."""
 
-import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -16,16 +15,17 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from rich.console import Console
 
 from aftexport.console import document_progress
-from aftexport.errors import AftexportError, InputError, UsageError
+from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import AnyHead
 from aftserve.batch.answering import OfflineClassifier, Outcome
+from aftserve.batch.python_values import checked_document, plain_fields
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
 from aftserve.model.evidence import add_evidence
 from aftserve.model.evidence import explain as explain_answer
 from aftserve.model.inputs import TokenizedDocument
 from aftserve.model.results import document_answer
-from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
+from aftserve.model.wanted import AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
@@ -142,8 +142,8 @@ class Predictor:
 
         Args:
             documents: one text, or several documents: texts, token ids, or arrays of features.
-            inputs: the extra inputs by name: a mapping for one text, one mapping for each of
-                several documents.
+            inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, one
+                mapping for each of several documents.
             evidence: maximum passages of each document that support its label; with ``explain``,
                 5 in place of 0.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
@@ -215,8 +215,8 @@ class Predictor:
         if isinstance(inputs, Mapping):
             raise TypeError("expected a list with one mapping for each document, got one mapping")
         return loaded.answer(
-            map(_checked, documents),
-            inputs,
+            map(checked_document, documents),
+            None if inputs is None else map(plain_fields, inputs),
             finish=partial(_finish, loaded, self._settings.long_documents, options),
             wanted=options.wanted(loaded.bundle.manifest),
             on_done=on_done,
@@ -252,41 +252,11 @@ def _settings(**arguments: Any) -> Settings:
 def _options(evidence: int, explain: Names, outputs: Names) -> AnswerOptions:
     if evidence < 0:
         raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
-    if explain and not evidence:
-        evidence = DEFAULT_SPANS
     return AnswerOptions(evidence, _listed(explain), _listed(outputs))
 
 
 def _listed(names: Names) -> Sequence[str]:
     return [names] if isinstance(names, str) else names
-
-
-def _checked(document: Any) -> Document | InputError:
-    """Return a document in the form of a request, or the error of its type."""
-    if isinstance(document, str):
-        return document
-    if isinstance(document, np.ndarray):
-        if document.ndim == 1 and document.dtype.kind in "iu":
-            return document.astype(np.int64)
-        if document.ndim == 2 and document.dtype.kind in "fiu":
-            return document.astype(np.float64) if document.dtype.kind != "f" else document
-        return InputError(
-            "An array must have integers [tokens] or numbers [tokens, features], got "
-            f"{document.dtype} {list(document.shape)}.",
-            "Give one array for each document.",
-        )
-    if not isinstance(document, Sequence) or isinstance(document, bytes | bytearray):
-        return InputError(
-            f"A document must be a text, token ids or features, got {type(document).__name__}.",
-            "Convert it.",
-        )
-    if document and isinstance(document[0], Sequence | np.ndarray):
-        return [np.asarray(row).tolist() if isinstance(row, np.ndarray) else [*row]
-                for row in document]  # fmt: skip
-    try:
-        return list(map(operator.index, document))
-    except TypeError as error:
-        return InputError(f"Token ids must be integers ({error}).", "Convert them.")
 
 
 def _finish(

@@ -76,7 +76,8 @@ class InferRequest(BaseModel):
             raise ValueError("give inputs as an object with text, else as a list of objects")
         if len(self.given or ()) != len(self.documents):
             raise ValueError(
-                f"give inputs for each of {len(self.documents)} documents, got {len(self.inputs)}"
+                f"expected inputs for each of {len(self.documents)} documents, got "
+                f"{len(self.inputs)}; send one object for each document"
             )
         return self
 

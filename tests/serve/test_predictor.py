@@ -25,6 +25,7 @@ from aftexport.pipeline.export import export
 from aftserve import predictor as module
 from aftserve.client import Result
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.wanted import AnswerOptions
 from aftserve.predictor import Predictor
 
 TEXTS = ["an invoice of ten", "a letter", "a long document " * 300, "x"]
@@ -77,13 +78,14 @@ def test_chosen_label_is_explained_as_by_the_server(
     predictor: Predictor, client: httpx.Client
 ) -> None:
     (head,) = predictor.heads.values()
+    assert len(predictor(TEXTS[2], explain=head.names[0]).explained or ()) == 1
     name = head.names[-1]
     path = f"/infer?evidence=2&explain={name}"
     answer = client.post(path, json={"text": TEXTS[2]}).json()["explained"]
     (found,) = predictor(TEXTS[2], evidence=2, explain=name).explained or ()
     assert found.name == answer[0]["name"] == name
     assert [one.text for one in found.spans] == [one["text"] for one in answer[0]["spans"]]
-    with pytest.raises(InputError, match="no output 'unknown'"):
+    with pytest.raises(InputError, match="Expected outputs of the model, got 'unknown'"):
         predictor(TEXTS[2], outputs="unknown")
 
 
@@ -97,7 +99,7 @@ def test_evidence_equals_the_servers(predictor: Predictor, client: httpx.Client)
 
 
 def test_wrong_options_are_refused(predictor: Predictor) -> None:
-    with pytest.raises(InputError, match="no output 'other'"):
+    with pytest.raises(InputError, match="Expected outputs of the model, got 'other'"):
         predictor(TEXTS, outputs=["other"])
     with pytest.raises(UsageError, match="evidence must be at least 0, got -1"):
         predictor("a", evidence=-1)
@@ -159,6 +161,29 @@ def test_failed_document_leaves_the_others(predictor: Predictor) -> None:
         predictor(["a", ""])
 
 
+def test_malformed_rows_leave_the_others(predictor: Predictor, feature_bundle: Path) -> None:
+    bad: list[Any] = [[[1, 2], 5], [[1, 2], "ab"], [np.zeros(3), np.zeros((1, 3))], ["a", "b"],
+                      [[{}], [1]], [None, [1]], [[], None]]  # fmt: skip
+    with Predictor(feature_bundle, threads=1) as of_features:
+        good = np.zeros((4, feature_models.FEATURES))
+        for loaded, one in ((predictor, "a"), (of_features, good)):
+            *failed, last = loaded.infer_each([*bad, one])
+            assert isinstance(last, Result)
+            assert all(isinstance(answer, InputError) for answer in failed)
+    assert "a list of numbers for each token, got int for token 1" in str(failed[0])
+    assert "got an array [1, 3] for token 1" in str(failed[2])
+
+
+def test_outcomes_hold_no_contributions(predictor: Predictor) -> None:
+    """A number of each token and logit would stay in memory until the answers are given."""
+    options = AnswerOptions(explain=["logits"])
+    (outcome,) = predictor._outcomes(TEXTS[:1], None, options)
+    assert outcome.result is not None
+    assert outcome.result.explained
+    assert outcome.answer is not None
+    assert outcome.answer.explained == ()
+
+
 @pytest.mark.parametrize("documents", [np.zeros((2, 3), np.int64), b"a", {"text": "a"}])
 def test_single_document_must_be_in_a_list(predictor: Predictor, documents: Any) -> None:
     with pytest.raises(TypeError, match="put one document into a list"):
@@ -175,9 +200,25 @@ def test_extra_inputs_have_an_effect(tmp_path: Path) -> None:
         low, high = loaded(["a", "a"], inputs=fields)
         assert low.scores != high.scores
         assert loaded("a", inputs=fields[0]).scores == pytest.approx(low.scores, abs=1e-5)
-        with pytest.raises(UsageError, match="fewer extra inputs than documents"):
+        alike: list[Any] = [
+            (-2.0,) * extra_models.WIDTH, [np.float32(-2)] * extra_models.WIDTH,
+            np.full(extra_models.WIDTH, -2, object), np.full(extra_models.WIDTH, -2, np.int8),
+            (np.array(-2.0),) * extra_models.WIDTH,
+        ]  # fmt: skip
+        for values in alike:
+            found = loaded("a", inputs={"static": values})
+            assert found.scores == pytest.approx(low.scores, abs=1e-5)
+        malformed: list[Any] = [5, None, ["static"], {"static": None}, {"static": {}}, {1: 2},
+                                {"static": [[1], [2]]}, fields[0]]  # fmt: skip
+        *failed, last = loaded.infer_each(["a"] * len(malformed), inputs=malformed)
+        assert isinstance(last, Result)
+        assert all(isinstance(one, InputError) for one in failed)
+        assert "Expected a mapping from the names of extra inputs to values, got NoneType" in str(
+            failed[1]
+        )
+        with pytest.raises(UsageError, match="got 1 for more documents"):
             loaded(["a", "a"], inputs=fields[:1])
-        with pytest.raises(UsageError, match="more extra inputs than documents"):
+        with pytest.raises(UsageError, match="each of 1 documents, got more"):
             loaded(["a"], inputs=fields)
 
 

@@ -21,7 +21,7 @@ from aftserve.api.request_body import JSON, media_type, read_json
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
-from aftserve.model.wanted import DEFAULT_SPANS, AnswerOptions
+from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -43,32 +43,31 @@ _INFER = body_schema(
     InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
 )
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
-_MAX_NAMES = 256
-"""Maximum passages of each logit that ``explain`` chooses, without another number."""
 EvidenceSpans = Annotated[
     int,
     Query(
         ge=0,
         le=100,
-        description="Maximum passages of each document that support its label; 0 for no evidence.",
+        description="Maximum passages of each document that support its label; 0 for no evidence, "
+        f"or with `explain` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
 Explain = Annotated[
     list[str],
     Query(
         default_factory=list,
-        max_length=_MAX_NAMES,
+        max_length=MAX_NAMES,
         description="Label or value to explain in place of the largest logit, as `NAME` or "
         "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
-        f"several. The answer has `explained`, with {DEFAULT_SPANS} passages of each unless "
-        "`evidence` has another number.",
+        f"several. The answer has `explained`, with up to {DEFAULT_SPANS} passages of each "
+        "unless `evidence` has another number than 0.",
     ),
 ]
 Outputs = Annotated[
     list[str],
     Query(
         default_factory=list,
-        max_length=_MAX_NAMES,
+        max_length=MAX_NAMES,
         description="Output to answer, of `heads` in GET /info. Repeat it for several; without it, "
         "all outputs are answered.",
     ),
@@ -111,44 +110,45 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         answer for one document is streamed as lines: the document, the answers for its tokens in
         parts, and `{"complete": true}`.
         """
-        service.check_open()
-        if explain and "evidence" not in request.query_params:
-            evidence = DEFAULT_SPANS
         options = AnswerOptions(evidence, explain, outputs)
-        options.wanted(service.active.bundle.manifest)  # before the body is read
-        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-        kind = media_type(request)
-        if kind in streaming.LINES_TYPES:
-            classify = partial(
-                service.classify,
-                deadline=deadline,
-                options=options,
-                backlog=Backlog(),
-                inline=InlineTokens(),
-            )
-            lines = await streaming.classify_lines(
-                request, classify, max_lines=service.settings.max_documents, deadline=deadline
-            )
-            add_log_fields(request, documents=len(lines))
-            return Response(b"".join(lines), media_type=kind)
-        body = await _read(request, kind, service)
-        documents, is_one = body.documents, body.is_one
-        service.traces.record("receive", request.state.started, time.monotonic())
-        accepted = streaming.accepted_lines(request) if len(documents) == 1 else None
-        inline = InlineTokens() if accepted is None else None
-        work = service.classify(documents, deadline, body.given, options=options, inline=inline)
-        answers = await run_until_disconnect(work, request.receive, deadline)
-        tokens = sum(answer.result.tokens_total for answer in answers)
-        add_log_fields(request, documents=len(answers), tokens=tokens)
-        if accepted is not None:
-            return PartsResponse(answer_lines(answers[0], deadline), accepted)
-        if any(answer.tokens.results for answer in answers):
-            building = _with_tokens(answers, is_one)
-            return await run_until_disconnect(building, request.receive, deadline)
-        results = [answer.result for answer in answers]
-        return results[0] if is_one else InferResponse(results=results)
+        return await _answer(request, service, options, deadline_seconds)
 
     return router
+
+
+async def _answer(
+    request: Request, service: Service, options: AnswerOptions, deadline_seconds: float | None
+) -> DocumentResult | InferResponse | Response:
+    """Return the answer to a request."""
+    service.check_open()
+    wanted = options.wanted(service.active.bundle.manifest)  # before the body is read
+    tokens = InlineTokens(explained=len(wanted.explained))
+    deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+    kind = media_type(request)
+    if kind in streaming.LINES_TYPES:
+        classify = partial(
+            service.classify, deadline=deadline, options=options, backlog=Backlog(), inline=tokens
+        )
+        lines = await streaming.classify_lines(
+            request, classify, max_lines=service.settings.max_documents, deadline=deadline
+        )
+        add_log_fields(request, documents=len(lines))
+        return Response(b"".join(lines), media_type=kind)
+    body = await _read(request, kind, service)
+    service.traces.record("receive", request.state.started, time.monotonic())
+    accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
+    inline = tokens if accepted is None else None
+    work = service.classify(body.documents, deadline, body.given, options=options, inline=inline)
+    answers = await run_until_disconnect(work, request.receive, deadline)
+    total = sum(answer.result.tokens_total for answer in answers)
+    add_log_fields(request, documents=len(answers), tokens=total)
+    if accepted is not None:
+        return PartsResponse(answer_lines(answers[0], deadline), accepted)
+    if any(answer.tokens.results for answer in answers):
+        building = _with_tokens(answers, body.is_one)
+        return await run_until_disconnect(building, request.receive, deadline)
+    results = [answer.result for answer in answers]
+    return results[0] if body.is_one else InferResponse(results=results)
 
 
 async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
@@ -193,8 +193,7 @@ async def _read_single(request: Request, kind: str, service: Service) -> Documen
     classifier, settings = service.model.classifier, service.settings
     if extras := classifier.manifest.extra_inputs:
         raise InputError(
-            f"This model needs the inputs {', '.join(e.name for e in extras)}, which {kind} has "
-            "no place for.",
+            f"Expected JSON with the inputs {', '.join(e.name for e in extras)}, got {kind}.",
             "Send JSON with inputs beside the document.",
         )
     if kind == streaming.TEXT:

@@ -10,11 +10,9 @@ from aftexport.extra_inputs import ExtraInput
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.api.streaming import BYTES
-from aftserve.model.wanted import choices
+from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
-
-_MAX_NAMES = 256
 
 
 def describe_bodies(app: FastAPI, service: Service) -> None:
@@ -49,9 +47,9 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
 def _name_values(schema: Schema, values: Sequence[str]) -> None:
     """Put the values of a list into its schema; it stays empty if there are none."""
     schema["items"] = {"type": "string"}
-    if len(values) <= _MAX_NAMES:
+    if len(values) <= MAX_NAMES:
         schema["items"]["enum"] = [*values] or [""]
-    schema["maxItems"] = _MAX_NAMES if values else 0
+    schema["maxItems"] = MAX_NAMES if values else 0
 
 
 @lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap

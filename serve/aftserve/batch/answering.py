@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 from rich.console import Console
 
@@ -34,6 +35,8 @@ _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
 _MAX_HELD_DOCUMENTS = 1 << 14
 """Maximum documents that are held at a time: more would not make runs of more similar lengths."""
+_NO_MORE = object()
+"""The end of the extra inputs; None may be one of them by mistake."""
 Finish = Callable[[TokenizedDocument, Answer, Timings], DocumentResult]
 """A function that makes the server's answer for a document."""
 Source = Document | Path | AftexportError
@@ -84,14 +87,18 @@ def _with_fields(
     """
     fields = None if given is None else iter(given)
     remedy = "Give one mapping for each document."
+    count = 0
     for document in documents:
-        extras = {} if fields is None else next(fields, None)
-        if extras is None:
-            raise UsageError("There are fewer extra inputs than documents.", remedy)
-        yield document, extras
+        extras = {} if fields is None else next(fields, _NO_MORE)
+        if extras is _NO_MORE:
+            raise UsageError(
+                f"Expected extra inputs for each document, got {count} for more documents.", remedy
+            )
+        yield document, cast(ExtraFields, extras)
         del document  # its text need not be held any longer
-    if fields is not None and next(fields, None) is not None:
-        raise UsageError("There are more extra inputs than documents.", remedy)
+        count += 1
+    if fields is not None and next(fields, _NO_MORE) is not _NO_MORE:
+        raise UsageError(f"Expected extra inputs for each of {count} documents, got more.", remedy)
 
 
 class OfflineClassifier:
@@ -258,7 +265,11 @@ class OfflineClassifier:
         if not isinstance(answer, Answer):
             return Outcome(None, answer, len(one.ids), 0)
         tokens = token_answers(self.bundle.manifest.heads, one, answer)
-        result = finish(one, answer, timings) if finish is not None else None
+        result = None
+        if finish is not None:
+            result = finish(one, answer, timings)
+            # The result has the passages: do not hold the numbers of each token with every answer.
+            answer = replace(answer, explained=())
         return Outcome(answer, None, len(one.ids), len(one.used), tokens, result)
 
     def _answers(

@@ -73,7 +73,7 @@ class TextFiles(Documents):
         """See ``Documents``."""
         if names:
             raise UsageError(
-                f"The model needs the inputs {', '.join(names)}, which files have no place for.",
+                f"Expected a column for each input of the model, {', '.join(names)}, got files.",
                 "Write the documents to Parquet, with a column for each input.",
             )
         return self
@@ -135,7 +135,8 @@ class ParquetTexts(Documents):
                 f"--text and --id must be two columns, got {text!r} twice.", "Change one of them."
             )
         for path, schema in schemas.items():
-            _check_columns(path, schema, [text] if id is None else [text, id])
+            columns = [text] if id is None else [text, id]
+            _check_columns(path, schema, columns, remedy="Name them by --text and --id.")
             kind = schema.field(text).type
             if not _is_of_texts(kind):
                 raise UsageError(
@@ -153,7 +154,12 @@ class ParquetTexts(Documents):
     def with_inputs(self, names: Sequence[str]) -> Self:
         """See ``Documents``."""
         for path in self.files:
-            _check_columns(path, pq.read_schema(path), names)
+            _check_columns(
+                path,
+                pq.read_schema(path),
+                names,
+                remedy="Write a column for each extra input of the model.",
+            )
         if clash := next((name for name in names if name in (self.text, self.id)), None):
             raise UsageError(
                 f"Column {clash!r} is an input of the model, got it for --text or --id too.",
@@ -219,12 +225,29 @@ def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | Afte
         yield _text(cell)
 
 
-def fields_of(block: pa.Table) -> list[dict[str, Any]]:
-    """Return the extra inputs of each document of a block; null for a missing one."""
+def fields_of(block: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the extra inputs of each document of a block; None for a missing one."""
     columns = [name for name in block.column_names if name.startswith(INPUT)]
-    rows = block.select(columns).rename_columns([name.removeprefix(INPUT) for name in columns])
-    # A table without columns has no rows.
-    return rows.to_pylist() if columns else [{} for _ in range(len(block))]
+    for row in range(len(block)):
+        yield {name.removeprefix(INPUT): _value(block[name][row]) for name in columns}
+
+
+def _value(cell: pa.Scalar) -> Any:
+    """Return a number, or an array of a list; None for null, and other values as they are."""
+    if not cell.is_valid:
+        return None
+    if isinstance(cell, pa.DictionaryScalar | pa.ExtensionScalar):
+        return _value(cell.value)
+    if _is_of_numbers(cell.type):
+        return cell.as_py()
+    if isinstance(cell, pa.ListScalar) and _is_of_numbers(cell.type.value_type):
+        # A list of Python would have an object for each token.
+        return cell.values.to_numpy(zero_copy_only=False)
+    return cell
+
+
+def _is_of_numbers(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _text(cell: pa.Scalar) -> str | AftexportError:
@@ -264,12 +287,12 @@ def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:
             )
 
 
-def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str], *, remedy: str) -> None:
     for name in columns:
         if schema.names.count(name) != 1:
             raise UsageError(
                 f"{path} must have one column {name!r}, got {', '.join(schema.names)}.",
-                "Name them by --text and --id.",
+                remedy,
             )
 
 

@@ -136,7 +136,8 @@ class Client:
             features: one document of features instead, an array ``[tokens, features]``.
             inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, a
                 list of mappings for several documents. Features are then sent as JSON.
-            evidence: maximum passages of each document that support its label, up to 100.
+            evidence: maximum passages of each document that support its label, up to 100; with
+                ``explain``, 5 in place of 0.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
                 place of the largest logit; or outputs, for the labels or values of their answers.
             outputs: the outputs to answer; all by default.
@@ -152,17 +153,7 @@ class Client:
         beside = {} if inputs is None else {"inputs": inputs}
         query = _query(evidence, explain, outputs)
         if features is not None:
-            if inputs is not None:  # a .npy body has no place for them
-                content = {"input_features": [features], "inputs": [inputs]}
-                response = self._ask(content, query, deadline)
-                with _valid_response():
-                    return Result.read(response.json()["results"][0])
-            body = ArrayBody(features)
-            response = self._repeat(
-                lambda left: self._post(body.content_type, body, query, left), deadline
-            )
-            with _valid_response():
-                return Result.read(response.json())
+            return self._infer_features(features, inputs, query, deadline)
         if isinstance(documents, str):
             response = self._ask({"text": documents, **beside}, query, deadline)
             with _valid_response():
@@ -262,6 +253,22 @@ class Client:
             with _valid_response():
                 answer = StreamedAnswer(self._transport.content(response))
             yield answer
+
+    def _infer_features(
+        self, features: Array, inputs: Any, query: str, deadline: float | None
+    ) -> Result:
+        """Classify one document of features."""
+        if inputs is not None:  # a .npy body cannot have them
+            content = {"input_features": [features], "inputs": [inputs]}
+            response = self._ask(content, query, deadline)
+            with _valid_response():
+                return Result.read(response.json()["results"][0])
+        body = ArrayBody(features)
+        response = self._repeat(
+            lambda left: self._post(body.content_type, body, query, left), deadline
+        )
+        with _valid_response():
+            return Result.read(response.json())
 
     def _ask(
         self, content: Mapping[str, Any], query: str, deadline: float | None

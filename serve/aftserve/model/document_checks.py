@@ -1,6 +1,6 @@
 """The checks of a document before it runs, from its text, token ids or features to its tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -214,16 +214,20 @@ class DocumentChecks:
         """Return the checked extra inputs of a document of ``tokens`` tokens.
 
         Raises:
-            InputError: if one is missing, unknown, or does not fit.
+            InputError: if one is missing, unknown, or does not fit, or they are not a mapping.
         """
+        remedy = "Send inputs beside the document, as extra_inputs of GET /info describes them."
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"Expected a mapping from the names of extra inputs to values, got "
+                f"{type(given).__name__}.",
+                remedy,
+            )
         try:
             return check_values(self.manifest.extra_inputs, given, tokens)
         except ValueError as error:
             problem = str(error)
-            raise InputError(
-                f"{problem[0].upper()}{problem[1:]}.",
-                "Send inputs beside the document, as extra_inputs of GET /info describes them.",
-            ) from None
+            raise InputError(f"{problem[0].upper()}{problem[1:]}.", remedy) from None
 
     def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Check the token ids of one document, and return them as an array; see ``check``."""

@@ -3,10 +3,7 @@
 from aftexport.contract import largest
 from aftexport.errors import InputError
 from aftserve.model.classifier import Classifier
-from aftserve.model.wanted import Wanted
-
-_MAX_NUMBERS = 1 << 22
-"""Maximum numbers in the evidence of a document, one for each token and logit, in memory."""
+from aftserve.model.wanted import MAX_EVIDENCE_NUMBERS, Wanted
 
 
 def check_evidence(classifier: Classifier, wanted: Wanted, tokens: int) -> None:
@@ -19,7 +16,7 @@ def check_evidence(classifier: Classifier, wanted: Wanted, tokens: int) -> None:
             f"{engine} explains only the largest logit of {first}.",
             "Leave explain out, or serve the bundle with onnxruntime.",
         )
-    most = max(1, _MAX_NUMBERS // tokens)
+    most = max(1, MAX_EVIDENCE_NUMBERS // tokens)
     if len(wanted.explained) > most:
         raise InputError(
             f"Expected at most {most} labels or values to explain for a document of {tokens} "

@@ -1,9 +1,10 @@
-"""The limit on answers for tokens that are part of one JSON object."""
+"""The limits on answers with a number for each token, which are held until a request ends."""
 
 from collections.abc import Mapping, Sequence
 
 from aftexport.heads import FeatureExtraction, Head
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.wanted import MAX_EVIDENCE_NUMBERS
 
 MAX_INLINE_TOKENS = 1 << 16
 """Maximum tokens of a document whose answers for tokens are part of one JSON object."""
@@ -11,6 +12,8 @@ _MAX_INLINE_NUMBERS = 1 << 20
 """Maximum numbers of such an answer, for heads with many numbers for each token."""
 _DOCUMENTS = 4
 """Maximum tokens of a request's documents together, in documents of maximum length."""
+_MAX_REQUEST_NUMBERS = _DOCUMENTS * MAX_EVIDENCE_NUMBERS
+"""Maximum numbers in the evidence of a request of several documents, in memory: 64 MiB."""
 
 _WITH_PADDING = {False: "", True: " with their padding"}
 
@@ -33,11 +36,14 @@ class InlineTokens:
 
     Args:
         is_padded: whether the answers of documents are padded to the longest.
+        explained: number of logits with evidence, which each have a number for each token.
     """
 
-    def __init__(self, *, is_padded: bool = False) -> None:
+    def __init__(self, *, is_padded: bool = False, explained: int = 0) -> None:
         self._is_padded = is_padded
+        self._explained = explained
         self._total = 0
+        self._evidence = 0
 
     def add(self, heads: Mapping[str, Head], lengths: Sequence[int]) -> None:
         """Count the tokens of documents.
@@ -49,6 +55,7 @@ class InlineTokens:
         Raises:
             DocumentTooLongError: if a document, or the request, has too many for its answer.
         """
+        self._add_evidence(lengths)
         limit = max_inline_tokens(heads)
         if limit is None:
             return
@@ -67,3 +74,15 @@ class InlineTokens:
                 "Send the documents in several requests.",
             )
         self._total = total
+
+    def _add_evidence(self, lengths: Sequence[int]) -> None:
+        """Count the numbers of the evidence; one document has its own limit."""
+        total = self._evidence + self._explained * sum(lengths)
+        is_single = not self._evidence and len(lengths) == 1
+        if total > _MAX_REQUEST_NUMBERS and not is_single:
+            raise DocumentTooLongError(
+                f"The evidence of a request must have at most {_MAX_REQUEST_NUMBERS} numbers, one "
+                f"for each token and explained logit, got {total}.",
+                "Send the documents in several requests, or explain fewer labels or values.",
+            )
+        self._evidence = total

@@ -62,15 +62,12 @@ async def tokenize_documents(
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
-    inputs = [
+    return [
         await tokenize_document(
             pool, classifier, index, document, {} if given is None else given[index], wanted
         )
         for index, document in enumerate(documents)
     ]
-    for one in inputs:
-        check_evidence(classifier, wanted, len(one.used))
-    return inputs
 
 
 async def tokenize_document(
@@ -105,9 +102,11 @@ async def tokenize_document(
             ids = classifier.check(document)
         classifier.check_words(marks, wanted)
         extras = classifier.check_extras(given, len(ids))
+        one = cut_document(classifier, document, ids, marks, extras, seconds)
+        check_evidence(classifier, wanted, len(one.used))
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
-    return cut_document(classifier, document, ids, marks, extras, seconds)
+    return one
 
 
 def cut_document(

@@ -1,8 +1,8 @@
 """The part of an answer that a request asks for: some heads, and the evidence of some logits."""
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.contract import largest
@@ -18,7 +18,11 @@ from aftexport.heads import (
 
 _MAX_EXPLAINED = 32
 """Maximum logits of a document with evidence: each has a number for each token."""
+MAX_EVIDENCE_NUMBERS = 1 << 22
+"""Maximum numbers in the evidence of a document, one for each token and logit, in memory."""
 _SHOWN_NAMES = 20
+MAX_NAMES = 256
+"""Maximum values of ``explain`` or ``outputs`` of a request."""
 DEFAULT_SPANS = 5
 """Maximum passages of a chosen label if a request gives no number."""
 
@@ -74,7 +78,8 @@ class AnswerOptions:
     """The options of a request for its answers.
 
     Attributes:
-        spans: maximum number of evidence spans of each logit; 0 for no evidence.
+        spans: maximum number of evidence spans of each logit; 0 for no evidence, or for
+            ``DEFAULT_SPANS`` with ``explain``.
         explain: labels, values or heads with evidence; empty for the largest logit of the first.
         outputs: names of heads; empty for all.
     """
@@ -82,6 +87,11 @@ class AnswerOptions:
     spans: int = 0
     explain: Sequence[str] = ()
     outputs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Replace 0 spans of chosen logits."""
+        if self.explain and not self.spans:
+            object.__setattr__(self, "spans", DEFAULT_SPANS)
 
     def wanted(self, manifest: Manifest) -> Wanted:
         """Return the part of an answer of a model.
@@ -93,8 +103,8 @@ class AnswerOptions:
         for name in heads or ():
             if name not in manifest.heads:
                 raise InputError(
-                    f"There is no output {name[:100]!r}.",
-                    f"Outputs are {', '.join(manifest.heads)}.",
+                    f"Expected outputs of the model, got {name[:100]!r}.",
+                    f"Choose among {', '.join(manifest.heads)}.",
                 )
         if not self.spans:
             return Wanted(heads)
@@ -102,7 +112,7 @@ class AnswerOptions:
             why = manifest.no_evidence or "an earlier version exported it"
             raise InputError(f"This model has no evidence: {why}.", "Do not request evidence.")
         explained = (
-            _Choices(manifest).find(self.explain)
+            _CHOICES.of(manifest).find(self.explain)
             if self.explain
             else (ChosenLogit(manifest.explained, largest(0)),)
         )
@@ -120,11 +130,9 @@ NO_OPTIONS = AnswerOptions()
 """Answers of all heads, without evidence."""
 
 
-def choices(manifest: Manifest) -> list[str]:
-    """Return the values of ``explain`` that a model accepts, without those of an output's label."""
-    heads = explainable(manifest)
-    counts = Counter(name for head in heads for name in manifest.heads[head].names)
-    return [*heads, *(name for name, count in counts.items() if count == 1 and name not in heads)]
+def choices(manifest: Manifest) -> Sequence[str]:
+    """Return every value of ``explain`` that a model accepts."""
+    return _CHOICES.of(manifest).values
 
 
 def explainable(manifest: Manifest) -> list[str]:
@@ -135,15 +143,42 @@ def explainable(manifest: Manifest) -> list[str]:
 
 
 class _Choices:
-    """The logits of a model that a request may choose, by their names."""
+    """The logits of a model that a request may choose, by their names.
+
+    Attributes:
+        manifest: the manifest of the model.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
+        self._able = explainable(manifest)
         self._first: dict[str, int] = {}
         first = 0
         for name, offsets in (manifest.evidence_heads or {}).items():
             self._first[name] = first
             first += len(offsets)
+        self._indices = {
+            head: {name: index for index, name in enumerate(_names(described))}
+            for head, described in manifest.heads.items()
+        }
+        self._having: dict[str, list[str]] = {}
+        for head, names in self._indices.items():
+            for name in names:
+                self._having.setdefault(name, []).append(head)
+
+    @cached_property
+    def values(self) -> Sequence[str]:
+        """The names that ``find`` accepts."""
+        labels = [(head, name) for head in self._able for name in self._indices[head]]
+        forms = (f"{head}:{name}" for head, name in labels)
+        known = dict.fromkeys([*self._able, *(name for _, name in labels), *forms])
+        return [name for name in known if self._is_accepted(name)]
+
+    def _is_accepted(self, name: str) -> bool:
+        readings = self._readings(name)
+        return len(readings) == 1 and (
+            readings[0][1] is not None or self._decision_logits(readings[0][0]) <= _MAX_EXPLAINED
+        )
 
     def find(self, names: Sequence[str]) -> tuple[ChosenLogit, ...]:
         """Return the logits of labels, values or heads, in their order.
@@ -151,40 +186,46 @@ class _Choices:
         Raises:
             InputError: if a name has no logits with evidence, or there are too many logits.
         """
-        if self._manifest.evidence_heads is None:
+        if self.manifest.evidence_heads is None:
             raise InputError(
                 "This bundle explains only the largest logit of "
-                f"{self._manifest.explained}, because an earlier version exported it.",
+                f"{self.manifest.explained}, because an earlier version exported it.",
                 "Export the model again, or leave explain out.",
             )
-        found = tuple(dict.fromkeys(chosen for name in names for chosen in self._logits(name)))
-        if len(found) > _MAX_EXPLAINED:
-            raise InputError(
-                f"A request must explain at most {_MAX_EXPLAINED} labels or values, got "
-                f"{len(found)}.",
-                "Name the labels with explain=LABEL, some in each request.",
-            )
-        return found
+        found: dict[ChosenLogit, None] = {}
+        for name in dict.fromkeys(names):
+            found |= dict.fromkeys(self._logits(name))
+            _check_count(len(found))
+        return tuple(found)
+
+    def _readings(self, name: str) -> list[tuple[str, str | None]]:
+        """Return each head and label that a name may mean; no label for the head's answer.
+
+        Heads without evidence make no name ambiguous: they count only if no other head has it.
+        """
+        head, separator, rest = name.partition(":")
+        labels: list[tuple[str, str | None]] = [(one, name) for one in self._having.get(name, ())]
+        if separator and rest in self._indices.get(head, ()):
+            labels.append((head, rest))
+        if able := [reading for reading in labels if reading[0] in self._able]:
+            return able
+        return [(name, None)] if name in self._able else labels[:1]
 
     def _logits(self, name: str) -> Sequence[ChosenLogit]:
-        heads = self._manifest.heads
-        head, separator, rest = name.partition(":")
-        having = [one for one in heads if name in _names(heads[one])]
-        # Labels of tokens have no evidence, so they make no label of documents ambiguous.
-        of_documents = [one for one in having if not heads[one].is_per_token]
-        named = [(one, name) for one in of_documents or having[:1]]
-        if separator and head in heads and rest in _names(heads[head]):
-            named.append((head, rest))
-        if len(named) > 1:
+        readings = self._readings(name)
+        if len(readings) > 1:
+            every = [head for head, _ in readings]
+            example, label = readings[0]
             raise InputError(
-                f"The label {name[:100]!r} is one of several outputs, "
-                f"{', '.join(one for one, _ in named)}.",
-                f"Send explain={named[0][0]}:{name[:100]}, or the same with another output.",
+                f"Expected a label of one output, got {name[:100]!r} of {', '.join(every)}.",
+                f"Send explain={example}:{(label or name)[:100]}, or the same with another output.",
             )
-        if named:
-            return [self._logit(*named[0])]
+        if readings:
+            head, label = readings[0]
+            return self._decision(head) if label is None else [self._logit(head, label)]
+        heads, (head, separator, _) = self.manifest.heads, name.partition(":")
         if name in heads:
-            return self._decision(name)
+            self._check(name)
         if separator and head in heads:
             self._check(head)
             raise _unknown(name, f"{head} has", _names(heads[head]))
@@ -193,17 +234,15 @@ class _Choices:
 
     def _logit(self, head: str, name: str) -> ChosenLogit:
         self._check(head)
-        described = self._manifest.heads[head]
-        if isinstance(described, BinaryClassification):
-            sign = 1 if name == described.labels[1] else -1
-            return ChosenLogit(head, self._first[head], 0, sign)
-        index = described.logit_names.index(name)
-        return ChosenLogit(head, self._first[head] + index, index)
+        index, first = self._indices[head][name], self._first[head]
+        if isinstance(self.manifest.heads[head], BinaryClassification):
+            return ChosenLogit(head, first, 0, sign=1 if index else -1)
+        return ChosenLogit(head, first + index, index)
 
     def _decision(self, head: str) -> Sequence[ChosenLogit]:
         """Return the logits of a head's answer: its label, the labels that hold, or each value."""
-        self._check(head)
-        described, first = self._manifest.heads[head], self._first[head]
+        described, first = self.manifest.heads[head], self._first[head]
+        _check_count(self._decision_logits(head))
         if isinstance(described, MultiLabelClassification | Regression):
             must_hold = described.answer_type is LabelsAnswer
             return [
@@ -212,20 +251,53 @@ class _Choices:
             ]
         return [ChosenLogit(head, largest([*self._first].index(head)))]
 
+    def _decision_logits(self, head: str) -> int:
+        """Return the number of logits of a head's answer."""
+        described = self.manifest.heads[head]
+        return (
+            described.width if isinstance(described, MultiLabelClassification | Regression) else 1
+        )
+
     def _check(self, head: str) -> None:
-        described = self._manifest.heads[head]
+        """Raise InputError if a head has no evidence."""
+        if head in self._able:
+            return
+        described = self.manifest.heads[head]
         if described.is_per_token or isinstance(described, FeatureExtraction):
             reason = f"{described.task} has no labels or values of documents"
-        elif head not in self._first:
-            reason = self._manifest.refused_evidence.get(head, "the bundle has none for it")
         else:
-            return
-        able = explainable(self._manifest)
+            reason = self.manifest.refused_evidence.get(head, "the bundle has none for it")
         raise InputError(
             f"The output {head} has no evidence: {reason}.",
-            f"Choose an output with evidence: {', '.join(able)}."
-            if able
+            f"Choose an output with evidence: {', '.join(self._able)}."
+            if self._able
             else "Do not request evidence.",
+        )
+
+
+class _LastChoices:
+    """The choices of the manifest of the last request, because an index of its names takes long."""
+
+    def __init__(self) -> None:
+        self._last: _Choices | None = None
+
+    def of(self, manifest: Manifest) -> _Choices:
+        """Return the choices of a manifest."""
+        last = self._last
+        if last is None or last.manifest is not manifest:
+            last = self._last = _Choices(manifest)
+        return last
+
+
+_CHOICES = _LastChoices()
+
+
+def _check_count(logits: int) -> None:
+    if logits > _MAX_EXPLAINED:
+        raise InputError(
+            f"A request must explain at most {_MAX_EXPLAINED} labels or values, got "
+            f"{logits} or more.",
+            "Name the labels with explain=LABEL, some in each request.",
         )
 
 

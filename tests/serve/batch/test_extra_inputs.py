@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_models
 import torch
+from arrow_arrays import unchecked_strings
 from commands import run_python
 
 from aftexport.bundle.bundle import Bundle
@@ -75,7 +76,7 @@ def test_missing_columns_are_refused(rows: list[dict[str, Any]], tmp_path: Path)
     table = pa.Table.from_pylist(rows)
     pq.write_table(table.drop_columns("static"), tmp_path / "in.parquet")
     found = documents.find(tmp_path / "in.parquet", text="text", id=None)
-    with pytest.raises(UsageError, match="must have one column 'static'"):
+    with pytest.raises(UsageError, match=r"one column 'static'.*Write a column for each extra"):
         found.with_inputs(list(extra_models.INPUTS))
     pq.write_table(table, tmp_path / "in.parquet")
     found = documents.find(tmp_path / "in.parquet", text="text", id="region")
@@ -83,9 +84,35 @@ def test_missing_columns_are_refused(rows: list[dict[str, Any]], tmp_path: Path)
         found.with_inputs(list(extra_models.INPUTS))
 
 
+def test_lists_are_read_as_arrays() -> None:
+    """Lists of Python for all rows of a block would take a hundred bytes for each token."""
+    table = pa.table(
+        {
+            "text": ["a"] * 4,
+            "input:types": pa.array([[1, 2], None, [3, None], []]),
+            "input:static": pa.array([[1.0, 2.0]] * 4, pa.list_(pa.float32(), 2)),
+            "input:region": pa.array([1, 2, None, 1]).dictionary_encode(),
+            "input:bad": unchecked_strings(b"\xff", b"a", b"a", b"a"),
+        }
+    )
+    rows = documents.fields_of(table)
+    assert iter(rows) is rows
+    first, second, third, last = rows
+    assert isinstance(first["types"], np.ndarray)
+    assert first["types"].tolist() == [1, 2]
+    assert first["static"].dtype == np.float32
+    assert (first["region"], second["types"], third["region"]) == (1, None, None)
+    assert np.isnan(third["types"][1])
+    assert last["types"].shape == (0,)
+    assert not isinstance(first["bad"], str)
+    assert [*documents.fields_of(table.select(["text"]))] == [{}] * 4
+
+
 def test_files_have_no_inputs(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc", "utf-8")
     found = documents.find(tmp_path, text="text", id=None)
     assert found.with_inputs([]) == found
-    with pytest.raises(UsageError, match="needs the inputs static, which files have no place"):
+    with pytest.raises(
+        UsageError, match="Expected a column for each input of the model, static, got files"
+    ):
         found.with_inputs(["static"])

@@ -123,6 +123,26 @@ def test_lines_and_client_choose(address: str) -> None:
         assert [one.name for one in getattr(other, "explained", ())] == ["value_0"]
 
 
+def test_zero_passages_of_choice_are_the_default(address: str) -> None:
+    for query in ({}, {"evidence": 0}):
+        (found,) = infer(address, TEXTS[1], explain="label_0", **query)["explained"]
+        assert len(found["spans"]) == 5
+    assert "got 'spam'" in infer(address, TEXTS[1], 422, evidence=0, explain="spam")["detail"]
+
+
+def test_evidence_of_long_documents_is_refused(address: str) -> None:
+    """A request holds a number for each token and logit of all its documents."""
+    text, query = "word " * (1 << 17), {"explain": [*LOGITS]}
+    body = {"texts": [text] * 5}
+    response = http.post(f"{address}/infer", params=query, json=body, timeout=60)
+    assert response.status_code == 413, response.text
+    assert "at most 16777216 numbers" in response.json()["detail"]
+    body = {"texts": ["a", "word " * 150_000]}
+    response = http.post(f"{address}/infer", params=query, json=body, timeout=60)
+    assert response.status_code == 422, response.text
+    assert response.json()["detail"].startswith("document 1: Expected at most 5 labels or values")
+
+
 @pytest.mark.parametrize("outputs", [["age"], ["flags", "topic"]])
 def test_outputs_are_those_of_all(address: str, outputs: list[str]) -> None:
     for text in TEXTS:
@@ -138,7 +158,7 @@ def test_outputs_are_those_of_all(address: str, outputs: list[str]) -> None:
     [
         ({"explain": "spam"}, "got 'spam'. Choose one that the model has: class_0, class_1"),
         ({"explain": "flags:spam"}, "Choose one that flags has: label_0, label_1."),
-        ({"outputs": ["age", "size"]}, "no output 'size'. Outputs are topic, flags, age."),
+        ({"outputs": ["age", "size"]}, "got 'size'. Choose among topic, flags, age."),
         ({"evidence": 1, "outputs": "age"}, "Add outputs=topic"),
         ({"explain": "label_0", "outputs": "age"}, "Add outputs=flags"),
     ],
@@ -152,7 +172,10 @@ def test_info_lists_explainable_outputs(address: str) -> None:
     parameters = http.get(f"{address}/openapi.json").json()["paths"]["/infer"]["post"]["parameters"]
     schemas = {one["name"]: one["schema"] for one in parameters}
     assert schemas["outputs"]["items"]["enum"] == NAMES
-    assert {"topic", "class_2", "label_0", "value_0"} <= {*schemas["explain"]["items"]["enum"]}
+    accepted = {*schemas["explain"]["items"]["enum"]}
+    assert {"topic", "class_2", "label_0", "value_0", *LOGITS} <= accepted
+    for name in accepted:
+        assert infer(address, TEXTS[0], explain=name)["bundle"]
 
 
 def test_tensors_are_of_requested_heads(address: str) -> None:

@@ -220,14 +220,14 @@ def test_bad_values_are_refused(served: Served, changes: dict[str, Any], said: s
 
 def test_inputs_must_match_the_form(served: Served) -> None:
     fields = served.fields(TEXTS[0])
-    for content in (
-        {"text": TEXTS[0], "inputs": [fields]},
-        {"texts": TEXTS[:1], "inputs": fields},
-        {"texts": TEXTS, "inputs": [fields]},
+    for content, said in (
+        ({"text": TEXTS[0], "inputs": [fields]}, "give inputs as an object with text"),
+        ({"texts": TEXTS[:1], "inputs": fields}, "else as a list of objects"),
+        ({"texts": TEXTS, "inputs": [fields]}, "expected inputs for each of 3 documents, got 1"),
     ):
         response = served.post(content)
         assert response.status_code == 422
-        assert "give inputs" in response.json()["detail"]
+        assert said in response.json()["detail"]
 
 
 def test_plain_text_has_no_place_for_inputs(served: Served) -> None:
@@ -236,7 +236,8 @@ def test_plain_text_has_no_place_for_inputs(served: Served) -> None:
             f"{served.address}/infer", content=b"abc", headers={"Content-Type": kind}
         )
         assert response.status_code == 422
-        assert "needs the inputs static, region, flags, token_type_ids" in response.json()["detail"]
+        said = f"JSON with the inputs static, region, flags, token_type_ids, got {kind}"
+        assert said in response.json()["detail"]
 
 
 def test_client_sends_inputs(served: Served) -> None:
@@ -320,7 +321,10 @@ def test_features_are_served_with_inputs(tmp_path: Path) -> None:
         logits = extra_models.Track()(torch.from_numpy(features)[None], torch.tensor([5]), **given)
     with serving(bundle.path, tmp_path / "log") as (address, _), Client(address) as client:
         result = client.infer(features=features, inputs=extras.to_json())
-        with pytest.raises(InvalidRequestError, match="has no place for"):
+        with pytest.raises(
+            InvalidRequestError,
+            match="Expected JSON with the inputs static, types, got application",
+        ):
             client.infer(features=features)
     assert result.scores is not None
     np.testing.assert_allclose(list(result.scores.values()), logits[0].softmax(0), atol=1e-5)

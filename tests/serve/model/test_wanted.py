@@ -1,5 +1,7 @@
 """The choice of heads and of logits with evidence, without a server."""
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,10 @@ from aftexport.contract import EXPLAINED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
 from aftexport.heads import HEADS, Head
+from aftserve.errors import DocumentTooLongError
 from aftserve.model.classifier import Classifier
 from aftserve.model.evidence_limits import check_evidence
+from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted, choices
 
 
@@ -56,13 +60,77 @@ def test_names_choose_logits(bundle_folder: Path, heads: dict[str, Head]) -> Non
     assert explained(manifest, "flags:late", "flags:late") == [ChosenLogit("flags", 1, 0)]
     assert explained(manifest, "size") == [ChosenLogit("size", 4, 0), ChosenLogit("size", 5, 1)]
     assert [one.must_hold for one in explained(manifest, "flags")] == [True] * 3
-    assert choices(manifest) == ["spam", "flags", "size", "a:b", "wide"]
+    assert choices(manifest) == [
+        "spam", "flags", "size", "a:b", "wide", "spam:ham", "spam:spam", "flags:late", "flags:ham",
+        "flags:a:b", "size:late", "size:wide",
+    ]  # fmt: skip
+
+
+def test_every_choice_is_accepted(bundle_folder: Path) -> None:
+    """The OpenAPI document names the choices; a head without evidence shares labels."""
+    multi, single = HEADS["multi_label_classification"], HEADS["single_label_classification"]
+    heads: dict[str, Head] = {
+        "plain": single.of_width(3, ("yes", "no", "able")),
+        "able": single.of_width(3, ("yes", "same", "other")),
+        "same": multi.of_width(2, ("same", "yes or no")),
+        "other": multi.of_width(2, ("same", "able:yes")),
+    }
+    able = {name: (0.0,) * head.width for name, head in heads.items() if name != "plain"}
+    manifest = manifest_of(bundle_folder, heads, evidence_heads=able)
+    assert explained(manifest, "yes") == [ChosenLogit("able", 0, 0)]
+    assert explained(manifest, "able")[0].index is None
+    names = [*heads, *(label for head in heads.values() for label in head.names)]
+    forms = [f"{head}:{label}" for head in heads for label in heads[head].names]
+    accepted = set()
+    for name in (*names, *forms):
+        with suppress(InputError):
+            explained(manifest, name)
+            accepted.add(name)
+    assert accepted == {*choices(manifest)}
+    # A label of two outputs, the name of one of them, and a form that is a label too.
+    assert not accepted & {"same", "able:yes", "plain", "no", "plain:yes"}
+
+
+def test_repeated_names_of_many_labels_take_no_time(bundle_folder: Path) -> None:
+    labels = tuple(f"label {number}" for number in range(10_000))
+    head = HEADS["multi_label_classification"].of_width(len(labels), labels)
+    manifest = manifest_of(bundle_folder, {"flags": head})
+    options = AnswerOptions(spans=1, explain=[labels[-1]] * 256)
+    (first,) = options.wanted(manifest).explained
+    assert first.index == 9_999
+    begin = time.perf_counter()
+    for _ in range(20):
+        options.wanted(manifest)
+    assert (time.perf_counter() - begin) / 20 < 0.01  # scans of the labels take 0.2 s
+    replaced = manifest.model_copy(update={"heads": {"flags": HEADS[head.task].of_width(2, None)}})
+    with pytest.raises(InputError, match="got 'label 9999'"):
+        options.wanted(replaced)
+
+
+def test_chosen_label_has_default_passages() -> None:
+    assert AnswerOptions(0, ["a"]).spans == AnswerOptions(explain=["a"]).spans == 5
+    assert AnswerOptions(2, ["a"]).spans == 2
+    assert AnswerOptions().spans == 0
+
+
+def test_evidence_of_a_request_is_limited() -> None:
+    """A request of several documents holds the numbers of all of them until it ends."""
+    few, many = 1 << 16, 1 << 25
+    inline = InlineTokens(explained=32)
+    inline.add({}, [few] * 8)
+    with pytest.raises(DocumentTooLongError, match=r"at most 16777216 numbers.*got 18874368"):
+        inline.add({}, [few])
+    with pytest.raises(DocumentTooLongError, match="got 536870912"):
+        InlineTokens(explained=32).add({}, [few] * 256)
+    InlineTokens(explained=1).add({}, [few] * 256)
+    InlineTokens(explained=1).add({}, [many])
+    InlineTokens().add({}, [many] * 256)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("late", "'late' is one of several outputs, flags, size. Send explain=flags:late"),
+        ("late", "one output, got 'late' of flags, size. Send explain=flags:late"),
         ("tags", "The output tags has no evidence: token_classification has no labels or values"),
         ("tags:O", "The output tags has no evidence"),
         ("vector", "feature_extraction has no labels or values of documents. Choose an output"),
@@ -93,8 +161,9 @@ def test_head_without_evidence_has_its_reason(bundle_folder: Path, heads: dict[s
 def test_many_labels_are_refused(bundle_folder: Path) -> None:
     labels = HEADS["multi_label_classification"].of_width(40, None)
     manifest = manifest_of(bundle_folder, {"flags": labels})
-    with pytest.raises(InputError, match="at most 32 labels or values, got 40"):
+    with pytest.raises(InputError, match="at most 32 labels or values, got 40 or more"):
         explained(manifest, "flags")
+    assert choices(manifest)[0] == labels.names[0]
 
 
 def test_batch_has_choices_of_its_documents(bundle_folder: Path) -> None:

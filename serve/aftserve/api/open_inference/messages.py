@@ -124,9 +124,8 @@ def parse(
 
 def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
     """Check the names, types and shapes of the inputs before their values are read."""
-    extras = [extra.name for extra in manifest.extra_inputs]
     names = [tensor.name[:100] for tensor in inputs]
-    _check_names([name for name in names if name not in extras], manifest)
+    _check_names(names, manifest)
     described = dict(zip(names, inputs, strict=True))
     first = described.get("text") or described[manifest.main_input]
     lengths = described.get("lengths")
@@ -152,20 +151,24 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
 
 def _check_names(names: Sequence[str], manifest: Manifest) -> None:
     """Raise InputError if the inputs are not those of a document."""
+    extras = [extra.name for extra in manifest.extra_inputs]
     main = manifest.main_input
-    forms = [[main], sorted([main, "lengths"])]
-    if manifest.features is None and sorted(names) not in [["text"], *forms]:
+    own = sorted(name for name in names if name not in extras)
+    is_repeated = len(set(names)) < len(names)
+    if own in [["text"], [main], sorted([main, "lengths"])] and not is_repeated:
+        return
+    beside = f", each once, and beside them {', '.join(extras)}" if extras else ""
+    if manifest.features is None:
         raise InputError(
-            "The inputs must be text, or input_ids, or input_ids and lengths, "
-            f"got {', '.join(names)}.",
+            "The inputs must be text, or input_ids, or input_ids and lengths"
+            f"{beside}, got {', '.join(names)}.",
             "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
         )
-    if sorted(names) not in [["text"], *forms]:
-        raise InputError(
-            "The inputs must be input_features, or input_features and lengths, "
-            f"got {', '.join(names)}.",
-            "Send input_features (FP32), with lengths (INT64) if rows are padded.",
-        )
+    raise InputError(
+        "The inputs must be input_features, or input_features and lengths"
+        f"{beside}, got {', '.join(names)}.",
+        "Send input_features (FP32), with lengths (INT64) if rows are padded.",
+    )
 
 
 def _check_first(first: InputTensor, manifest: Manifest) -> None:
@@ -291,7 +294,8 @@ def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:
     for output in request.outputs or ():
         if output.name not in known:
             raise InputError(
-                f"There is no output {output.name[:100]!r}.", f"Outputs are {', '.join(known)}."
+                f"Expected outputs of the model, got {output.name[:100]!r}.",
+                f"Choose among {', '.join(known)}.",
             )
         if output.parameters and output.parameters.classification:
             raise InputError(

@@ -112,7 +112,9 @@ def test_concurrent_mixed_lengths_get_own_answers(server: str, client: httpx.Cli
 def test_errors_reach_client(protocol: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="There is no model 'another'"):
         protocol.infer("another", [texts(["a"], binary=True)])
-    with pytest.raises(InferenceServerException, match="There is no output 'logit'"):
+    with pytest.raises(
+        InferenceServerException, match="Expected outputs of the model, got 'logit'"
+    ):
         protocol.infer(
             MODEL, [texts(["a"], binary=True)], outputs=[triton.InferRequestedOutput("logit")]
         )
