@@ -145,31 +145,15 @@ class Service:
         """
         async with self.parity.held() as parity:
             active = parity.active
-            heads = active.bundle.manifest.heads
             wanted = options.wanted(active.bundle.manifest)
             began = time.monotonic()
-            inputs = await tokenize_documents(
-                self._tokenizers, active.model.classifier, documents, given, wanted
-            )
-            if inline is not None:
-                parts = {name: head for name, head in heads.items() if wanted.has(name)}
-                inline.add(parts, [len(one.used) for one in inputs])
+            inputs = await self._tokenize(active, documents, given, wanted, inline)
             admitted = time.monotonic()
-            decodings = [parity.draw(one) for one in inputs]
-            predicted, done = await self._run(
-                active, inputs, decodings, deadline, wanted=wanted, backlog=backlog
+            predicted, done = await self._run_with_samples(
+                parity, inputs, deadline, wanted=wanted, backlog=backlog
             )
-            for one, decoding, result in zip(inputs, decodings, done, strict=True):
-                if decoding.keeps_rows:
-                    parity.sample(one, result)
         results = [
-            self._result(
-                active,
-                one,
-                replace(result, answer=result.answer.part(wanted)),
-                result.started - admitted,
-                predicted,
-            )
+            self._result(active, one, _part(result, wanted), result.started - admitted, predicted)
             for one, result in zip(inputs, done, strict=True)
         ]
         if options.spans:
@@ -199,6 +183,43 @@ class Service:
                 )
             _, (result,) = await self._run(active, [one], [one.decoding.with_rows()], deadline)
             return await parity.check(one, result.answer)
+
+    async def _tokenize(
+        self,
+        active: ActiveBundle,
+        documents: Sequence[Document],
+        given: Sequence[ExtraFields] | None,
+        wanted: Wanted,
+        inline: InlineTokens | None,
+    ) -> list[TokenizedDocument]:
+        """Tokenize documents and count the tokens that are answered inline."""
+        inputs = await tokenize_documents(
+            self._tokenizers, active.model.classifier, documents, given, wanted
+        )
+        if inline is not None:
+            heads = active.bundle.manifest.heads
+            parts = {name: head for name, head in heads.items() if wanted.has(name)}
+            inline.add(parts, [len(one.used) for one in inputs])
+        return inputs
+
+    async def _run_with_samples(
+        self,
+        parity: ParityMonitor,
+        documents: Sequence[TokenizedDocument],
+        deadline: float,
+        *,
+        wanted: Wanted,
+        backlog: Backlog | None,
+    ) -> tuple[float, list[Result]]:
+        """Run documents and have a share of them compared with PyTorch; see ``_run``."""
+        decodings = [parity.draw(one) for one in documents]
+        predicted, results = await self._run(
+            parity.active, documents, decodings, deadline, wanted=wanted, backlog=backlog
+        )
+        for one, decoding, result in zip(documents, decodings, results, strict=True):
+            if decoding.keeps_rows:
+                parity.sample(one, result)
+        return predicted, results
 
     async def _run(
         self,
@@ -305,3 +326,8 @@ class Service:
         logger.error("parity is broken: %s", reason)
         if active is self.active:  # otherwise another bundle answers by now
             self._breaches.handle(active, reason)
+
+
+def _part(result: Result, wanted: Wanted) -> Result:
+    """Return a result with only the wanted heads."""
+    return replace(result, answer=result.answer.part(wanted))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aftexport.engines import Stop
+from aftexport.engines import RunStoppedError, Stop
 from aftserve.model.costs import CostModel, Measurement
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -65,22 +65,22 @@ class CostMeasurement:
     ``measure_first`` runs growing documents once each, while they take less than half a second in
     total. These estimates are too slow rather than too fast: a first run allocates memory, and
     longer documents count with the square of their length. ``step`` makes them better, and measures
-    batches and chunks.
+    batches and chunks. A shape whose run fails is left out.
 
     Args:
         run: function that runs a shape. A request to stop makes it raise RunStoppedError.
         limits: the runs that the server does.
 
     Attributes:
-        next: the shape that the next step runs; None once everything is measured.
-        seconds: time of all steps so far, also of those that were stopped.
+        seconds: time of all steps so far, except those that were stopped.
     """
 
     def __init__(self, run: Callable[[Shape, Stop | None], object], limits: MeasuredRange) -> None:
         self._run = run
         self._plan = _Plan(limits)
         self._steps = self._plan.steps()
-        self.next: Shape | None = next(self._steps)
+        self._next: Shape | None = next(self._steps)
+        self._is_abandoned = False
         self.seconds = 0.0
 
     @property
@@ -89,16 +89,25 @@ class CostMeasurement:
         return self._plan.costs
 
     @property
+    def next(self) -> Shape | None:
+        """The shape that the next step runs; None if no step is left."""
+        return None if self._is_abandoned else self._next
+
+    @property
     def is_done(self) -> bool:
-        """Whether no step is left."""
+        """Whether no step is left, because all were done or the rest was given up."""
         return self.next is None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every prediction for single documents is based on more than first estimates."""
+        return self._plan.is_complete
 
     @property
     def next_seconds(self) -> float:
         """Predicted time of the next step; 0 if there is none."""
-        if self.next is None:
-            return 0.0
-        return self.next.documents * self.costs.single(self.next.tokens)
+        shape = self.next
+        return 0.0 if shape is None else shape.documents * self.costs.single(shape.tokens)
 
     def measure_first(self) -> None:
         """Do the first step, and further ones as long as they are runs of new, quick lengths."""
@@ -117,26 +126,31 @@ class CostMeasurement:
 
         Raises:
             RunStoppedError: if ``stop`` ended the run; the next step repeats it.
-            EngineError: if the engine fails.
+            EngineError: if the engine fails; the next step runs another shape.
         """
-        shape = self.next
+        shape = self._next
         assert shape is not None  # checked by the callers
         start = time.perf_counter()
         try:
             self._run(shape, stop)
-        finally:
-            seconds = time.perf_counter() - start
-            self.seconds += seconds
-        try:
-            self.next = self._steps.send(seconds)
-        except StopIteration:
-            self.next = None
+        except RunStoppedError:
+            raise
+        except Exception:
+            self._end_step(time.perf_counter() - start, has_failed=True)
+            raise
+        self._end_step(time.perf_counter() - start)
         return shape
 
     def abandon(self) -> None:
-        """Do no further steps; the current predictions stay."""
-        self._steps.close()
-        self.next = None
+        """Do no further steps; the current predictions stay. Any thread may call this."""
+        self._is_abandoned = True
+
+    def _end_step(self, seconds: float, *, has_failed: bool = False) -> None:
+        self.seconds += seconds
+        try:
+            self._next = self._steps.send(None if has_failed else seconds)
+        except StopIteration:
+            self._next = None
 
 
 class _Plan:
@@ -144,11 +158,16 @@ class _Plan:
 
     It does not know the function that runs them. A generator of steps that is not at its end keeps
     its object in memory, and would keep the model after its replacement.
+
+    Attributes:
+        costs: the current predictions.
+        is_complete: whether no prediction for single documents is a first estimate any more.
     """
 
     costs: CostModel
 
     def __init__(self, limits: MeasuredRange) -> None:
+        self.is_complete = False
         self._limits = limits
         self._whole_tokens = limits.max_tokens if limits.chunk_tokens is not None else None
 
@@ -159,33 +178,48 @@ class _Plan:
         longest = max(min(high, self._limits.budget_tokens), low)
         return sorted({min(max(length, low), longest) for length in LENGTHS})
 
-    def steps(self) -> Generator[Shape, float, None]:
-        """Yield the shapes to run, and receive their times; update the predictions meanwhile."""
+    def steps(self) -> "Generator[Shape, float | None, None]":
+        """Yield the shapes to run, and update the predictions from their times.
+
+        The generator receives the time of each run, or None if the run failed.
+        """
         lengths = yield from self._measure_lengths()
         singles = yield from _measured([Shape(1, n) for n in lengths], _SLOW_SECONDS * _ROUNDS)
+        if not singles:
+            return
         singles = _increasing(singles)
         self._predict(singles)
-        shapes = self._batch_shapes({one.tokens: one.seconds for one in singles})
-        for shape in shapes:
-            _ = yield shape  # it allocates memory, so its time does not count
+        shapes = list[Shape]()
+        for shape in self._batch_shapes({one.tokens: one.seconds for one in singles}):
+            # The first run allocates memory, so its time does not count.
+            if (yield shape) is not None:
+                shapes.append(shape)
         batches = yield from _measured(shapes, _SLOW_SECONDS * _ROUNDS)
         whole = _increasing([*singles, *batches])
         self._predict(whole)
         if self._limits.chunk_tokens is not None:
             shapes = self._chunk_shapes(self._limits.chunk_tokens)
-            self._predict(whole, (yield from _measured(shapes, _SLOW_SECONDS)))
+            in_chunks = yield from _measured(shapes, _SLOW_SECONDS)
+            if len(in_chunks) < len(shapes):
+                return
+            self._predict(whole, in_chunks)
+        self.is_complete = True
 
-    def _measure_lengths(self) -> Generator[Shape, float, list[int]]:
-        """Run growing documents until they are slow; return their lengths."""
+    def _measure_lengths(self) -> "Generator[Shape, float | None, list[int]]":
+        """Run growing documents until they are slow or fail; return the lengths that ran."""
         found = list[Measurement]()
         for tokens in self.lengths:
             # The first run of a shape allocates memory, and may also be slow by chance, so only two
             # slow runs end the series.
             seconds = yield Shape(1, tokens)
+            if seconds is None:
+                break
             found.append(Measurement(1, tokens, seconds))
             self._predict(_increasing(found), min_power=_FIRST_POWER)
-            if seconds > _MAX_SECONDS and (yield Shape(1, tokens)) > _MAX_SECONDS:
-                break
+            if seconds > _MAX_SECONDS:
+                again = yield Shape(1, tokens)
+                if again is None or again > _MAX_SECONDS:
+                    break
         return [one.tokens for one in found]
 
     def _batch_shapes(self, single_seconds: dict[int, float]) -> list[Shape]:
@@ -225,17 +259,29 @@ class _Plan:
         )
 
 
-def _measured(shapes: Iterable[Shape], enough: float) -> Generator[Shape, float, list[Measurement]]:
+def _measured(
+    shapes: Iterable[Shape], enough: float
+) -> "Generator[Shape, float | None, list[Measurement]]":
     """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in total.
 
-    The shapes take turns, so that a slow moment of the machine does not hit all runs of one.
+    The shapes take turns, so that a slow moment of the machine does not hit all runs of one. A
+    shape that fails has no further turns, and is left out if none of its runs succeeded.
     """
     seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    failed = set[Shape]()
     for _ in range(_ROUNDS):
         for shape, taken in seconds.items():
-            if len(taken) < 2 or sum(taken) < enough:
-                taken.append((yield shape))
-    return [Measurement(one.documents, one.tokens, min(taken)) for one, taken in seconds.items()]
+            if shape not in failed and (len(taken) < 2 or sum(taken) < enough):
+                one = yield shape
+                if one is None:
+                    failed.add(shape)
+                else:
+                    taken.append(one)
+    return [
+        Measurement(shape.documents, shape.tokens, min(taken))
+        for shape, taken in seconds.items()
+        if taken
+    ]
 
 
 def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:

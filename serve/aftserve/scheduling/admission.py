@@ -50,6 +50,8 @@ class Admission:
 
         The first estimates of a model are too slow. Documents that by them take longer than the
         deadline wait for better ones, and are refused as too long only by complete measurements.
+        If no better estimates are to come, because the model was replaced or its runs failed, the
+        documents are admitted, and only their deadline limits their time.
 
         Args:
             model: model that classifies them.
@@ -62,15 +64,26 @@ class Admission:
             DeadlineError: if the deadline has passed.
             BusyError: if the queue is too long for the server or for the deadline, or the costs
                 of long documents are not measured before the deadline.
+            UnavailableError: if the scheduler ends.
             DocumentTooLongError: if the documents by themselves take longer than the deadline.
         """
         while True:
-            is_measured = model.measurement.is_done
+            # Read the state before the estimate: the engine's thread may improve both meanwhile.
+            is_complete = model.measurement.is_complete
+            is_measuring = self._scheduler.is_measuring(model)
             seconds_left = deadline - time.monotonic()
             own = self._own_seconds(model, tokens)
-            if own <= seconds_left or is_measured or seconds_left <= 0:
+            if seconds_left <= 0:
+                raise DeadlineError
+            if own > seconds_left and is_complete:
+                raise DocumentTooLongError(
+                    f"{sum(tokens)} tokens take {own:.3g} s, but the deadline is in "
+                    f"{seconds_left:.3g} s.",
+                    "Send fewer tokens, or allow more time.",
+                )
+            if own <= seconds_left or not is_measuring:
                 return self._admit(model, tokens, own, seconds_left, earlier)
-            if not await self._scheduler.wait_for_measurement(model, seconds_left):
+            if not await self._scheduler.wait_for_measurement(seconds_left):
                 raise BusyError(
                     f"The time of {sum(tokens)} tokens is not measured yet, and the deadline comes "
                     f"before the first estimate of {own:.3g} s.",
@@ -90,25 +103,18 @@ class Admission:
         seconds_left: float,
         earlier: Backlog,
     ) -> float:
-        if seconds_left <= 0:
-            raise DeadlineError
         scheduler = self._scheduler
         in_chunks = any(map(model.classifier.in_chunks, tokens))
         self._check(scheduler.wait_seconds(in_chunks=in_chunks, besides=earlier))
         backlog_seconds = scheduler.wait_seconds(in_chunks=in_chunks)
         backlog_seconds += scheduler.measurement_seconds(backlog_seconds)
-        predicted = backlog_seconds + own
-        if own > seconds_left:
-            raise DocumentTooLongError(
-                f"{sum(tokens)} tokens take {own:.3g} s, but the deadline is in "
-                f"{seconds_left:.3g} s.",
-                "Send fewer tokens, or allow more time.",
-            )
-        if predicted > seconds_left:
+        # An estimate over the deadline is a first one, which is too slow, so it does not count.
+        needed = backlog_seconds + (own if own <= seconds_left else 0.0)
+        if needed > seconds_left:
             raise BusyError(
-                f"The answer would take {predicted:.3g} s, but the deadline is in "
+                f"The answer would take {needed:.3g} s, but the deadline is in "
                 f"{seconds_left:.3g} s.",
                 "Try again later, or allow more time.",
-                predicted - seconds_left,
+                needed - seconds_left,
             )
-        return predicted
+        return backlog_seconds + own

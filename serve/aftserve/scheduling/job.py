@@ -87,6 +87,17 @@ class Job:
         return len(self.ids)
 
 
+def make_progress(job: Job) -> Progress | None:
+    """Return the state of a document in chunks before its first part; None for other documents."""
+    classifier = job.active.model.classifier
+    if not classifier.in_chunks(job.tokens):
+        return None
+    return Progress(
+        classifier.parts(job.ids, job.extras, decoding=job.decoding, wanted=job.wanted),
+        classifier.part_count(job.tokens, job.wanted),
+    )
+
+
 @dataclass(frozen=True)
 class Result:
     """The answer for one document.

@@ -17,8 +17,13 @@ class MeasurementTurns:
     """The measurement of one model's costs while the server answers documents.
 
     Without documents in the queue, a measurement runs at once, and a document that arrives stops
-    it. A server that always has documents would never measure anything, and then never run batches:
-    a measurement also has its turn if all of them take at most a tenth of the time.
+    it. A server whose gaps between documents are short would never measure anything, and then never
+    run batches. A measurement is therefore due once all of them take at most a tenth of the time.
+    It then runs even if documents wait, and a document that arrives does not stop it.
+
+    Only complete runs count against the tenth. Otherwise stopped runs in short gaps would use it
+    up, and no measurement would ever be due. The stopped runs end with the measurements, which take
+    at most ten times the predicted time of all complete ones.
 
     Args:
         model: the model that answers documents.

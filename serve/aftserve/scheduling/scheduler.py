@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
@@ -20,7 +20,7 @@ from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.engine_state import Idle, Measuring, Run
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
-from aftserve.scheduling.job import Backlog, Job, Progress, Result
+from aftserve.scheduling.job import Backlog, Job, Progress, Result, make_progress
 from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.stall_detection import wait_for_end
@@ -120,19 +120,31 @@ class Scheduler:
             delay += abs(state.run.started + state.run.predicted - now)
         return delay
 
-    async def wait_for_measurement(self, model: LoadedModel, seconds: float) -> bool:
-        """Wait for the next measurement of a model, and at most for ``seconds``.
+    def is_measuring(self, model: LoadedModel) -> bool:
+        """Return whether further measurements of a model are to come."""
+        measurement = model.measurement
+        return self._is_current(measurement) and not measurement.is_done
+
+    async def wait_for_measurement(self, seconds: float) -> bool:
+        """Wait for the end of a measurement or the replacement of the model.
+
+        Args:
+            seconds: maximum time of the wait.
 
         Returns:
-            Whether there was one; False at once if none is to come.
+            False after ``seconds`` without either.
+
+        Raises:
+            UnavailableError: if the scheduler ends.
         """
-        turns = self._turns
-        if turns is None or turns.measurement is not model.measurement or turns.measurement.is_done:
-            return False
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._measured.wait(), seconds)
-            return True
-        return False
+        if self._closed is None:
+            try:
+                await asyncio.wait_for(self._measured.wait(), seconds)
+            except TimeoutError:
+                return False
+        if self._closed is not None:
+            raise self._closed
+        return True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -146,11 +158,12 @@ class Scheduler:
     def measure(self, model: LoadedModel) -> None:
         """Measure the costs of a model that replaces the previous one, and the slowdown again."""
         self.slowdown = SlowdownFactor()
-        if model.measurement.is_done:
+        if model.measurement.is_complete:
             self.slowdown.trust_costs()
         self._queue.forget_memory()
         self._turns = MeasurementTurns(model)
         self._queue.measure(self._turns)
+        self._wake_waiting()
 
     def submit(
         self,
@@ -185,12 +198,10 @@ class Scheduler:
         if self._closed is not None:
             future.set_exception(self._closed)
             return future
-        classifier, costs = active.model.classifier, active.model.costs
-        seconds = costs.single(len(ids))
         job = Job(
             active,
             ids,
-            seconds,
+            active.model.costs.single(len(ids)),
             promised,
             future,
             single,
@@ -199,11 +210,7 @@ class Scheduler:
             extras=extras,
             wanted=wanted,
         )
-        if classifier.in_chunks(len(ids)):
-            job.progress = Progress(
-                classifier.parts(ids, extras, decoding=decoding, wanted=wanted),
-                classifier.part_count(len(ids), wanted),
-            )
+        job.progress = make_progress(job)
         future.add_done_callback(lambda _: self._settle(job))
         self._queue.put(job)
         return future
@@ -329,19 +336,33 @@ class Scheduler:
                 job.future.set_result(Result(answer, started, seconds, len(batch)))
 
     def _end_measurement(self, run: Run, measurement: CostMeasurement) -> None:
-        """Use a measurement, or give up all further ones if it failed."""
-        error = run.ended.exception()
-        if isinstance(error, EngineThreadError):
-            raise error
-        is_stalled = run.seconds > self._stall_seconds
-        if error is not None and (is_stalled or not isinstance(error, RunStoppedError)):
-            logger.warning("the cost of longer runs cannot be measured: %s", error)
-            measurement.abandon()
-        if self._turns is None or self._turns.measurement is not measurement:
-            return  # another model has taken over
-        if measurement.is_done:
+        """Use a measurement, or give up all further ones if it stalled."""
+        match run.ended.exception():
+            case None:
+                pass
+            case EngineThreadError() as error:
+                raise error
+            case RunStoppedError():
+                if run.seconds > self._stall_seconds:
+                    logger.warning("gave up the measurement of costs, because a run took too long")
+                    measurement.abandon()
+            case error:
+                logger.warning("a run that measures costs failed: %s", error)
+        if not self._is_current(measurement):
+            return
+        if measurement.is_complete:
             self.slowdown.trust_costs()
             logger.info("measured the costs of documents in %.1f s", measurement.seconds)
+        elif measurement.is_done:
+            logger.warning("the costs of some documents are not measured; first estimates stay")
+        self._wake_waiting()
+
+    def _is_current(self, measurement: CostMeasurement) -> bool:
+        """Return whether a measurement is that of the model that answers new requests."""
+        return self._turns is not None and self._turns.measurement is measurement
+
+    def _wake_waiting(self) -> None:
+        """Wake the requests that wait for a measurement."""
         self._measured.set()
         self._measured = asyncio.Event()
 
@@ -370,3 +391,4 @@ class Scheduler:
         self._fail(self._queue.close(), self._closed)
         for begun in (run, self._run):
             self._fail(begun.batch if begun else (), self._closed)
+        self._wake_waiting()

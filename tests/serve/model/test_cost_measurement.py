@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftexport.engines import RunStoppedError, Stop
+from aftexport.errors import EngineError
 from aftserve.model import cost_measurement
 from aftserve.model.cost_measurement import (
     BATCH_LENGTHS,
@@ -242,10 +244,67 @@ def test_stopped_step_is_repeated(machine: Machine) -> None:
     with pytest.raises(RunStoppedError):
         measurement.step(Stop())
     assert measurement.next == expected
-    assert measurement.seconds == before + 0.25
+    assert measurement.seconds == before
     machine.seconds = linear
     measurement.step()
     assert machine.runs[count:] == [expected, expected]
+
+
+FIRST_ESTIMATE = 0.99 * 4 * 128 * linear(Shape(1, 8192))
+"""Minimum of the first estimates of 1,048,576 tokens in chunks."""
+
+
+def measured_despite(
+    machine: Machine, failing: Callable[[Shape], bool], limits: MeasuredRange
+) -> CostMeasurement:
+    """Do all steps, while runs of some shapes fail after the first run."""
+
+    def seconds(shape: Shape) -> float:
+        if failing(shape) and len(machine.runs) > 1:
+            raise EngineError("out of memory", "Use less.")
+        return linear(shape)
+
+    machine.seconds = seconds
+    measurement = CostMeasurement(machine.run, limits)
+    while not measurement.is_done:
+        with suppress(EngineError):
+            measurement.step()
+    return measurement
+
+
+def test_failed_length_ends_the_series(machine: Machine) -> None:
+    measurement = measured_despite(machine, lambda shape: shape.tokens > 1024, LONG)
+    assert measurement.is_complete
+    assert lengths(machine.runs).count(4096) == 1
+    assert 16_384 not in lengths(machine.runs)
+    assert measurement.costs.single(1024) == linear(Shape(1, 1024))
+    assert measurement.costs.batch_documents == max(BATCHES)
+
+
+def test_failed_batch_is_left_out(machine: Machine) -> None:
+    measurement = measured_despite(machine, lambda shape: shape.documents > 4, LONG)
+    assert measurement.is_complete
+    assert measurement.costs.batch_documents == 4
+    assert machine.runs.count(Shape(8, 16)) == 1
+
+
+@pytest.mark.parametrize("fails", ["singles", "chunks"])
+def test_failed_kind_keeps_first_estimates(machine: Machine, fails: str) -> None:
+    measurement = measured_despite(
+        machine, lambda shape: fails == "singles" or shape.chunk_tokens is not None, WITH_CHUNKS
+    )
+    assert measurement.is_done
+    assert not measurement.is_complete
+    assert measurement.costs.single(1 << 20) > FIRST_ESTIMATE
+
+
+def test_complete_measurement(machine: Machine) -> None:
+    measurement = CostMeasurement(machine.run, WITH_CHUNKS)
+    measurement.measure_first()
+    assert not measurement.is_complete
+    measurement.measure_all()
+    assert measurement.is_complete
+    assert measurement.costs.single(1 << 20) < FIRST_ESTIMATE
 
 
 def test_abandoned_measurement_keeps_estimates(machine: Machine) -> None:
@@ -254,5 +313,6 @@ def test_abandoned_measurement_keeps_estimates(machine: Machine) -> None:
     before = measurement.costs
     measurement.abandon()
     assert measurement.is_done
+    assert not measurement.is_complete
     assert measurement.next_seconds == 0.0
     assert measurement.costs is before

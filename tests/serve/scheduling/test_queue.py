@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftexport.engines import RunStoppedError, Stop
+from aftserve.model import cost_measurement
 from aftserve.model.classifier import Classifier
-from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange
+from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
 from aftserve.scheduling.engine_state import Idle, Measuring, Releasing, Run, Running
 from aftserve.scheduling.job import Job, Progress
 from aftserve.scheduling.measuring import MeasurementTurns
@@ -212,14 +214,32 @@ def test_replaced_models_memory_is_not_released(
 
 
 class Turns(MeasurementTurns):
-    """Turns of a real measurement of runs that take no time, on a clock of the test."""
+    """Turns of a real measurement, on a clock of the test.
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        measurement = CostMeasurement(lambda shape, stop: None, MeasuredRange(1, 16, 16))
+    Args:
+        seconds: time of the runs after the first ones.
+
+    Attributes:
+        now: time of the clock.
+        arrival: called 70 ms after the start of a run.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.now, self.arrival, self._seconds = 0.0, lambda: None, 0.0
+        measurement = CostMeasurement(self._run, MeasuredRange(1, 16, 16))
         measurement.measure_first()
+        self._seconds = seconds
         model: Any = SimpleNamespace(measurement=measurement, classifier=ANY)
         super().__init__(model, clock=lambda: self.now)
+
+    def _run(self, shape: Shape, stop: Stop | None) -> None:
+        if not self._seconds:
+            return
+        self.now += 0.07
+        self.arrival()
+        if stop is not None and stop.is_requested:
+            raise RunStoppedError
+        self.now += self._seconds - 0.07
 
     def spend(self, seconds: float) -> None:
         self.measurement.seconds += seconds
@@ -277,6 +297,30 @@ def test_job_does_not_stop_due_measurement(loop: asyncio.AbstractEventLoop) -> N
     assert run is not None
     queue.put(job(loop))
     assert not run.stop.is_requested
+
+
+def test_short_gaps_complete_measurements(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
+    queue, turns, stops = JobQueue(), Turns(seconds=0.4), 0
+    monkeypatch.setattr(cost_measurement.time, "perf_counter", lambda: turns.now)
+    queue.measure(turns)
+    while not turns.measurement.is_done:
+        assert turns.now < 1000
+        run = queue.take(first, measure)
+        assert run is not None
+        if run.measurement is None:
+            turns.now += 0.001
+        else:
+            turns.arrival = lambda: queue.put(job(loop))
+            try:
+                run.measurement.step(run.stop)
+            except RunStoppedError:
+                stops += 1
+        queue.end_run()
+    assert stops > 10
+    assert turns.now <= 10 * turns.measurement.seconds + 0.4
 
 
 def test_paused_queue_begins_no_measurement() -> None:
