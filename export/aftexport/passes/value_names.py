@@ -1,8 +1,18 @@
 """The names of the values of a graph, which must differ, also between a graph and its subgraphs."""
 
+import re
 from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
+
+from aftexport.contract import EVIDENCE
+
+_OF_PASSES = re.compile(
+    rf"({EVIDENCE}|chunk_|mean_constant_|val_wide_|val_triangle_).*"
+    r"|.*_(float32|tokens|sum|count|mean|alpha_weight|beta_weight|ints_\d+)",
+    re.DOTALL,
+)
+"""Names that later passes give to values that they add, by themselves or from another name."""
 
 
 def value_names(graph: ir.Graph) -> set[str]:
@@ -19,14 +29,16 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def rename_inner_values(graph: ir.Graph) -> None:
-    """Rename each inner value that has the name of an input or an output of the graph."""
+    """Rename each inner value whose name is that of an input or output, or of a later pass."""
     ends = (*graph.inputs, *graph.outputs)
     kept = {str(value.name) for value in ends}
     taken = value_names(graph)
     inner = [*graph.initializers.values(), *_inner_values(graph)]
     for value in inner:
-        if str(value.name) in kept and not any(value is end for end in ends):
-            value.name = free_name(str(value.name), taken)
+        name = str(value.name)
+        is_taken = name in kept or _OF_PASSES.fullmatch(name) is not None
+        if is_taken and not any(value is end for end in ends):
+            value.name = free_name(f"given_{name}_", taken)
             taken.add(value.name)
 
 

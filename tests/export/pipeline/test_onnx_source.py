@@ -148,6 +148,18 @@ def test_inner_value_may_have_any_name(old: str, name: str, tmp_path: Path) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name", ["evidence", "evidence_weight", "chunk_zero", "logits_tokens", "value_5_float32"]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_names_of_later_passes_are_free(dtype: Any, name: str, tmp_path: Path) -> None:
+    """The bundle has evidence and runs in chunks, and the sums of 16 bits are in float32."""
+    bundle = bundle_of(tmp_path, renamed(text_model(dtype=dtype), "value_3", name))
+    assert bundle.manifest.evidence is not None
+    expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
+    np.testing.assert_allclose(run(bundle, DOCUMENTS[:1])[0], expected, rtol=1e-2, atol=1e-2)
+
+
 def test_plain_constants_avoid_names_of_values(tmp_path: Path) -> None:
     model = text_model()
     for index, old in enumerate(("value_3", "value_4", "value_0"), len(model.graph.initializer)):
