@@ -8,6 +8,7 @@ import ast
 import asyncio
 import importlib
 import inspect
+import platform
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,12 +31,13 @@ from aftexport.internals.versions import Versions
 ROOT = Path(__file__).parents[1]
 MODULES = (
     "aftexport.internals.onnxscript_rules",
+    "aftexport.internals.python_exit",
     "aftexport.internals.torch_operators",
     "aftexport.internals.torch_shapes",
     "aftexport.internals.torch_translation",
     "aftserve.http.uvicorn_internals",
 )
-LIBRARIES = ("torch", "onnxscript", "onnx_ir", "uvicorn")
+LIBRARIES = ("torch", "onnxscript", "onnx_ir", "uvicorn", "atexit", "threading")
 UNSTABLE = ("torch.fx.experimental", "torch.fx.traceback", "uvicorn.protocols")
 """Modules without an underscore whose parts change between versions all the same."""
 
@@ -132,6 +134,7 @@ def test_versions_agree_with_requirements(module: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     wanted = [Requirement(text) for texts in groups for text in texts]
+    wanted.append(Requirement(f"python {project['requires-python']}"))
     (bounds,) = {r.specifier for r in wanted if r.name == versions.library}
     assert f">={versions.oldest}" in str(bounds)
     assert Version(versions.newest) in bounds
@@ -143,6 +146,17 @@ def is_private(name: str) -> bool:
     return unstable or any(part.startswith("_") for part in parts)
 
 
+def dotted(node: ast.expr) -> str:
+    """Return an expression as names and dots, without the arguments of its calls."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return dotted(node.func)
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def private_uses(tree: ast.AST) -> Iterator[str]:
     """Yield the private parts of the libraries that a module imports or reaches by their name."""
     for module, name in imports_of(tree):
@@ -152,7 +166,7 @@ def private_uses(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
-            names = [ast.unparse(node)]
+            names = [dotted(node)]
         else:
             continue
         for name in names:
@@ -179,6 +193,7 @@ def test_private_parts_are_used_from_one_module() -> None:
         "import torch\ntorch._C.PyTorchFileReader('x')",
         "from uvicorn.protocols.http.flow_control import FlowControl",
         "import torch.fx.experimental.symbolic_shapes",
+        "import threading\nthreading._shutdown()",
     ],
 )
 def test_private_use_is_found(code: str) -> None:
@@ -193,6 +208,12 @@ def test_missing_part_is_named_with_versions() -> None:
         "import name 'Cycle' from 'uvicorn.protocols'."
     )
     assert raised.value.remedy == "Install uvicorn 0.54, or a newer aftexport."
+
+
+def test_missing_part_of_python_is_named() -> None:
+    with pytest.raises(LibraryError) as raised, Versions("python", "3.11", "3.14").named():
+        raise AttributeError("module 'threading' has no attribute '_shutdown'")
+    assert f"Expected python 3.11 to 3.14, got {platform.python_version()}," in str(raised.value)
 
 
 def test_library_that_is_not_installed_stays_so() -> None:

@@ -103,7 +103,7 @@ class ExtraInput(BaseModel):
         shape = self.shape(tokens)
         numbers = _numbers(value)
         if numbers is None or numbers.shape != shape:
-            got = type(value).__name__ if numbers is None else _count(numbers.shape)
+            got = _kind(value) if numbers is None else _count(numbers.shape)
             raise ValueError(f"the input {self.name!r}: expected {_count(shape)}, got {got}")
         if self.dtype == "float32":
             with np.errstate(over="ignore"):
@@ -117,7 +117,7 @@ class ExtraInput(BaseModel):
         if outside.any():
             bad = numbers[outside].ravel()[0]
             raise ValueError(
-                f"the input {self.name!r}: expected integers from 0 to {most}, got {bad:g}"
+                f"the input {self.name!r}: expected integers from 0 to {most}, got {_plain(bad)}"
             )
         return numbers.astype(np.int64)
 
@@ -286,6 +286,20 @@ def _numbers(value: object) -> Array | None:
         return np.array(value, np.float64)
     except OverflowError:  # an integer beyond float64
         return np.full(np.shape(listed) if isinstance(value, list) else (), np.inf)
+
+
+def _plain(number: np.generic) -> str:
+    """Return a number with all digits of an integer."""
+    value = number.item()
+    return str(int(value)) if np.isfinite(value) and value == int(value) else f"{value:g}"
+
+
+def _kind(value: object) -> str:
+    """Return the type of a value that is not one number or a list of numbers."""
+    if not isinstance(value, list):
+        return type(value).__name__
+    other = next(one for one in value if type(one) not in (int, float))
+    return f"a list with {type(other).__name__}"
 
 
 def _count(shape: tuple[int, ...]) -> str:

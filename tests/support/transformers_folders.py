@@ -114,6 +114,17 @@ def t5(**settings: Any) -> Any:
     return transformers.T5Config(vocab_size=_VOCABULARY, **sizes | settings)
 
 
+def tiny(name: str) -> Any:
+    """Return a small configuration of Albert, Bert, Funnel or Qwen2."""
+    own: dict[str, Any] = {
+        "Albert": {"embedding_size": 8},
+        "Funnel": {"block_sizes": [1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32},
+    }.get(name, {})
+    sizes = {} if name == "Funnel" else _SIZES
+    given = {"vocab_size": _VOCABULARY, "pad_token_id": 0, **sizes, **own}
+    return getattr(transformers, f"{name}Config")(**given)
+
+
 _TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
     "BertConfig": (wordpiece, _SPECIAL_OF_BERT),
     "ModernBertConfig": (wordpiece, _SPECIAL_OF_BERT),
@@ -140,7 +151,7 @@ def save(folder: Path, class_name: str, config: Any, **settings: Any) -> Any:
     torch.manual_seed(0)
     model = getattr(transformers, class_name)(config).eval()
     model.save_pretrained(folder, **settings)
-    build, special = _TOKENIZERS[type(config).__name__]
+    build, special = _TOKENIZERS.get(type(config).__name__, (wordpiece, _SPECIAL_OF_BERT))
     transformers.PreTrainedTokenizerFast(tokenizer_object=build(), **special).save_pretrained(
         folder
     )

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aftexport.checkpoint.weight_files import WeightFiles
 from aftexport.contract import IDS
 from aftexport.errors import CheckpointError
 
@@ -15,10 +14,11 @@ if TYPE_CHECKING:
 MODEL_TYPE = "model_type"
 """The entry by which a configuration is one of transformers."""
 MAX_LABELS = 1 << 20
+MAX_LAYERS = 1 << 12
 _TASK_CLASSES = ("ForSequenceClassification", "ForTokenClassification")
 _BASE_CLASS = "Model"
 _NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
-_COUNTS_OF_LAYERS = ("layers", "n_layer", "num_layers", "num_hidden_layers", "n_layers", "depth")
+_COUNTS_OF_LAYERS = ("layers", "n_layer", "depth")
 _FIXED = {
     "return_dict": True,
     "output_attentions": False,
@@ -54,23 +54,22 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_class(
-    folder: Path, config: Mapping[str, Any], files: WeightFiles, *, trust_remote_code: bool
+    folder: Path, config: Mapping[str, Any], *, trust_remote_code: bool
 ) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
     """Return the class that a configuration names, and the configuration in its own type.
 
     Args:
         folder: the folder, for messages and for its code.
         config: the content of config.json.
-        files: the weights, which bound the numbers in the configuration.
         trust_remote_code: whether a class may come from code in the folder.
 
     Raises:
-        CheckpointError: if the library lacks the class, no head serves it, or a number in the
-            configuration does not fit the weights.
+        CheckpointError: if the library lacks the class, no head serves it, or a count in the
+            configuration is too large.
     """
     path = folder / "config.json"
     name = _class_name(path, config)
-    _check_counts(path, config, files)
+    _check_counts(path, config)
     if reference := _code_of(config, name):
         if trust_remote_code:
             return _class_in_folder(folder, config, reference)
@@ -142,22 +141,19 @@ def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedC
         )
 
 
-def _check_counts(path: Path, config: Mapping[str, Any], files: WeightFiles) -> None:
-    """Refuse counts for which building the configuration or the modules would not end."""
+def _check_counts(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse counts by which the library makes a list or a mapping in the configuration.
+
+    The count of modules is checked later, see ``check_size``.
+    """
     for name, value in _entries(config):
+        is_layers = name.endswith(_COUNTS_OF_LAYERS)
+        most = MAX_LABELS if name == "num_labels" else MAX_LAYERS if is_layers else None
         is_count = isinstance(value, int) and not isinstance(value, bool)
-        if not is_count:
-            continue
-        if name.endswith(_COUNTS_OF_LAYERS) and value > len(files.shapes):
+        if most is not None and is_count and value > most:
             raise CheckpointError(
                 path,
-                f"{name} must be at most the number of weights {len(files.shapes)}, got {value}",
-                "Give the configuration of the training.",
-            )
-        if name == "num_labels" and value > MAX_LABELS:
-            raise CheckpointError(
-                path,
-                f"num_labels must be at most {MAX_LABELS}, got {value}",
+                f"{name} must be at most {most}, got {value}",
                 "Give the configuration of the training.",
             )
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aftexport.checkpoint.checkpoint import Checkpoint
+from aftexport.checkpoint.empty_model import check_size
 from aftexport.checkpoint.names import listed
 from aftexport.checkpoint.transformers_class import find_class, is_base_class
 from aftexport.checkpoint.transformers_module import LOGITS, VECTORS, TransformersModel
 from aftexport.checkpoint.transformers_tokenizer import read_tokenizer
-from aftexport.checkpoint.weight_files import WeightFiles, find_weight_files
+from aftexport.checkpoint.weight_files import find_weight_files
 from aftexport.checkpoint.weights import refuse_unusable
 from aftexport.errors import CheckpointError, first_line
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 KIND = "transformers folder"
 _ADAPTER = "adapter_config.json"
-_SPARE_NUMBERS = 1 << 26
-"""Numbers that modules may compute beside the weights in the files, such as masks."""
 
 
 def read_transformers_folder(
@@ -46,8 +45,8 @@ def read_transformers_folder(
     _check_folder(folder, config)
     files = find_weight_files(folder)
     with _quiet_library():
-        found, own = find_class(folder, config, files, trust_remote_code=trust_remote_code)
-        _check_size(folder, found, own, files)
+        found, own = find_class(folder, config, trust_remote_code=trust_remote_code)
+        check_size(folder, found, own, files)
         model = _with_weights(folder, found, own)
         tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
     has_no_head = is_base_class(found.__name__)
@@ -85,28 +84,6 @@ def _check_folder(folder: Path, config: Mapping[str, Any]) -> None:
             folder / "config.json",
             "its weights are quantized (quantization_config)",
             "Give the folder before the quantization, and choose a precision by --precision.",
-        )
-
-
-def _check_size(
-    folder: Path, found: "type[PreTrainedModel]", config: "PreTrainedConfig", files: WeightFiles
-) -> None:
-    """Refuse a configuration of a far larger model than the weights, before memory is taken."""
-    try:
-        with torch.device("meta"):
-            empty = found(config)
-    except Exception as error:  # a configuration can make a constructor raise any exception
-        raise CheckpointError(
-            folder / "config.json",
-            f"{found.__name__} refuses the configuration: {type(error).__name__}: {error}",
-            "Give the configuration of the training.",
-        ) from error
-    size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
-    if size > 2 * files.count + _SPARE_NUMBERS:
-        raise CheckpointError(
-            folder / "config.json",
-            f"expected a model of the {files.count:,} numbers in the weights, got {size:,}",
-            "Give the configuration of the training.",
         )
 
 

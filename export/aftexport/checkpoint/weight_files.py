@@ -20,11 +20,9 @@ class WeightFiles:
     """The files with the weights of a folder.
 
     Attributes:
-        names: the names of the files.
         shapes: the shape of each weight by its name.
     """
 
-    names: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
@@ -51,7 +49,7 @@ def find_weight_files(folder: Path) -> WeightFiles:
         with safe_open(folder / name, "pt") as file:
             keys = file.keys()
             shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in keys}
-    return WeightFiles(names, shapes)
+    return WeightFiles(shapes)
 
 
 def _listed(folder: Path) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ becomes a float64 graph for comparison. The wider type contains every narrow num
 weights stay the same; the activations keep more digits.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from math import prod
 
 import onnx
 from onnx import TensorProto
@@ -29,6 +30,29 @@ def widen(
     _Widening(types, to).graph(model.graph)
     for function in model.functions:
         _Widening(types, to).nodes(function.node)
+
+
+def widened_bytes(model: onnx.ModelProto, types: Collection[int], to: int) -> int:
+    """Return the size of ``model`` after ``widen``, without a copy; its tensors are counted."""
+    wide = onnx.helper.tensor_dtype_to_np_dtype(to).itemsize
+    narrow = [tensor for tensor in _tensors(model.graph) if tensor.data_type in types]
+    for function in model.functions:
+        narrow += [t for t in _node_tensors(function.node) if t.data_type in types]
+    return int(model.ByteSize()) + sum(wide * prod(t.dims) - int(t.ByteSize()) for t in narrow)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from _tensors(attribute.g)
 
 
 class _Widening:

@@ -1,4 +1,4 @@
-"""The installed package of ONNX Runtime, which is checked before it is imported.
+"""The installed package of ONNX Runtime, which this module checks before its import.
 
 Several packages contain the module ``onnxruntime``, and each overwrites the files of the others.
 """
@@ -30,7 +30,7 @@ def check_package() -> None:
     """Check that exactly one package of ONNX Runtime is installed.
 
     Raises:
-        EngineError: if there are several or none; the remedy is the command.
+        EngineError: if several packages or none are installed; the remedy is the command.
     """
     found = [name for name in PACKAGES if _is_installed(name)]
     choice = f"{install_command('cpu')}, or with cuda in place of cpu for an NVIDIA GPU"
@@ -56,7 +56,7 @@ def _is_installed(name: str) -> bool:
 
 check_package()
 
-import onnxruntime  # noqa: E402  after the check, because a mixture of files may end the process
+import onnxruntime  # noqa: E402  after the check: the import of mixed files may end the process
 from onnxruntime.capi import onnxruntime_pybind11_state as native  # noqa: E402
 
 __all__ = ["check_package", "native", "onnxruntime"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from platform import python_version
 
 from aftexport.errors import LibraryError
 
@@ -13,7 +14,7 @@ class Versions:
     """The versions of a library that were tried.
 
     Attributes:
-        library: the name of the distribution and of its package.
+        library: the name of the distribution and of its package, or ``python`` for its own library.
         oldest: the oldest version, the lower bound in pyproject.toml.
         newest: the newest version that was tried. A newer one may work as well.
     """
@@ -36,6 +37,9 @@ class Versions:
                 raise  # it is not installed
             raise LibraryError(
                 f"Expected {self.library} {self.oldest} to {self.newest}, got "
-                f"{version(self.library)}, which lacks a part: {error}.",
+                f"{self._installed()}, which lacks a part: {error}.",
                 f"Install {self.library} {self.newest}, or a newer aftexport.",
             ) from error
+
+    def _installed(self) -> str:
+        return python_version() if self.library == "python" else version(self.library)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.errors import TraceError
+from aftexport.passes.value_names import free_name, value_names
 
 _MASKS = ("attention_mask", "input_mask", "mask")
 _SEGMENTS = ("token_type_ids", "segment_ids")
@@ -100,6 +101,7 @@ class _Inputs:
         self._graph = model.graph
         self._main = main
         self._given = given
+        self._names = value_names(model.graph)
         self._nodes: list[ir.Node] = []
         self._has_lengths = False
         is_ids = main.dtype in _INTEGERS
@@ -147,7 +149,10 @@ class _Inputs:
     def _mask(self, given: ir.Value) -> ir.Value:
         self._has_lengths = True
         column = self._node("Unsqueeze", [self._lengths, self._constant([1])])
-        return self._cast(self._node("Less", [self._range(), column]), given)
+        mask = self._node("Less", [self._range(), column])
+        # Shape inference knows no name for the axis of Range.
+        mask.dtype, mask.shape = ir.DataType.BOOL, ir.Shape(("batch", "tokens"))
+        return self._cast(mask, given)
 
     def _zeros(self, given: ir.Value) -> ir.Value:
         return self._cast(self._node("ConstantOfShape", [self._shape()], _zero()), given)
@@ -171,7 +176,7 @@ class _Inputs:
         return self._node("Cast", [value], {"to": int(like.dtype)})
 
     def _constant(self, numbers: list[int] | int) -> ir.Value:
-        name = f"plain_constant_{len(self._graph.initializers)}"
+        name = self._free_name(f"plain_constant_{len(self._graph.initializers)}")
         tensor = ir.tensor(numbers, dtype=ir.DataType.INT64, name=name)
         value = ir.val(name, const_value=tensor)
         self._graph.register_initializer(value)
@@ -185,9 +190,14 @@ class _Inputs:
     ) -> ir.Value:
         node = ir.node(op_type, inputs, attributes or {})
         output = node.outputs[0]
-        output.name = f"plain_input_{len(self._nodes)}"
+        output.name = self._free_name(f"plain_input_{len(self._nodes)}")
         self._nodes.append(node)
         return output
+
+    def _free_name(self, name: str) -> str:
+        found = free_name(name, self._names)
+        self._names.add(found)
+        return found
 
 
 def _zero() -> dict[str, int | ir.TensorProtocol]:

@@ -1,12 +1,13 @@
 """The outputs of any ONNX model under names and axes of an exported model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from aftexport.contract import AXES, EVIDENCE
 from aftexport.errors import TraceError
+from aftexport.passes.value_names import free_name, value_names
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _MAX_NAME = 64
@@ -28,6 +29,7 @@ def use_plain_outputs(model: ir.Model) -> dict[str, str]:
     """
     changed: dict[str, str] = {}
     kept: list[ir.Value] = []
+    names = value_names(model.graph)
     for value in model.graph.outputs:
         old = str(value.name)
         if value.dtype is not None and not value.dtype.is_floating_point():
@@ -38,9 +40,10 @@ def use_plain_outputs(model: ir.Model) -> dict[str, str]:
                 f"Expected float32 or float16 for the output {old!r}, got {value.dtype}.",
                 "Cast it to float32 in the model, and export the model again.",
             )
-        name = _plain_name(old, [str(v.name) for v in kept])
+        name = _plain_name(old, names - {old})
         if name != old:
             changed[old] = value.name = name
+            names.add(name)
         kept.append(value)
     if not kept:
         raise TraceError(
@@ -60,10 +63,8 @@ def name_axes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
             value.shape = ir.Shape((*_AXES[len(shape)], shape[-1]))
 
 
-def _plain_name(name: str, others: Sequence[str]) -> str:
+def _plain_name(name: str, others: Collection[str]) -> str:
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: _MAX_NAME - 8] or "output"
     if plain in AXES or plain.startswith(EVIDENCE) or plain[0].isdigit():
         plain = f"output_{plain}"
-    while plain in others:
-        plain += "_"
-    return plain
+    return free_name(plain, others)

@@ -9,19 +9,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
-from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
-from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
-from aftexport.capture.model_spec import InputSpec
 from aftexport.console import escape, stage
 from aftexport.contract import DEFAULT_OPSET
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
-from aftexport.errors import UsageError
 from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
 from aftexport.parity import TOLERANCES, Comparison, worst
@@ -32,7 +28,6 @@ from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.onnx_source import OnnxSource
-from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.results import (
     engine_record,
@@ -41,6 +36,8 @@ from aftexport.pipeline.results import (
     parity_report,
     print_summary,
 )
+from aftexport.pipeline.source import read_source, trace_source
+from aftexport.pipeline.source_tokenizer import check_ids, tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
@@ -166,13 +163,14 @@ class _Export:
 
     def run(self) -> Bundle:
         described = self._options.described_features()
-        checkpoint, tokenizer = self._read()
-        traced = self._trace(checkpoint, described)
+        checkpoint = read_source(self._options, self._console)
+        tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
+        traced = trace_source(checkpoint, self._options, described, self._console)
         heads = self._heads(checkpoint, traced)
         advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
-        _check_ids(traced.spec, tokenizer)
+        check_ids(traced.spec, tokenizer)
         features = described
         if features is None and (count := traced.spec.num_features) is not None:
             features = Features.of_count(count)
@@ -202,53 +200,6 @@ class _Export:
             passed = all(r.passed for r in results)
             self._publish(folder, passed=passed)
         return self._finish(paths, results, passed=passed)
-
-    def _read(self) -> "tuple[Checkpoint | OnnxSource, str | None]":
-        """Return the model, and the text of its tokenizer."""
-        options = self._options
-        if options.is_onnx:
-            source = OnnxSource(options.source)
-            return source, _tokenizer_text(source, options.tokenizer)
-        with stage(self._console, f"Reading {options.source}"):
-            from aftexport.checkpoint import from_factory, load  # imports torch
-
-            if options.is_from_factory:
-                checkpoint = from_factory(options.factory or "")
-            else:
-                checkpoint = load(
-                    options.source,
-                    factory=options.factory,
-                    allow_pickle=options.allow_pickle,
-                    trust_remote_code=options.trust_remote_code,
-                )
-            return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
-
-    def _trace(
-        self, checkpoint: "Checkpoint | OnnxSource", described: Features | None
-    ) -> TracedModel:
-        options = self._options
-        if isinstance(checkpoint, OnnxSource):
-            with stage(self._console, f"Examining {options.source}") as progress:
-                traced = trace_onnx(options, progress)
-                give_back()
-            return traced
-        with stage(self._console, "Tracing to ONNX") as progress:
-            from aftexport.pipeline.trace import trace  # imports torch
-
-            traced = trace(
-                checkpoint,
-                options.to,
-                options.precision,
-                options.max_length,
-                options.opset,
-                batching=options.batching,
-                vocab_size=options.vocab_size,
-                num_features=options.features if described is None else described.count,
-                extras=options.inputs,
-                progress=progress,
-            )
-            give_back()  # release the memory of intermediate graphs
-        return traced
 
     def _advice(self, traced: TracedModel, heads: Mapping[str, Head]) -> Advice | None:
         """Return the precision of each node, with ``--precision auto``."""
@@ -341,26 +292,3 @@ class _Export:
         if not passed:
             raise parity_error(worst(results), bundle.path, options.precision)
         return bundle
-
-
-def _check_ids(spec: InputSpec, tokenizer: str | None) -> None:
-    """Check the number of token ids of a model, and its tokenizer."""
-    if spec.vocab_size is not None:
-        check_vocabulary(spec.vocab_size)
-        if tokenizer is not None:
-            check_tokenizer(tokenizer, spec.vocab_size)
-    elif tokenizer is not None:
-        raise UsageError(
-            "Expected no tokenizer for a model of features, got one.", "Leave --tokenizer out."
-        )
-
-
-def _tokenizer_text(checkpoint: "Checkpoint | OnnxSource", path: str | Path | None) -> str | None:
-    if path is None:
-        return checkpoint.tokenizer
-    if path == BYTES:  # a Path of this name is a file
-        return str(byte_tokenizer().to_str())
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error

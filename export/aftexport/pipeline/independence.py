@@ -58,10 +58,10 @@ class Breach:
 def find_breach(
     reference: Engine, spec: InputSpec, order: NDArray[np.int64] | None, *, bound: float
 ) -> Breach | None:
-    """Return the first document whose scores depend on its batch; None if there is no such one.
+    """Return the first document whose scores depend on its batch; None if all are independent.
 
     Args:
-        reference: the PyTorch model.
+        reference: the PyTorch model, or the ONNX file.
         spec: the model's inputs.
         order: the ids from the smallest row of the embedding table to the largest, which are
             among the neighbors; None takes the first and the last token.

@@ -1,4 +1,4 @@
-"""The own answers of an ONNX model, the reference where there is no PyTorch."""
+"""The answers of an ONNX file, the reference where there is no PyTorch."""
 
 from collections.abc import Collection
 
@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from aftexport.engines import Stop, Tensors
-from aftexport.engines.cast_graph import widen
+from aftexport.engines.cast_graph import widen, widened_bytes
 from aftexport.engines.float64_operators import add_float64_operators
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, first_line
+from aftexport.onnx_io import MAX_MODEL_BYTES
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
@@ -33,17 +34,12 @@ class OnnxReference:
 
     name = "onnxruntime"
     takes_choice = False
-    takes_choice = False
 
     def __init__(self, model: onnx.ModelProto, sample: Tensors) -> None:
-        wide = onnx.ModelProto()
-        wide.CopyFrom(model)
-        widen(wide, _NARROW, TensorProto.DOUBLE)
-        add_float64_operators(wide)
         self.precision, self.reason = "float64", ""
         self._is_wide = True
         try:
-            self._engine = OnnxRuntimeEngine(wide.SerializeToString(), fused=False)
+            self._engine = OnnxRuntimeEngine(_widened(model), fused=False)
             self.run(sample)
         except EngineError as error:
             self.precision, self.reason = "float32", first_line(error).rstrip(".")
@@ -66,3 +62,22 @@ class OnnxReference:
 
     def release(self) -> None:
         """Do nothing: the model lives only during an export."""
+
+
+def _widened(model: onnx.ModelProto) -> bytes:
+    """Return the model in float64.
+
+    Raises:
+        EngineError: if it would exceed the size of one file.
+    """
+    size = widened_bytes(model, _NARROW, TensorProto.DOUBLE)
+    if size > MAX_MODEL_BYTES:
+        raise EngineError(
+            f"Expected a model of at most 2 GiB in float64, got {size / 2**30:.1f} GiB.",
+            "Compare it in float32.",
+        )
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
+    add_float64_operators(wide)
+    return bytes(wide.SerializeToString())

@@ -1,13 +1,12 @@
-"""A plain ONNX file as a traced model, with its own answers as the reference."""
+"""A plain ONNX file as a traced model, whose reference is the file itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
@@ -21,6 +20,7 @@ from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.passes.id_tables import id_table, position_sizes
 from aftexport.passes.plain_inputs import use_plain_inputs
 from aftexport.passes.plain_outputs import name_axes, use_plain_outputs
+from aftexport.passes.value_names import rename_inner_values
 from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
@@ -48,12 +48,14 @@ def trace_onnx(
         EngineError: if ONNX Runtime cannot run it.
     """
     _check_options(options)
-    original, graph = read_onnx(options.source)
-    precision = _precision(original, options.precision)
+    _, graph = read_onnx(options.source)
+    precision = _precision(graph.graph, options.precision)
+    _forget_shapes(graph.graph)
     names = use_plain_inputs(graph)
+    _check_main_input(names[0], options)
     renamed = use_plain_outputs(graph)
+    rename_inner_values(graph.graph)
     own = ir.to_proto(graph)
-    _forget_shapes(own)
     spec, table = _spec(ir.from_proto(own), own, names, options)
     reference = OnnxReference(own, _document(spec, 2))
     graph = _with_shapes(own, reference.run(_document(spec, 2)))
@@ -89,15 +91,17 @@ def _check_options(options: ExportOptions) -> None:
         "--allow-pickle": options.allow_pickle,
         "--trust-remote-code": options.trust_remote_code,
         f"--opset {options.opset}": options.opset != DEFAULT_OPSET,
+        **{f"--input {extra.name}": True for extra in options.inputs},
     }
     if given := [option for option, is_given in unused.items() if is_given]:
         raise UsageError(
-            f"{given[0]} is for PyTorch models, got it for the ONNX file {options.source}.",
+            f"Expected a PyTorch model with {given[0]}, got the ONNX file {options.source}.",
             f"Leave {given[0]} out.",
         )
     if options.precision == "fp16" or (options.to != "onnx" and options.precision != "fp32"):
         raise UsageError(
-            f"An ONNX file keeps the types of its weights, got --precision {options.precision}.",
+            f"Expected no --precision for an ONNX file, whose weights keep their types, got "
+            f"{options.precision}.",
             "Leave --precision out, or export the PyTorch model.",
         )
     if options.max_length is not None and not 1 <= options.max_length <= MAX_TOKENS:
@@ -107,24 +111,56 @@ def _check_options(options: ExportOptions) -> None:
         )
 
 
-def _precision(model: onnx.ModelProto, asked: str) -> str:
-    types = {tensor.data_type for tensor in model.graph.initializer}
-    types |= {value.type.tensor_type.elem_type for value in model.graph.output}
-    if TensorProto.BFLOAT16 in types:
+def _check_main_input(name: str, options: ExportOptions) -> None:
+    """Refuse options for features with a file of ids, and those for ids with one of features."""
+    of_features = {
+        f"--features {options.features}": options.features is not None,
+        f"--feature-file {options.feature_file}": options.feature_file is not None,
+    }
+    of_ids = {f"--vocab-size {options.vocab_size}": options.vocab_size is not None}
+    expected, unused = ("features", of_ids) if name == FEATURES else ("token ids", of_features)
+    if given := [option for option, is_given in unused.items() if is_given]:
+        raise UsageError(
+            f"Expected options for a file of {expected}, got {given[0]}.", f"Leave {given[0]} out."
+        )
+
+
+def _precision(graph: ir.Graph, asked: str) -> str:
+    """Return the precision of the bundle, by the types of the weights and the outputs."""
+    types = {value.dtype for value in graph.outputs} | set(_weight_types(graph))
+    if ir.DataType.BFLOAT16 in types:
         raise UsageError(
             "Expected weights of float32 or float16 in an ONNX file, got bfloat16.",
             "Export the model in float32.",
         )
-    if TensorProto.FLOAT16 in types:
-        return "fp16"
-    return "fp32" if asked == "auto" else asked
+    if ir.DataType.FLOAT16 not in types:
+        return "fp32" if asked == "auto" else asked
+    if asked != "fp32":
+        raise UsageError(
+            f"Expected no --precision for a file with weights of float16, got {asked}.",
+            "Leave --precision out, or export the model in float32.",
+        )
+    return "fp16"
 
 
-def _forget_shapes(model: onnx.ModelProto) -> None:
-    """Drop the described shapes, whose axes have names of their own."""
-    del model.graph.value_info[:]
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
+def _weight_types(graph: ir.Graph) -> Iterator[ir.DataType | None]:
+    """Yield the types of the constants of a graph and of its subgraphs."""
+    for inner in (graph, *graph.subgraphs()):
+        for value in inner.initializers.values():
+            yield value.dtype if value.const_value is None else value.const_value.dtype
+        for node in inner:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR:
+                    yield attribute.as_tensor().dtype
+
+
+def _forget_shapes(graph: ir.Graph) -> None:
+    """Drop the described shapes, whose axes may have any names."""
+    for node in graph:
+        for value in node.outputs:
+            value.shape = None
+            if not any(value is output for output in graph.outputs):
+                value.type = None
 
 
 def _spec(

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def read_details(bundle: Bundle) -> dict[str, Any] | None:
     try:
         details = json.loads((bundle.path / CALIBRATION).read_text("utf-8"))
         section_of(bundle.manifest.calibration or {}, details)
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+    except (
+        *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    ) as error:
         raise BundleError(
             bundle.path,
             f"{CALIBRATION} is not the record of a calibration ({error!r})",
@@ -146,6 +149,10 @@ def _diagram(band: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dots(bins: list[dict[str, float]]) -> list[_Dot]:
     total = sum(one["count"] for one in bins)
+    if not isfinite(total):
+        raise ValueError(f"expected finite counts, got {total}")
+    if total == 0:
+        return []
     side = _SIZE - 2 * _MARGIN
     return [
         _Dot(

@@ -4,12 +4,16 @@ An export leaves a third of a million objects, and Python takes seconds to colle
 ``gc.freeze`` would skip only the collection, and libraries bound by nanobind then report leaks.
 """
 
-import atexit
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import NoReturn
+
+from aftexport.internals.python_exit import (
+    flush_c_streams,
+    join_threads,
+    run_exit_functions,
+)
 
 
 def end_process(command: Callable[[], int]) -> NoReturn:
@@ -25,12 +29,13 @@ def end_process(command: Callable[[], int]) -> NoReturn:
         if not isinstance(end.code, int | None):
             raise
         status = end.code or 0
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    join_threads()
+    run_exit_functions()
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
                 stream.flush()
     except (OSError, ValueError):
         sys.exit(status)
+    flush_c_streams()
     os._exit(status)

@@ -115,7 +115,7 @@ def document_of(
 
 
 def extras_of(content: Mapping[str, Any], manifest: Manifest, tokens: int) -> ExtraValues:
-    """Return the checked extra inputs of the field ``inputs``.
+    """Return the checked extra inputs of the field ``inputs``, which other models ignore.
 
     Args:
         content: the object of a line.
@@ -125,7 +125,7 @@ def extras_of(content: Mapping[str, Any], manifest: Manifest, tokens: int) -> Ex
     Raises:
         ValueError: if they do not fit the model.
     """
-    given = content.get("inputs")
+    given = content.get("inputs") if manifest.extra_inputs else None
     if not isinstance(given, dict | None):
         raise ValueError(f"inputs must be an object, got {type(given).__name__}")
     return check_values(manifest.extra_inputs, given, tokens)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models
 
 import aftexport.checkpoint.transformers_folder
 from aftexport.checkpoint import load
+from aftexport.checkpoint.transformers_class import MAX_LAYERS
 from aftexport.checkpoint.transformers_module import TransformersModel
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.pipeline.export import export
@@ -131,6 +132,37 @@ BAD: dict[str, tuple[Change, str]] = {
         config(max_position_embeddings=1 << 40), "numbers in the weights, got"),
     "size no number": (config(hidden_size="wide"), "configuration"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("Albert", {"inner_group_num": 10**9}),
+        ("Albert", {"num_hidden_groups": 10**9}),
+        ("Funnel", {"block_sizes": [10**9]}),
+        ("Bert", {"num_hidden_layers": MAX_LAYERS}),
+    ],
+)
+def test_modules_without_end_are_refused(name: str, entries: Any, tmp_path: Path) -> None:
+    """The building of the empty model ends, and leaves no hook in the process."""
+    path = tmp_path / "model"
+    folders.save(path, f"{name}ForSequenceClassification", folders.tiny(name))
+    load(path)
+    config(**entries)(path)
+    with within(60), pytest.raises(CheckpointError, match="modules and parameters"):
+        load(path)
+    torch.nn.ModuleList(torch.nn.Identity() for _ in range(10_000))
+
+
+def test_default_counts_of_small_model_are_read(tmp_path: Path) -> None:
+    """Qwen2 has ``max_window_layers`` of 28 by default, above the number of its weights here."""
+    path = tmp_path / "model"
+    folders.save(path, "Qwen2ForSequenceClassification", folders.tiny("Qwen2"))
+    content = json.loads((path / "config.json").read_text())
+    assert content["max_window_layers"] == 28
+    state = safetensors.torch.load_file(path / "model.safetensors")
+    assert len(state) < 28
+    assert load(path).labels is not None
 
 
 @pytest.mark.parametrize("kind", BAD)

@@ -1,4 +1,4 @@
-"""Neither ONNX Runtime, or two packages of it, is an error that names the command."""
+"""Commands refuse two packages of ONNX Runtime, or none, and name the command to install one."""
 
 import sys
 from pathlib import Path
@@ -18,21 +18,21 @@ COMMANDS = {
 
 
 def metadata_of(name: str, folder: Path) -> None:
-    """Puts the metadata of a package into a folder, as an installer does."""
+    """Put the metadata of a package into a folder, as an installer does."""
     info = folder / f"{name.replace('-', '_')}-1.31.1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.31.1\n")
 
 
 def broken_runtime(folder: Path) -> None:
-    """Puts a module into a folder whose import ends the process, as mixed files may."""
+    """Put a module into a folder; its import ends the process, as that of mixed files may."""
     folder.mkdir(exist_ok=True)
     (folder / "onnxruntime.py").write_text("import os; os._exit(99)\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_two_packages_are_refused_before_import(command: str, tmp_path: Path) -> None:
-    """The real package of this environment, and the metadata of a second one."""
+    """This environment has the real package, and the folder has the metadata of a second one."""
     metadata_of("onnxruntime-gpu", tmp_path / "site")
     broken_runtime(tmp_path / "site")
     outcome = run_python(

@@ -12,7 +12,7 @@ import onnx
 import onnx_texts
 import pytest
 import torch
-from commands import assert_refused, listing, run_here
+from commands import assert_refused, listing, run_here, run_python
 from onnx import TensorProto, helper
 from onnx_texts import LABELS, VOCABULARY, Builder, saved, text_model
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -21,9 +21,11 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.parity.run_cases import verify
+from aftexport.pipeline import onnx_reference
 from aftexport.pipeline.export import export
 from aftexport.verify.reference_model import load_source
 
+ROOT = Path(__file__).parents[3]
 DOCUMENTS: Sequence[Sequence[int]] = ([3, 1, 4, 1, 5, 9], [2], [6, 5, 3])
 ALL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
@@ -123,6 +125,85 @@ def test_names_of_outputs_are_made_plain(tmp_path: Path) -> None:
     expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
     found = run(bundle, DOCUMENTS[:1], "head_logits_0")[0]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    """Return the model with another name of an inner value or a constant."""
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    for tensor in model.graph.initializer:
+        tensor.name = new if tensor.name == old else tensor.name
+    return model
+
+
+@pytest.mark.parametrize("name", ["lengths", "input_features", "plain_input_0", "given_mask"])
+@pytest.mark.parametrize("old", ["value_3", "constant_1"])
+def test_inner_value_may_have_any_name(old: str, name: str, tmp_path: Path) -> None:
+    """The names of the exporter itself are free in a file."""
+    bundle = bundle_of(tmp_path, renamed(text_model(), old, name))
+    assert bundle.manifest.inputs == ("input_ids", "lengths")
+    expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
+    found = run(bundle, DOCUMENTS[:1])[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["evidence", "evidence_weight", "chunk_zero", "logits_tokens", "value_5_float32"]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_names_of_later_passes_are_free(dtype: Any, name: str, tmp_path: Path) -> None:
+    """The bundle has evidence and runs in chunks, and the sums of 16 bits are in float32."""
+    bundle = bundle_of(tmp_path, renamed(text_model(dtype=dtype), "value_3", name))
+    assert bundle.manifest.evidence is not None
+    expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
+    np.testing.assert_allclose(run(bundle, DOCUMENTS[:1])[0], expected, rtol=1e-2, atol=1e-2)
+
+
+def test_plain_constants_avoid_names_of_values(tmp_path: Path) -> None:
+    model = text_model()
+    for index, old in enumerate(("value_3", "value_4", "value_0"), len(model.graph.initializer)):
+        renamed(model, old, f"plain_constant_{index}")
+    expected = onnx_texts.answers(saved(tmp_path, model), DOCUMENTS[0])
+    found = run(bundle_of(tmp_path, model), DOCUMENTS[:1])[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_name_of_output_avoids_inner_values(tmp_path: Path) -> None:
+    model = renamed(text_model(output="logits:0"), "value_3", "logits_0")
+    bundle = bundle_of(tmp_path, model)
+    assert list(bundle.manifest.heads) == ["logits_0_"]
+    expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
+    found = run(bundle, DOCUMENTS[:1], "logits_0_")[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_output_left_out_may_be_named_as_input(tmp_path: Path) -> None:
+    model = text_model()
+    model.graph.node.append(helper.make_node("ArgMax", ["logits"], ["lengths"], axis=1))
+    model.graph.output.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, None))
+    assert list(bundle_of(tmp_path, model).manifest.heads) == ["logits"]
+
+
+def test_model_that_is_too_large_for_float64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lowered here to that of a model whose weights are twice as large."""
+    size = text_model().ByteSize() * 3 // 2
+    monkeypatch.setattr(onnx_reference, "MAX_MODEL_BYTES", size)
+    monkeypatch.setattr(onnx_reference, "widen", None)  # it must not take the memory
+    bundle = bundle_of(tmp_path, text_model())
+    assert bundle.manifest.reference == "float32"
+
+
+def test_mean_of_documentation_has_evidence(tmp_path: Path) -> None:
+    """The example in docs/how-to/onnx-file.md."""
+    page = (ROOT / "docs" / "how-to" / "onnx-file.md").read_text("utf-8")
+    (tmp_path / "make_onnx.py").write_text(page.split("```python\n")[1].split("```")[0])
+    outcome = run_python("make_onnx.py", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    bundle = export(tmp_path / "plain.onnx", labels=["letter", "invoice"])
+    assert bundle.manifest.evidence is not None
 
 
 def test_weights_beside_the_file_are_read(tmp_path: Path) -> None:
@@ -227,6 +308,38 @@ def one_hot_ids() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
+def sound_model() -> onnx.ModelProto:
+    build = Builder()
+    pooled = build.node("ReduceMean", "frames", build.constant(np.array([1])), keepdims=0)
+    build.node("MatMul", pooled, build.weight(5, 3), output="logits")
+    given = [helper.make_tensor_value_info("frames", TensorProto.FLOAT, ["b", "s", 5])]
+    results = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", 3])]
+    graph = helper.make_graph(build.nodes, "sound", given, results, build.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def constants_as_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with Constant nodes in place of its initializers."""
+    made = [
+        helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in model.graph.initializer
+    ]
+    nodes = [*made, *model.graph.node]
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def bfloat16_node() -> onnx.ModelProto:
+    def with_offset(build: Builder, pooled: str) -> str:
+        offset = helper.make_tensor("offset", TensorProto.BFLOAT16, [1], [0.5])
+        build.nodes.append(helper.make_node("Constant", [], ["offset"], value=offset))
+        narrow = build.node("Cast", pooled, to=TensorProto.BFLOAT16)
+        return build.node("Cast", build.node("Add", narrow, "offset"), to=TensorProto.FLOAT)
+
+    return text_model(extend=with_offset)
+
+
 BAD: dict[str, tuple[onnx.ModelProto, dict[str, Any], str]] = {
     "fixed tokens": (text_model(axes=("b", 128)), {}, "tokens fixed at 128"),
     "fixed batch": (text_model(axes=(1, "s")), {}, "batch fixed at 1"),
@@ -238,10 +351,18 @@ BAD: dict[str, tuple[onnx.ModelProto, dict[str, Any], str]] = {
     "random": (text_model(extend=noise), {}, "outputs are random"),
     "sum over the batch": (text_model(extend=sum_of_batch), {}, r"other documents.*--no-batching"),
     "float64": (text_model(dtype=np.float64), {}, "Expected float32 or float16 for the output"),
-    "factory": (text_model(), {"factory": "a:b"}, "--factory a:b is for PyTorch models"),
-    "pickle": (text_model(), {"allow_pickle": True}, "--allow-pickle is for PyTorch models"),
-    "opset": (text_model(), {"opset": 19}, "--opset 19 is for PyTorch models"),
-    "precision": (text_model(), {"precision": "fp16"}, "keeps the types of its weights"),
+    "factory": (text_model(), {"factory": "a:b"}, "a PyTorch model with --factory a:b"),
+    "pickle": (text_model(), {"allow_pickle": True}, "a PyTorch model with --allow-pickle"),
+    "opset": (text_model(), {"opset": 19}, "a PyTorch model with --opset 19"),
+    "precision": (text_model(), {"precision": "fp16"}, "whose weights keep their types"),
+    "int8 of 16 bits": (text_model(dtype=np.float16), {"precision": "int8"}, "float16, got int8"),
+    "bf16 of 16 bits": (text_model(dtype=np.float16), {"precision": "bf16"}, "float16, got bf16"),
+    "auto of 16 bits": (text_model(dtype=np.float16), {"precision": "auto"}, "float16, got auto"),
+    "input": (text_model(), {"inputs": {"weight": "number"}}, "model with --input weight"),
+    "features of ids": (text_model(), {"features": 9}, "file of token ids, got --features 9"),
+    "ids of features": (
+        sound_model(), {"vocab_size": 9}, "file of features, got --vocab-size 9"),
+    "bfloat16 in a node": (bfloat16_node(), {}, "float32 or float16 in an ONNX file, got bfloat16"),
     "length": (text_model(), {"max_length": 0}, "--max-length must be from 1"),
 }  # fmt: skip
 
@@ -275,15 +396,17 @@ def test_other_bytes_are_refused(
     assert_refused(outcome, "model.onnx")
 
 
+def test_float16_in_nodes_has_its_tolerance(tmp_path: Path) -> None:
+    """The weights may be in Constant nodes in place of initializers."""
+    model = constants_as_nodes(text_model(dtype=np.float16, output="half"))
+    model.graph.node.append(helper.make_node("Cast", ["half"], ["logits"], to=TensorProto.FLOAT))
+    model.graph.output[0].name = "logits"
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    assert bundle_of(tmp_path, model).manifest.precision == "fp16"
+
+
 def test_features_are_the_input(tmp_path: Path) -> None:
-    build = Builder()
-    pooled = build.node("ReduceMean", "frames", build.constant(np.array([1])), keepdims=0)
-    build.node("MatMul", pooled, build.weight(5, 3), output="logits")
-    given = [helper.make_tensor_value_info("frames", TensorProto.FLOAT, ["b", "s", 5])]
-    results = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", 3])]
-    graph = helper.make_graph(build.nodes, "sound", given, results, build.constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    bundle = bundle_of(tmp_path, model)
+    bundle = bundle_of(tmp_path, sound_model())
     assert bundle.manifest.inputs == ("input_features",)
     assert bundle.manifest.features is not None
     assert bundle.manifest.features.count == 5

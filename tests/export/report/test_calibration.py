@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundles import changed_manifest, resealed
@@ -55,7 +56,32 @@ def test_bundle_without_calibration_has_no_details(bundle_folder: Path) -> None:
     assert read_details(Bundle.open(bundle_folder)) is None
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"heads": {"logits": {"bands": [{}]}}}'])
+def with_counts(*counts: float) -> str:
+    """Return the record with other counts of scores in its bins."""
+    record: Any = details()
+    bands = record["heads"]["logits"]["bands"]
+    for one, count in zip(bands[0]["reliability_before"], counts, strict=False):
+        one["count"] = count
+    return json.dumps(record)
+
+
+def test_bins_without_scores_have_no_dots() -> None:
+    text = section_of({"logits": calibration(SCALING)}, json.loads(with_counts(0, 0)))
+    assert "<svg" in text
+    assert "<circle" not in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"heads": {"logits": {"bands": [{}]}}}',
+        with_counts(10**400, 1e-300),
+        with_counts(-1, 3),
+        with_counts(float("inf"), 1),
+    ],
+)
 def test_bad_details_are_refused(content: str, bundle_copy: Path) -> None:
     (bundle_copy / "calibration.json").write_text(content, "utf-8")
     changed_manifest(bundle_copy, {"calibration": {"logits": calibration(SCALING).model_dump()}})

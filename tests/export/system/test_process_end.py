@@ -34,6 +34,18 @@ def test_end_waits_for_threads_and_exit_functions(tmp_path: Path) -> None:
     assert outcome.out.index("thread") < outcome.out.index("exit function")
 
 
+def test_end_writes_buffers_of_libraries(tmp_path: Path) -> None:
+    """Output of the C library stays in its buffer, because standard output is a pipe here."""
+    code = (
+        "import ctypes\n"
+        "from aftexport.system.process_end import end_process\n"
+        "ctypes.CDLL(None).puts(b'from C')\n"
+        "end_process(lambda: 0)"
+    )
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (0, "from C\n")
+
+
 def test_end_reports_unwritable_output(tmp_path: Path) -> None:
     """As Python itself does, with its status."""
     code = (

@@ -22,6 +22,14 @@ def test_inputs_are_named_by_line(bundle_folder: Path, tmp_path: Path) -> None:
     assert found["document 3"]["lengths"].tolist() == [3]
 
 
+def test_other_fields_are_ignored(bundle_folder: Path, tmp_path: Path) -> None:
+    """A model without extra inputs has no use for ``inputs``, which may be any field of a user."""
+    bundle = Bundle.open(bundle_folder)
+    (tmp_path / "docs.jsonl").write_text('{"text": "an invoice", "inputs": "raw text"}')
+    found = read_documents(tmp_path / "docs.jsonl", bundle.manifest, bundle.tokenizer())
+    assert list(found) == ["document 1"]
+
+
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_lines_end_like_json_lines(

@@ -1,0 +1,83 @@
+"""The source of an export, a checkpoint or an ONNX file, and its traced model."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from aftexport.bundle.features import Features
+from aftexport.console import stage
+from aftexport.pipeline.onnx_source import OnnxSource
+from aftexport.pipeline.onnx_trace import trace_onnx
+from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.traced_model import TracedModel
+from aftexport.system.memory import give_back
+
+if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+    from aftexport.checkpoint import Checkpoint
+
+
+def read_source(options: ExportOptions, console: Console) -> "Checkpoint | OnnxSource":
+    """Return the model that the options name.
+
+    Args:
+        options: the options of the export.
+        console: the console for the progress.
+
+    Raises:
+        CheckpointError: if the file cannot be used.
+    """
+    if options.is_onnx:
+        return OnnxSource(options.source)
+    with stage(console, f"Reading {options.source}"):
+        from aftexport.checkpoint import from_factory, load  # imports torch
+
+        if options.is_from_factory:
+            return from_factory(options.factory or "")
+        return load(
+            options.source,
+            factory=options.factory,
+            allow_pickle=options.allow_pickle,
+            trust_remote_code=options.trust_remote_code,
+        )
+
+
+def trace_source(
+    source: "Checkpoint | OnnxSource",
+    options: ExportOptions,
+    described: Features | None,
+    console: Console,
+) -> TracedModel:
+    """Return the traced model of a source.
+
+    Args:
+        source: the model.
+        options: the options of the export.
+        described: the features that a file describes.
+        console: the console for the progress.
+
+    Raises:
+        TraceError: if the model cannot be traced.
+        UsageError: if an option does not suit the model.
+    """
+    if isinstance(source, OnnxSource):
+        with stage(console, f"Examining {options.source}") as progress:
+            traced = trace_onnx(options, progress)
+            give_back()
+        return traced
+    with stage(console, "Tracing to ONNX") as progress:
+        from aftexport.pipeline.trace import trace  # imports torch
+
+        traced = trace(
+            source,
+            options.to,
+            options.precision,
+            options.max_length,
+            options.opset,
+            batching=options.batching,
+            vocab_size=options.vocab_size,
+            num_features=options.features if described is None else described.count,
+            extras=options.inputs,
+            progress=progress,
+        )
+        give_back()  # release the memory of intermediate graphs
+    return traced
