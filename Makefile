@@ -142,7 +142,8 @@ gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 
 # Compiled by this machine's compiler and Debian's g++-aarch64-linux-gnu, with the commands that `make test-native` uses,
 # so the kernels are the tested ones, and ccache has them. plugins/manylinux says how the libraries load on other
-# distributions; `make check-wheels` finds a library that does not, and a wheel without kernels.
+# distributions; `make check-wheels` finds a library that does not, and a wheel without kernels. It runs the wheel for
+# aarch64 by Debian's qemu-user-static.
 BUILD := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation
 DEFINE := -C cmake.define.
 FOR_x86_64 := $(DEFINE)CMAKE_CXX_COMPILER=c++
@@ -166,8 +167,10 @@ cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT
 	_PYTHON_HOST_PLATFORM=manylinux_2_28-x86_64 $(BUILD) --wheel --outdir dist -C build-dir="$(CURDIR)/build/cuda" \
 	  $(DEFINE)AFT_MANYLINUX=ON plugins/cuda
 
-# The wheel is installed into the Python versions of this machine from 3.11 on, or into PYTHONS="3.11 3.12".
+# The wheel is installed into the Python versions of this machine from 3.11 on, or into PYTHONS="3.11 3.12", with the
+# packages of constraints.txt, or with the newest by UNPINNED=1.
 check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clean environments without a compiler
+	@ls dist/*.whl > /dev/null 2>&1 || { echo "Expected wheels in dist, got none. Run: make wheels"; exit 1; }
 	$(BIN)/pytest --durations 5 tests/wheels
 
 ## Measure

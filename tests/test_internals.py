@@ -39,7 +39,7 @@ MODULES = (
 )
 LIBRARIES = ("torch", "onnxscript", "onnx_ir", "uvicorn", "atexit", "threading")
 UNSTABLE = ("torch.fx.experimental", "torch.fx.traceback", "uvicorn.protocols")
-"""Modules without an underscore whose parts change between versions all the same."""
+"""Modules without an underscore whose parts also change between versions."""
 
 
 def protocol() -> HttpToolsProtocol:
@@ -174,7 +174,7 @@ def private_uses(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def test_private_parts_are_used_from_one_module() -> None:
+def test_private_parts_have_one_user() -> None:
     listed = {source_of(module) for module in MODULES}
     files = [f for home in ("export", "plugins", "serve") for f in (ROOT / home).rglob("*.py")]
     found = {
@@ -216,7 +216,7 @@ def test_missing_part_of_python_is_named() -> None:
     assert f"Expected python 3.11 to 3.14, got {platform.python_version()}," in str(raised.value)
 
 
-def test_library_that_is_not_installed_stays_so() -> None:
+def test_absent_library_raises_module_error() -> None:
     """The command line names the extra to install."""
     with pytest.raises(ModuleNotFoundError), Versions("uvicorn", "0.46", "0.54").named():
         raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")

@@ -1,6 +1,7 @@
 """Imports go down the layers and never in a ring, and the roots of the packages stay small."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ LAYERS = {
 }
 """Subpackages and root modules of each package, from the highest layer to the lowest."""
 MAX_ROOT_MODULES = 10
+NAME = re.compile(r"`(\w+)(?:\.py)?`")
+"""A unit in a cell of a table."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def test_imports_go_down(package: str) -> None:
                            ("aftexport", "aftserve")],
 )  # fmt: skip
 def test_packages_import_down(package: str, above: str) -> None:
-    """``aftexport.Predictor`` comes from aftserve by an entry point, which is no import."""
+    """``aftexport.Predictor`` comes from aftserve by an entry point, without an import."""
     found = [
         f"{module}: {name}"
         for module, file in modules_of(package).items()
@@ -213,6 +216,27 @@ def test_root_is_small(package: str) -> None:
     files = (ROOT / HOMES[package] / package).glob("*.py")
     modules = [file.stem for file in files if file.stem not in ("__init__", "__main__")]
     assert len(modules) <= MAX_ROOT_MODULES, modules
+
+
+def listed_units(page: str, package: str) -> list[str]:
+    """The units that a page lists for a package, from the top: in a drawing, or in a table."""
+    text = (ROOT / page).read_text("utf-8")
+    if page == "CONTRIBUTING.md":
+        table = text.partition(f"/{package}` | holds |\n")[2].partition("\n\n")[0]
+        return [name for row in table.splitlines() for name in NAME.findall(row.split("|")[1])]
+    drawing = text.partition(f"## Layers of {package}\n")[2].partition("```text\n")[2]
+    rows = [row[5:] for row in drawing.partition("```")[0].splitlines()]
+    return [name for row in rows for name in row.partition("  ")[0].split(", ")]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize("package", LAYERS)
+def test_page_lists_layers(page: str, package: str) -> None:
+    depth = {unit: i for i, units in enumerate(LAYERS[package]) for unit in units}
+    listed = listed_units(page, package)
+    assert set(listed) == {unit for unit in depth if not unit.startswith("_")}
+    depths = [depth[unit] for unit in listed]
+    assert depths == sorted(depths)
 
 
 def test_ring_is_found() -> None:

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import aftexport
-from aftexport.system.installation import install_command
+from aftexport.system.installation import PACKAGE, install_command
 
 
 @pytest.mark.parametrize("package", ["aftexport", "aftplugins", "aftserve"])
@@ -69,8 +69,8 @@ def run_in(python: Path, *words: str | Path, cwd: Path) -> "subprocess.Completed
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_extra_cpu_reads_and_serves_onnx_files(bundle_folder: Path, tmp_path: Path) -> None:
-    """In an environment of the declared packages, without torch."""
+def test_extra_cpu_needs_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
+    """The commands for ONNX files and the server run with the declared packages only."""
     python = environment_of(tmp_path / "environment", "cpu")
     onnx.save(scripted(Layer(simple_softmax), torch.randn(2, 12, DIM)), tmp_path / "model.onnx")
     assert "ModuleNotFoundError" in run_in(python, "-c", "import torch", cwd=tmp_path).stderr
@@ -89,7 +89,7 @@ def test_extra_cpu_reads_and_serves_onnx_files(bundle_folder: Path, tmp_path: Pa
     assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
 
 
-def test_base_names_the_extra_for_a_runtime(bundle_folder: Path, tmp_path: Path) -> None:
+def test_base_names_runtime_extra(bundle_folder: Path, tmp_path: Path) -> None:
     python = environment_of(tmp_path / "environment")
     done = run_in(python, "-m", "aftexport", "verify", bundle_folder, cwd=tmp_path)
     assert done.returncode == 2
@@ -122,5 +122,5 @@ def test_index_readme_has_no_relative_links() -> None:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     assert "## Mechanisms" in done.stdout
     assert re.findall(r"\]\((?!https?://)", done.stdout) == []
-    assert "pip install 'aftexport[cpu]'" in done.stdout
+    assert f"pip install '{PACKAGE}[cpu]'" in done.stdout
     assert "<!--" not in done.stdout

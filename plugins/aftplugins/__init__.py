@@ -4,10 +4,14 @@ import os
 import sys
 from pathlib import Path
 
+_CUDA_REMEDY = (
+    "install the wheel of `make cuda-wheel`, or run `make cuda` in aftexport's source folder and "
+    "install that by `pip install --editable`"
+)
 _REMEDIES = {
     "onnxruntime": "install a C++ compiler and install aftexport again",
-    "onnxruntime_cuda": "run `make cuda` in aftexport's source folder, or install its CUDA wheel",
-    "tensorrt": "run `make cuda` in aftexport's source folder, or install its CUDA wheel",
+    "onnxruntime_cuda": _CUDA_REMEDY,
+    "tensorrt": _CUDA_REMEDY,
 }
 RUNTIMES = tuple(_REMEDIES)
 """ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""

@@ -14,6 +14,7 @@ BY_FOLDER = {
     "tensorrt": {"tensorrt", "slow"},
     "examples": {"slow"},
     "docs": {"slow"},
+    "wheels": {"slow"},
     "browser": {"browser"},
 }
 BY_MODULE = {

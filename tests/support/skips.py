@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interpreters import VERSIONS, interpreters
 
 LIST = Path(__file__).with_name("skips.toml")
 DIST = Path(__file__).parents[2] / "dist"
@@ -42,7 +43,10 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no AVX512_BF16": lambda: _lacks("avx512_bf16"),
     "no AVX512_VNNI": lambda: _lacks("avx512_vnni"),
     "no IPv6": lambda: not socket.has_dualstack_ipv6(),
+    "no wheel": lambda: not list(DIST.glob("*.whl")),
+    "no x86-64 wheel": lambda: not list(DIST.glob("aftexport-*_x86_64.whl")),
     "no aarch64 wheel": lambda: not list(DIST.glob("*_aarch64.whl")),
+    "not every Python": lambda: "PYTHONS" in os.environ or len(interpreters()) < len(VERSIONS),
     "no mutations": lambda: "AFT_CUDA_MUTATIONS" not in os.environ,
     "sanitizer": lambda: "AFT_SANITIZE" in os.environ,
 }

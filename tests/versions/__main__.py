@@ -6,7 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from versions.installation import InterpreterError, installed, make_environment
+from interpreters import InterpreterError
+
+from versions.installation import installed, make_environment, make_wheel
 from versions.matrix import Environment, read_matrix
 from versions.record import LIBRARIES, put_row, read_record
 from versions.suite import Outcome, run_suite
@@ -19,26 +21,31 @@ def main() -> int:
     tests, environments = read_matrix()
     parser = argparse.ArgumentParser(prog="python -m versions", description=__doc__)
     names = [environment.name for environment in environments]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(names)}; all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(names)}; by default each of them"
+    )
     parser.add_argument("--again", action="store_true", help="also those with a row in the record")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"expected {', '.join(names)}, got {', '.join(sorted(unknown))}")
     done = set() if options.again else {row["name"] for row in read_record()}
+    chosen = [e for e in environments if e.name in (options.names or names) and e.name not in done]
+    if not chosen:
+        return 0
+    wheel = make_wheel(WORK / "wheels")
     status = 0
-    for environment in environments:
-        if environment.name in (options.names or names) and environment.name not in done:
-            status |= run(environment, tests, keep=options.keep)
+    for environment in chosen:
+        status |= run(environment, tests, wheel, keep=options.keep)
     return status
 
 
-def run(environment: Environment, tests: list[str], *, keep: bool) -> int:
+def run(environment: Environment, tests: list[str], wheel: Path, *, keep: bool) -> int:
     """Run one environment and add its row; return 1 if a test fails unexpectedly."""
     print(f"== {environment.name}", flush=True)
     folder = WORK / environment.name
     try:
-        python = make_environment(environment, folder, WORK / "wheels")
+        python = make_environment(environment, folder, wheel)
     except InterpreterError as error:
         print(error, file=sys.stderr)
         return 1

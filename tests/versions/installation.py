@@ -7,31 +7,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from interpreters import find_python
+
 from versions.matrix import ROOT, Environment
 
-EXTRAS = "calibrate,client,serve,torch"
-TOOLS = ("hypothesis", "onnxruntime", "packaging", "pytest", "pytest-xdist", "scikit-learn")
+EXTRAS = "calibrate,client,cpu,torch"
+TOOLS = ("hypothesis", "packaging", "pytest", "pytest-xdist", "scikit-learn")
 """Packages that the tests import beside those of the extras."""
 MADE = "made"
 """A file in a finished environment."""
-
-
-class InterpreterError(Exception):
-    """The interpreter of an environment is not installed."""
-
-
-def find_python(version: str) -> Path:
-    """Return the interpreter of a version, such as 3.11.
-
-    Raises:
-        InterpreterError: if there is none on PATH.
-    """
-    if version == ".".join(map(str, sys.version_info[:2])):
-        return Path(sys.executable)
-    found = shutil.which(f"python{version}")
-    if found is None:
-        raise InterpreterError(f"Expected python{version} on PATH, got none. Install it there.")
-    return Path(found)
 
 
 def pip(python: Path, *words: str) -> str:
@@ -41,13 +25,12 @@ def pip(python: Path, *words: str) -> str:
     return done.stdout
 
 
-def make_environment(environment: Environment, folder: Path, wheels: Path) -> Path:
-    """Make an environment with a wheel of this checkout, and return its interpreter.
+def make_environment(environment: Environment, folder: Path, wheel: Path) -> Path:
+    """Make an environment with the wheel of this checkout, and return its interpreter.
 
     A finished environment gets only the wheel.
     """
     python = folder / "bin" / "python"
-    wheel = make_wheel(find_python(environment.python), wheels)
     if not (folder / MADE).exists():
         shutil.rmtree(folder, ignore_errors=True)
         base = find_python(environment.python)
@@ -75,16 +58,10 @@ def free_constraints(taken: Iterable[str]) -> list[str]:
     return [x for x in lines if x.partition("==")[0].lower().replace("_", "-") not in names]
 
 
-def make_wheel(python: Path, wheels: Path) -> Path:
-    """Build the wheel of this checkout for an interpreter, and return it."""
-    tag = subprocess.run(
-        [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout.strip()
-    folder = wheels / tag
+def make_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout, which fits every interpreter, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
-    pip(python, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), ".")
-    (wheel,) = folder.glob("*.whl")
+    options = ["--quiet", "--no-deps", "--wheel-dir", str(folder)]
+    pip(Path(sys.executable), "wheel", *options, ".")
+    (wheel,) = folder.glob("*-py3-none-*.whl")
     return wheel.resolve()

@@ -23,18 +23,19 @@ _EXTRAS = {
     "httpx": "client",
     "ray": "ray",
     "pyarrow": "ray",
+    **dict.fromkeys(("onnx_ir", "onnxscript"), ""),
 }
-"""The extra that brings a module."""
+"""The extra that brings a module; empty for a module that only the images leave out."""
 _UNKNOWN = "FOLDER_OR_WHEEL_OF_AFTEXPORT"
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs extras of this copy of aftexport.
+    """Return the command that installs extras of this copy of aftexport, or no extra.
 
     The command names the folder, the wheel or the URL that the copy was installed from. If it is
     unknown or gone, a word stands in its place.
     """
-    chosen = f"[{','.join(extras)}]"
+    chosen = f"[{','.join(extras)}]" if extras else ""
     option, source = _source()
     target = f"{source or _UNKNOWN}{chosen}"
     if source is not None and "://" in source:
@@ -69,9 +70,8 @@ def check_installed(module: str) -> None:
 
 
 def _missing(module: str, extra: str) -> UsageError:
-    return UsageError(
-        f"This command needs {module}, which is not installed.", f"Run: {install_command(extra)}"
-    )
+    command = install_command(extra) if extra else install_command()
+    return UsageError(f"This command needs {module}, which is not installed.", f"Run: {command}")
 
 
 def _source() -> tuple[str, str | None]:

@@ -46,9 +46,9 @@ def check_command(word: str, commands: Collection[str], program: str, subject: s
         subject: meaning of other first words, such as a model file.
 
     Raises:
-        UsageError: if the word is like a command, and no file has its name.
+        UsageError: if the word is like a command, has no slash, and no file has its name.
     """
-    if word in commands or word.startswith("-") or Path(word).exists():
+    if word in commands or word.startswith("-") or "/" in word or Path(word).exists():
         return
     if likely := nearest(word, commands):
         raise UsageError(

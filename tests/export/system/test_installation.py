@@ -88,6 +88,16 @@ def test_missing_module_names_its_extra() -> None:
     assert missing_module_error(ModuleNotFoundError(name="a_module_of_a_user")) is None
 
 
+@pytest.mark.parametrize("module", ["onnx_ir", "onnxscript"])
+def test_module_without_extra_has_command(module: str) -> None:
+    """The images leave these packages out, though each installation by pip brings them."""
+    error = missing_module_error(ModuleNotFoundError(name=module))
+    assert error is not None
+    assert error.problem == f"This command needs {module}, which is not installed."
+    assert error.remedy == f"Run: {install_command()}"
+    assert "[" not in error.remedy
+
+
 def test_no_command_takes_the_name_from_an_index() -> None:
     """The name is not registered, so that anyone could publish a package under it."""
     listed = subprocess.run(
