@@ -197,7 +197,13 @@ def test_live_breach_makes_server_unready(
 
 def test_shared_run_is_compared_with_single(bundle_copy: Path, tmp_path: Path) -> None:
     with serving(
-        large_batches(bundle_copy), tmp_path / "log", "--shadow", "1", "--threads", "1"
+        large_batches(bundle_copy),
+        tmp_path / "log",
+        "--shadow",
+        "1",
+        "--threads",
+        "1",
+        measured=True,
     ) as (address, _):
         http.post(
             f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
