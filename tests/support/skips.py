@@ -44,6 +44,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no IPv6": lambda: not socket.has_dualstack_ipv6(),
     "no aarch64 wheel": lambda: not list(DIST.glob("*_aarch64.whl")),
     "no mutations": lambda: "AFT_CUDA_MUTATIONS" not in os.environ,
+    "not every case": lambda: "AFT_TEST_ALL" not in os.environ,
     "sanitizer": lambda: "AFT_SANITIZE" in os.environ,
 }
 
