@@ -69,7 +69,6 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no model": (["--to", "onnx"], "model"),
     "unknown target": (["model.pt", "--to", "coreml"], "coreml"),
     "unknown option": (["model.pt", "--to", "onnx", "--quantize"], "--quantize"),
-    "shortened option": (["model.pt", "--to", "onnx", "--forc"], "--forc"),
     "unknown precision": (["model.pt", "--to", "onnx", "--precision", "int4"], "int4"),
     "opset a word": (["model.pt", "--to", "onnx", "--opset", "new"], "new"),
     "two models": (["model.pt", "other.pt", "--to", "onnx"], "other.pt"),
@@ -98,6 +97,13 @@ def test_wrong_arguments_show_usage(
     assert "usage: aftexport" in outcome.err
     assert said in outcome.err
     assert not listing(tmp_path)
+
+
+def test_shortened_option_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(run_here(["model.pt", "--to", "onnx", "--forc"], capsys), "Write --force")
 
 
 BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
