@@ -37,11 +37,15 @@ def test_series_of_tutorial_reach_an_answer(tmp_path: Path) -> None:
     """The model finds the machine more often than the baseline, and no tokenizer is needed."""
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        SERIES, cwd=tmp_path, env=environment(PATH=programs), capture_output=True, text=True,
+        SERIES,
+        cwd=tmp_path,
+        env=environment(PATH=programs, COLUMNS="160"),
+        capture_output=True,
+        text=True,
         timeout=600,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {line.split("  ")[0].strip(): line.split() for line in done.stdout.splitlines()}
+    rows = {line.strip().split("  ")[0]: line.split() for line in done.stdout.splitlines()}
     shares = {
         name: float(next(word for word in rows[name] if word.endswith("%")).rstrip("%"))
         for name in ("aft_local", "logistic regression on means and deviations")
