@@ -241,6 +241,7 @@ class Limits(BaseModel):
     max_characters: int = Field(description="Maximum characters of one text.")
     max_documents: int
     max_body_bytes: int
+    max_array_bytes: int = Field(description="Maximum bytes of a .npy file of features.")
     max_queue_seconds: float = Field(
         description="Maximum predicted time of the queue before a request."
     )

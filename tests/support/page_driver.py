@@ -44,3 +44,17 @@ def focused(page: Page) -> Any:
 def fulfill_changed(route: Route, **fields: Any) -> None:
     """Answer a request of the page with the server's answer after changing some fields."""
     route.fulfill(json=route.fetch().json() | fields)
+
+
+def drop(page: Page, name: str, content: bytes) -> None:
+    """Drop a file on the page."""
+    data = page.evaluate_handle(
+        """([name, content]) => {
+            const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array(content)], name));
+            return data;
+        }""",
+        [name, list(content)],
+    )
+    page.dispatch_event("body", "dragover", {"dataTransfer": data})
+    page.dispatch_event("body", "drop", {"dataTransfer": data})

@@ -48,6 +48,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no aarch64 wheel": lambda: not list(DIST.glob("*_aarch64.whl")),
     "not every Python": lambda: "PYTHONS" in os.environ or len(interpreters()) < len(VERSIONS),
     "no mutations": lambda: "AFT_CUDA_MUTATIONS" not in os.environ,
+    "not every case": lambda: "AFT_TEST_ALL" not in os.environ,
     "sanitizer": lambda: "AFT_SANITIZE" in os.environ,
 }
 

@@ -41,6 +41,7 @@ def describe(service: Service) -> Info:
             max_characters=settings.max_characters,
             max_documents=settings.max_documents,
             max_body_bytes=settings.max_body_bytes,
+            max_array_bytes=settings.max_array_bytes,
             max_queue_seconds=settings.max_queue_seconds,
             deadline_seconds=settings.deadline_seconds,
             max_inline_tokens=max_inline_tokens(manifest.heads),

@@ -37,6 +37,8 @@ _LINES = "application/x-ndjson"
 _FIRST_PAUSE = 0.5
 """Seconds before the first retry of an unreachable server; doubled each time."""
 _JITTER = 0.1
+_DOCUMENT_STATUSES = (413, 422, 429, 500, 504, 507)
+"""Statuses of a response that concern its document, and no other one."""
 _GRACE = 1.0
 """Seconds after the deadline in which the server's own error message may still arrive."""
 
@@ -148,8 +150,7 @@ class Client:
             TypeError: unless exactly one of ``documents`` and ``features`` is given.
             ValueError: if ``features`` has another shape or type.
         """
-        if (documents is None) == (features is None):
-            raise TypeError("give exactly one of documents and features")
+        _check_one_given(documents, features)
         beside = {} if inputs is None else {"inputs": inputs}
         query = _query(evidence, explain, outputs)
         if features is not None:
@@ -166,8 +167,9 @@ class Client:
 
     def infer_each(
         self,
-        documents: Iterable[str | Sequence[int]],
+        documents: Iterable[str | Sequence[int]] | None = None,
         *,
+        features: Iterable[Array] | None = None,
         inputs: Iterable[Fields] | None = None,
         batch_size: int = 64,
         evidence: int = 0,
@@ -178,10 +180,13 @@ class Client:
         """Classify any number of documents; one that fails does not stop the others.
 
         If the server is too busy for some documents of a request, only these are retried. A
-        request that is too large is split in two.
+        request that is too large is split in two. Each document of features has a request of its
+        own, unless there are extra inputs: then they are sent as JSON.
 
         Args:
             documents: texts or token ids; consumed as needed.
+            features: documents of features instead, arrays ``[tokens, features]``; consumed as
+                needed.
             inputs: the extra inputs of each document; consumed as needed.
             batch_size: maximum documents of one request.
             evidence, explain, outputs: see ``infer``.
@@ -193,16 +198,25 @@ class Client:
 
         Raises:
             ServerError: if a request as a whole has no answer.
-            TypeError: if ``documents`` is a single text.
-            ValueError: if ``batch_size`` is less than 1, or ``inputs`` has another length.
+            TypeError: if ``documents`` is a single text, or unless exactly one of ``documents`` and
+                ``features`` is given.
+            ValueError: if ``batch_size`` is less than 1, ``inputs`` has another length, or features
+                have another shape or type.
         """
+        _check_one_given(documents, features)
         if isinstance(documents, str):
             raise TypeError("documents must be several texts or token ids, got one text: use infer")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         query = _query(evidence, explain, outputs)
+        if features is not None and inputs is None:
+            for array in features:
+                yield self._ask_array(ArrayBody(array), query, deadline)
+            return
         fields = None if inputs is None else iter(inputs)
-        left = (_line(one, fields) for one in documents)
+        name = None if features is None else "input_features"
+        every: Any = documents if features is None else features
+        left = (_line(one, fields, name) for one in every)
         while lines := list(islice(left, batch_size)):
             yield from self._ask_each(lines, query, deadline)
         if fields is not None and next(fields, None) is not None:
@@ -211,8 +225,9 @@ class Client:
     @contextmanager
     def stream(
         self,
-        document: str | Sequence[int],
+        document: str | Sequence[int] | None = None,
         *,
+        features: Array | None = None,
         inputs: Fields | None = None,
         evidence: int = 0,
         explain: Names = (),
@@ -225,7 +240,8 @@ class Client:
 
         Args:
             document: a text or token ids.
-            inputs: the extra inputs by name.
+            features: a document of features instead, an array ``[tokens, features]``.
+            inputs: the extra inputs by name. Features are then sent as JSON.
             evidence, explain, outputs: see ``infer``.
             deadline: maximum seconds until the end of the answer; by default the client's
                 deadline.
@@ -235,17 +251,17 @@ class Client:
 
         Raises:
             ServerError: if the document has no answer; its subclass names the reason.
+            TypeError: unless exactly one of ``document`` and ``features`` is given.
+            ValueError: if ``features`` has another shape or type.
         """
-        content: dict[str, Any] = {"text": document, "inputs": inputs}
-        if not isinstance(document, str):
-            content = {"input_ids": [document], "inputs": None if inputs is None else [inputs]}
-        body = _json({name: value for name, value in content.items() if value is not None})
+        _check_one_given(document, features)
+        kind, body = _single_body(document, features, inputs)
         query = _query(evidence, explain, outputs)
         with ExitStack() as closing:
 
             def opened(left: float) -> httpx.Response:
-                path, headers = _request(_JSON, query, left)
-                headers["Accept"] = _LINES
+                path, headers = _request(kind, query, left)
+                headers |= {"Accept": _LINES, "Content-Length": str(len(body))}
                 response = self._transport.stream(path, body, headers, left + _GRACE)
                 return closing.enter_context(response)
 
@@ -263,18 +279,31 @@ class Client:
             response = self._ask(content, query, deadline)
             with _valid_response():
                 return Result.read(response.json()["results"][0])
-        body = ArrayBody(features)
-        response = self._repeat(
-            lambda left: self._post(body.content_type, body, query, left), deadline
-        )
-        with _valid_response():
-            return Result.read(response.json())
+        return self._infer_array(ArrayBody(features), query, deadline)
 
     def _ask(
         self, content: Mapping[str, Any], query: str, deadline: float | None
     ) -> httpx.Response:
         body = _json(content)
         return self._repeat(lambda left: self._post(_JSON, body, query, left), deadline)
+
+    def _infer_array(self, body: ArrayBody, query: str, deadline: float | None) -> Result:
+        response = self._repeat(
+            lambda left: self._post(body.content_type, body, query, left), deadline
+        )
+        with _valid_response():
+            return Result.read(response.json())
+
+    def _ask_array(
+        self, body: ArrayBody, query: str, deadline: float | None
+    ) -> Result | ServerError:
+        """Return the answer for features, or the error that concerns only them."""
+        try:
+            return self._infer_array(body, query, deadline)
+        except ServerError as error:
+            if error.status not in _DOCUMENT_STATUSES:
+                raise
+            return error
 
     def _ask_each(
         self, lines: Sequence[bytes], query: str, deadline: float | None
@@ -345,9 +374,37 @@ class Client:
         return self._transport.post(path, body, headers, left + _GRACE)
 
 
-def _line(document: str | Sequence[int], fields: Iterator[Fields] | None) -> bytes:
-    """Return a line with a document and the next extra inputs."""
-    content: dict[str, Any] = {"text" if isinstance(document, str) else "input_ids": document}
+def _check_one_given(documents: object, features: object) -> None:
+    if (documents is None) == (features is None):
+        raise TypeError("give exactly one of documents and features")
+
+
+def _single_body(
+    document: str | Sequence[int] | None, features: Array | None, inputs: Fields | None
+) -> tuple[str, bytes | ArrayBody]:
+    """Return the media type and the body of a request with one document."""
+    if features is not None and inputs is None:
+        body = ArrayBody(features)
+        return body.content_type, body
+    content: dict[str, Any] = {"text": document, "inputs": inputs}
+    if not isinstance(document, str):
+        name, value = ("input_ids", document) if features is None else ("input_features", features)
+        content = {name: [value], "inputs": None if inputs is None else [inputs]}
+    return _JSON, _json({name: value for name, value in content.items() if value is not None})
+
+
+def _line(
+    document: str | Sequence[int] | Array, fields: Iterator[Fields] | None, name: str | None
+) -> bytes:
+    """Return a line with a document and the next extra inputs.
+
+    Args:
+        document: the document.
+        fields: the extra inputs of all documents left; None without any.
+        name: the document's field; None for that of a text or of token ids.
+    """
+    name = name or ("text" if isinstance(document, str) else "input_ids")
+    content: dict[str, Any] = {name: document}
     if fields is not None:
         if (given := next(fields, None)) is None:
             raise ValueError("inputs must have an entry for each document, got fewer")

@@ -114,7 +114,7 @@ def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
     assert "is not a bundle" in refused(tmp_path).problem
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "single-label"])
+@pytest.mark.parametrize("task", [task for task in cli_demo.TASKS if task != "single-label"])
 def test_data_of_other_tasks_is_refused(task: str, tmp_path: Path) -> None:
     own_documents(tmp_path / "own.csv")
     error = refused(tmp_path, task=task, data=tmp_path / "own.csv")

@@ -300,6 +300,7 @@ def test_info_describes_features(address: str) -> None:
     info = http.get(f"{address}/info").json()
     assert info["features"] == {"names": [*NAMES], "mean": [*MEAN], "scale": [*SCALE]}
     assert info["vocab_size"] is None
+    assert info["limits"]["max_array_bytes"] == 8 * 1024 * 1024
     (features, lengths) = http.get(f"{address}/v2/models/model").json()["inputs"]
     assert features == {"name": "input_features", "datatype": "FP32", "shape": [-1, -1, FEATURES]}
     assert lengths["name"] == "lengths"

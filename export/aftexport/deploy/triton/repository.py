@@ -20,6 +20,7 @@ from aftexport._version import __version__
 from aftexport.bundle.bundle import TOKENIZER, Bundle, is_bundle
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.deploy.build_engine import build, wanted_here
+from aftexport.deploy.triton.normalization import add_normalization
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.heads import Head
@@ -63,8 +64,8 @@ def write_repository(
     """Add a bundle's model to a Triton model repository.
 
     A bundle that was exported to ONNX uses the backend onnxruntime on the CPU, with the fused
-    kernels if they are built. A bundle with an engine uses the backend tensorrt and the engine
-    for the GPU of this machine. A missing engine is built.
+    kernels if they are built. Its model normalizes features. A bundle with an engine uses the
+    backend tensorrt and the engine for the GPU of this machine. A missing engine is built.
 
     Args:
         bundle: the checked bundle.
@@ -117,6 +118,7 @@ def write_repository(
             ],
             timeout_microseconds=TIMEOUT_SECONDS * 1_000_000,
             max_queue=MAX_QUEUE,
+            features=bundle.manifest.features,
             **served,
         )
         (aside / CONFIG).write_text(config, "utf-8")
@@ -185,6 +187,10 @@ def _onnxruntime(
     for file in (MODEL, MODEL_DATA):
         if file in bundle.files:
             shutil.copyfile(bundle.path / file, version / file)
+    if bundle.manifest.features is not None:
+        model = onnx.load(version / MODEL, load_external_data=False)
+        add_normalization(model, bundle.manifest.features)
+        onnx.save(model, version / MODEL)
     library = aftplugins.library("onnxruntime") if bundle.manifest.operators else None
     if library is not None:
         shutil.copyfile(library, version / library.name)

@@ -7,7 +7,7 @@ import {
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
 import { bodyOf, describeInputs } from "./inputs.js";
-import { listed, plotsOf, readSeries } from "./series.js";
+import { chooseSeries, describeSeries, drawSeries, features, series } from "./series_field.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
 
@@ -17,9 +17,6 @@ let explaining = null; // AbortController of the pending request for chosen evid
 let answered = ""; // the document whose answer is shown
 let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
-let features = null; // names of the features; null for a model of texts or token ids
-let series = null; // the series of the chosen file
-let maxTokens = Infinity; // maximum tokens of a document
 let maxBytes = Infinity; // maximum bytes of a request
 
 /** A failure, which the page shows in place of an answer. */
@@ -166,7 +163,8 @@ function showAnswer(answer, without, content, seconds) {
 function showEvidence(evidence, without, content) {
   byId("evidence").hidden = !evidence?.spans.length;
   byId("document").hidden = features !== null;
-  if (series) fill("plots", plotsOf(series, features, evidence?.spans));
+  // A file that was chosen after the request has another body.
+  if (answeredBody === series?.body) drawSeries(evidence?.spans ?? []);
   if (!evidence) {
     byId("evidence-note").textContent = `This answer has no evidence. ${without}`;
     return;
@@ -218,7 +216,7 @@ function showTimes(timings, seconds) {
 function showInfo(info) {
   bundle = info.bundle;
   maxBytes = info.limits.max_body_bytes;
-  takesFeatures(info.features, info.limits.max_tokens);
+  describeSeries(info.features, info.limits);
   const reads = info.tokenizer || features ? "" : " It has no tokenizer: send token ids to POST /infer.";
   describeInputs(info.extra_inputs);
   byId("model").textContent = `${describeHeads(info.heads, info.explainable)}${reads}`;
@@ -234,30 +232,13 @@ function showInfo(info) {
   byId("golden-note").textContent = info.safe ? "The server runs the fallbacks only: a kernel was outside tolerance. " : "";
 }
 
-/** Ask for a file of features in place of a text, if the model takes features. */
-function takesFeatures(described, most) {
-  features = described?.names ?? null;
-  maxTokens = most;
-  if (!features) series = null;
-  text.required = !features;
-  byId("text-field").hidden = features !== null;
-  byId("plots").hidden = !series;
-  byId("series-hint").hidden = !features;
-  byId("file-label").textContent = features ? "File of a series" : "Text file";
-  file.accept = features ? ".npy,.csv" : "";
-  byId("series-hint").textContent = features && "Drop or choose a .npy or .csv file with a row for each step and the columns "
-    + `${listed(features)}. Ctrl+Enter or ⌘+Enter sends.`;
-}
-
 /** Read and draw the series of a file. */
 async function takeSeries(chosen) {
-  series = await readSeries(chosen, features, maxTokens).catch((error) => {
+  const { steps } = await chooseSeries(chosen).catch((error) => {
     throw new Problem("The file cannot be read", error.message);
   });
-  fill("plots", plotsOf(series, features));
-  byId("plots").hidden = false;
   byId("problem").hidden = true;
-  status.textContent = `Read ${chosen.name}: ${NUMBER.format(series.steps)} steps.`;
+  status.textContent = `Read ${chosen.name}: ${NUMBER.format(steps)} steps.`;
 }
 
 function precisionOf({ precision, node_precisions: nodes }) {

@@ -15,6 +15,7 @@ _FILES = {
     "/page/heads.js": ("heads.js", "text/javascript"),
     "/page/inputs.js": ("inputs.js", "text/javascript"),
     "/page/series.js": ("series.js", "text/javascript"),
+    "/page/series_field.js": ("series_field.js", "text/javascript"),
     "/page/tokens.js": ("tokens.js", "text/javascript"),
 }
 _POLICY = (

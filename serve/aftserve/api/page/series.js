@@ -2,18 +2,27 @@
 
 import { NUMBER, element } from "./elements.js";
 
-const MAX_PLOTS = 16; // more features would be a very long page
+export const MAX_PLOTS = 16; // more features would be a very long page
 const MAX_CSV_BYTES = 256 * 2 ** 20; // a longer text may not fit into a string
 const WIDTH = 720, HEIGHT = 44; // pixels of a plot
-const TYPES = { "<f4": Float32Array, "<f8": Float64Array };
+const TYPES = { "<f4": Float32Array, "<f8": Float64Array }; // which need no conversion
+const SIZES = { f2: 2, f4: 4, f8: 8 }; // bytes of a value
 
 /** Return the series of a file, with its `steps`, its `values` by rows, and the `body` to send; throw an Error. */
-export async function readSeries(file, names, maxSteps) {
+export async function readSeries(file, names, { maxSteps, maxBytes }) {
   if (/\.csv$/i.test(file.name)) {
     if (file.size > MAX_CSV_BYTES) throw new Error("Expected at most 256 MiB of CSV. Save the values by numpy.save.");
-    return parseCsv(await file.text(), names, maxSteps);
+    const read = parseCsv(await file.text(), names, maxSteps);
+    checkBytes(read.body.size, maxBytes);
+    return read;
   }
+  checkBytes(file.size, maxBytes);
   return parseNpy(await file.arrayBuffer(), names, maxSteps);
+}
+
+function checkBytes(size, maxBytes) {
+  if (size <= maxBytes) return;
+  throw new Error(`Expected at most ${NUMBER.format(maxBytes)} bytes of .npy, got ${NUMBER.format(size)}. Send a part of the series.`);
 }
 
 /** Return the names of features, or the first and the last of many. */
@@ -29,21 +38,54 @@ function checkSteps(steps, maxSteps) {
 
 function parseNpy(buffer, names, maxSteps) {
   const bytes = new Uint8Array(buffer), view = new DataView(buffer);
-  const isNpy = bytes.length > 12 && String.fromCharCode(...bytes.subarray(1, 6)) === "NUMPY";
+  const isNpy = bytes.length > 12 && String.fromCharCode(...bytes.subarray(1, 6)) === "NUMPY" && [1, 2].includes(bytes[6]);
   if (!isNpy) throw new Error("Expected a file of numpy.save (.npy), or CSV with the suffix .csv. Convert the file.");
   const start = bytes[6] === 1 ? 10 : 12;
   const end = start + (bytes[6] === 1 ? view.getUint16(8, true) : view.getUint32(8, true));
   const header = new TextDecoder().decode(bytes.subarray(start, end));
   const type = header.match(/'descr': '([^']*)'/)?.[1];
   const shape = header.match(/'shape': \(([\d, ]*)\)/)?.[1].split(",").filter((size) => size.trim()).map(Number) ?? [];
-  const isPlain = TYPES[type] && shape.length === 2 && shape[1] === names.length && header.includes("'fortran_order': False");
-  if (!isPlain) {
-    throw new Error(`Expected float32 [steps, ${names.length}] in C order, got ${type ?? "no type"} [${shape.join(", ")}]. Save such an array.`);
+  const isRead = /^[<>]f[248]$/.test(type) && header.includes("'fortran_order': False");
+  if (!isRead || shape.length !== 2 || shape[1] !== names.length) {
+    throw new Error(`Expected float16, float32 or float64 [steps, ${names.length}] in C order, got ${type ?? "no type"} [${shape.join(", ")}]. `
+      + "Save such an array.");
   }
   checkSteps(shape[0], maxSteps);
-  const size = shape[0] * shape[1] * TYPES[type].BYTES_PER_ELEMENT;
+  const size = shape[0] * shape[1] * SIZES[type.slice(1)];
   if (bytes.length !== end + size) throw new Error(`Expected ${end + size} bytes by the header, got ${bytes.length}. Copy the file again.`);
-  return { steps: shape[0], values: new TYPES[type](buffer.slice(end)), body: buffer };
+  const values = valuesOf(buffer, end, shape[0] * shape[1], type);
+  checkFinite(values, names);
+  return { steps: shape[0], values, body: buffer };
+}
+
+/** Return the values of an array in a file. */
+function valuesOf(buffer, start, count, type) {
+  if (TYPES[type]) return new TYPES[type](buffer.slice(start));
+  const view = new DataView(buffer, start), isLittle = type[0] === "<", size = SIZES[type.slice(1)];
+  const read = {
+    f2: (at) => fromHalf(view.getUint16(at, isLittle)),
+    f4: (at) => view.getFloat32(at, isLittle),
+    f8: (at) => view.getFloat64(at, isLittle),
+  }[type.slice(1)];
+  const values = new Float64Array(count);
+  for (let place = 0; place < count; place++) values[place] = read(place * size);
+  return values;
+}
+
+/** Return the value of a float16, by its bits. */
+function fromHalf(bits) {
+  const exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  const sign = bits >> 15 ? -1 : 1;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
+}
+
+/** Refuse what the server refuses too: it reads float32. */
+function checkFinite(values, names) {
+  const place = values.findIndex((value) => !Number.isFinite(Math.fround(value)));
+  if (place < 0) return;
+  const step = Math.floor(place / names.length), name = names[place % names.length];
+  throw new Error(`Expected finite float32 numbers, got ${values[place]} for ${name} of step ${NUMBER.format(step)}. Replace it.`);
 }
 
 function parseCsv(text, names, maxSteps) {
@@ -58,7 +100,7 @@ function parseCsv(text, names, maxSteps) {
   const values = new Float32Array(steps * names.length);
   for (let step = 0; step < steps; step++) {
     const cells = lines[step + first].split(",");
-    const bad = cells.length !== names.length || cells.some((one) => !one.trim() || !Number.isFinite(Number(one)));
+    const bad = cells.length !== names.length || cells.some((one) => !one.trim() || !Number.isFinite(Math.fround(Number(one))));
     if (bad) throw new Error(`Expected ${names.length} numbers in row ${step + first + 1}, got ${lines[step + first].slice(0, 80)}. Correct the row.`);
     cells.forEach((one, place) => { values[step * names.length + place] = Number(one); });
   }
@@ -75,11 +117,9 @@ function headerOf(steps, width) {
   return bytes;
 }
 
-/** Return a figure for each feature, with the spans of evidence behind its line. */
-export function plotsOf({ steps, values }, names, spans = []) {
-  const made = names.slice(0, MAX_PLOTS).map((name, place) => plotOf(name, place, { steps, values, width: names.length }, spans));
-  if (names.length <= MAX_PLOTS) return made;
-  return [...made, element("p", { className: "hint" }, `The first ${MAX_PLOTS} of ${NUMBER.format(names.length)} features are drawn.`)];
+/** Return a figure for each of some features, with the spans of evidence behind its line. */
+export function plotsOf({ steps, values }, names, places, spans) {
+  return places.map((place) => plotOf(names[place], place, { steps, values, width: names.length }, spans));
 }
 
 function plotOf(name, place, series, spans) {

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from bundles import changed_manifest, classes
 from commands import assert_refused, listing, run_here, without
-from feature_models import FEATURES
+from feature_models import FEATURES, MEAN, SCALE, feature_file
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
 
@@ -57,7 +57,6 @@ def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None
 
 
 def test_configuration_of_features_matches_graph(feature_bundle: Path, tmp_path: Path) -> None:
-    """Clients of Triton normalize features themselves; the golden cases have such features."""
     bundle = Bundle.open(feature_bundle)
     folder = write_repository(bundle, tmp_path, name="sensors", console=Console())
     config = parsed(folder)
@@ -68,11 +67,30 @@ def test_configuration_of_features_matches_graph(feature_bundle: Path, tmp_path:
     assert lengths.data_type == data_types.Value("TYPE_INT64")
     assert (shape(features), shape(lengths)) == ([-1, -1, FEATURES], [-1])
     assert not (folder / "tokenizer.json").exists()
-    assert (folder / "1" / "model.onnx").read_bytes() == bundle.model_path.read_bytes()
+    text = (folder / "config.pbtxt").read_text("utf-8")
+    assert "# Right padding, [batch, tokens, features], and the number" in text
+    assert "# Send features in their own units: the model begins with (x - mean) / scale" in text
     case = next(case for case in bundle.golden() if case.subject == "model")
     for tensor in config.input:
         array = case.inputs[tensor.name]
         assert all(size in (-1, n) for size, n in zip(shape(tensor), array.shape, strict=True))
+
+
+def test_model_normalizes_features(feature_bundle: Path, tmp_path: Path) -> None:
+    """Triton's clients and those of aftserve send the same numbers."""
+    bundle = Bundle.open(feature_bundle)
+    features = bundle.manifest.features
+    assert features is not None
+    folder = write_repository(bundle, tmp_path, name="sensors", console=Console())
+    whole, served = map(onnxruntime.InferenceSession, (bundle.model_path, folder / "1/model.onnx"))
+    document = np.random.default_rng(0).normal(MEAN, SCALE, (33, FEATURES)).astype(np.float32)
+    lengths = np.array([33])
+    feeds = {"input_features": features.normalized(document)[None], "lengths": lengths}
+    [expected] = whole.run(["logits"], feeds)
+    [logits] = served.run(["logits"], {"input_features": document[None], "lengths": lengths})
+    np.testing.assert_allclose(logits, expected, rtol=1e-6, atol=1e-7)
+    [other] = whole.run(["logits"], {"input_features": document[None], "lengths": lengths})
+    assert np.abs(other - expected).max() > 0.01
 
 
 def test_documents_of_different_lengths_run_apart(written: Path) -> None:
@@ -250,9 +268,8 @@ def test_unbuildable_engine_is_reported(
     assert listing(tmp_path) == {}
 
 
-def test_the_configuration_of_an_engine(
-    trt_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def built_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     class Built:
         """In place of the engine alone, which takes a GPU."""
 
@@ -261,6 +278,24 @@ def test_the_configuration_of_an_engine(
 
     monkeypatch.setattr(repository, "build", lambda *_, **__: Built())
     monkeypatch.setattr(repository, "wanted_here", lambda *_: None)
+
+
+@pytest.mark.usefixtures("built_engine")
+def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
+    described = feature_file(tmp_path)
+    options = EngineOptions(opt_lengths=(64,), max_length=512, max_batch=3)
+    bundle = export(
+        factory="feature_models:Sensors", feature_file=described, to="trt",
+        out=tmp_path / "m.bundle", precision="fp16", engine=options,
+    )  # fmt: skip
+    folder = write_repository(bundle, tmp_path / "r", name="a", console=Console(quiet=True))
+    assert shape(parsed(folder).input[0]) == [-1, -1, FEATURES]
+    text = (folder / "config.pbtxt").read_text("utf-8")
+    assert "# Send normalized features, (x - mean) / scale in float32: the engine" in text
+
+
+@pytest.mark.usefixtures("built_engine")
+def test_the_configuration_of_an_engine(trt_bundle: Bundle, tmp_path: Path) -> None:
     folder = write_repository(trt_bundle, tmp_path, name="toy", console=Console(quiet=True))
     config = parsed(folder)
     assert (config.backend, config.max_batch_size) == ("tensorrt", 3)

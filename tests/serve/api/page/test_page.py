@@ -5,7 +5,16 @@ from importlib.resources import files
 import httpx
 import pytest
 
-NAMES = ("page.css", "page.js", "heads.js", "tokens.js", "series.js", "elements.js")
+NAMES = (
+    "page.css",
+    "page.js",
+    "heads.js",
+    "inputs.js",
+    "tokens.js",
+    "series.js",
+    "series_field.js",
+    "elements.js",
+)
 FILES = {"/": "index.html"} | {f"/page/{name}": name for name in NAMES}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_driver import ORDINARY, classify, focused, fulfill_changed, pieces, shown_pieces
+from page_driver import ORDINARY, classify, drop, focused, fulfill_changed, pieces, shown_pieces
 from playwright.sync_api import BrowserContext, Page, expect
 from servers import serving
 
@@ -131,19 +131,6 @@ def test_truncation_shows_warning(address: str, page: Page) -> None:
     classify(page, ORDINARY)
     warning = "The model saw only the head: 8,000 of 9,000 tokens."
     expect(page.locator("#read.warning")).to_have_text(warning)
-
-
-def drop(page: Page, name: str, content: bytes) -> None:
-    data = page.evaluate_handle(
-        """([name, content]) => {
-            const data = new DataTransfer();
-            data.items.add(new File([new Uint8Array(content)], name));
-            return data;
-        }""",
-        [name, list(content)],
-    )
-    page.dispatch_event("body", "dragover", {"dataTransfer": data})
-    page.dispatch_event("body", "drop", {"dataTransfer": data})
 
 
 def test_dropped_file_is_sent_unchanged(address: str, page: Page) -> None:
