@@ -38,8 +38,8 @@ def widened_bytes(model: onnx.ModelProto, types: Collection[int], to: int) -> in
     narrow = [tensor for tensor in _tensors(model.graph) if tensor.data_type in types]
     for function in model.functions:
         narrow += [t for t in _node_tensors(function.node) if t.data_type in types]
-    growth: int = sum(wide * prod(t.dims) - int(t.ByteSize()) for t in narrow)
-    return int(model.ByteSize()) + growth
+    size: int = model.ByteSize() + sum(wide * prod(t.dims) - t.ByteSize() for t in narrow)
+    return size
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
