@@ -20,6 +20,7 @@ NOT_RUN = {
     "fragment": "is a part of a file",
     "gpu": "needs an NVIDIA GPU",
     "install": "changes the environment",
+    "kubernetes": "needs a cluster",
     "make": "is a target of the Makefile, which takes minutes",
     "minutes": "takes minutes",
     "picture": "writes a picture of this documentation",
