@@ -26,7 +26,8 @@ OTHERS = {
     *("--parts", "--threads"),  # load tests
     *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
-    *("--model-repository", "--no-deps", "--json", "--data-binary"),  # tritonserver, pip, curl
+    *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
+    *("--json", "--data-binary"),  # curl
 }
 """Options of other programs that the pages name."""
 
