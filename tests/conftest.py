@@ -135,7 +135,7 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(bundle_folder: Path, server_log: Path) -> Iterator[str]:
     """The address of a real ``aftserve``."""
-    with serving(bundle_folder, server_log, "--max-tokens", "6000") as (address, _):
+    with serving(bundle_folder, server_log, "--max-tokens", "6000", measured=True) as (address, _):
         yield address
 
 

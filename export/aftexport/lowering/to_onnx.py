@@ -139,7 +139,8 @@ def _translated(
 def _axes(program: ExportedProgram) -> dict[str, dict[int, str]]:
     """Return the names of the dynamic axes of each input; extra inputs have those of the tokens."""
     names = tuple(map(str, program.graph_signature.user_inputs))
-    shapes = {n.name: n.meta["val"].shape for n in program.graph.find_nodes(op="placeholder")}
+    inputs = [n for n in program.graph.find_nodes(op="placeholder") if n.name in names]
+    shapes = {n.name: n.meta["val"].shape for n in inputs}
     main = shapes[main_input(names)]
     axes = {}
     for name in names:

@@ -141,7 +141,7 @@ def test_command_takes_task_of_each_output(
     assert_refused(run_here([*words, "--labels", "a,b"], capsys), "--labels needs a model with one")
     assert_refused(run_here([*words, "--task", "size=regression"], capsys), "got size")
     twice = ["--task", "age=regression", "--task", "age=regression"]
-    assert_refused(run_here([*words, *twice], capsys), "once for each output")
+    assert_refused(run_here([*words, *twice], capsys), "once for each name")
     assert not list(tmp_path.iterdir())
     tasks = [
         word for name, task in several_heads.TASKS.items() for word in ("--task", f"{name}={task}")

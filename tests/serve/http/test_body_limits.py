@@ -19,7 +19,7 @@ LIMITS = ("--max-body-mib", "1", "--max-buffered-mib", "2", "--receive-seconds",
 @pytest.fixture(scope="module")
 def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("receiving") / "log"
-    with serving(bundle_folder, log, *LIMITS) as (address, _):
+    with serving(bundle_folder, log, *LIMITS, measured=True) as (address, _):
         yield address
     assert "Traceback" not in log.read_text("utf-8")
 
