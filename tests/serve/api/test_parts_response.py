@@ -31,8 +31,9 @@ def bodies(messages: list[dict[str, Any]]) -> list[bytes]:
     return [message["body"] for message in messages[1:]]
 
 
-@pytest.mark.parametrize("deadline", [math.inf, time.monotonic() + 1000], ids=["none", "late"])
-def test_all_parts_are_sent(deadline: float) -> None:
+@pytest.mark.parametrize("seconds", [math.inf, 1000])
+def test_all_parts_are_sent(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     response = PartsResponse(iter([b"ab", b"c"]), "text/plain", size=3, deadline=deadline)
     messages = asyncio.run(sent(response))
     assert bodies(messages) == [b"ab", b"c", b""]
