@@ -15,7 +15,7 @@ BY_FOLDER = {
     "examples": {"slow"},
     "docs": {"slow"},
     "wheels": {"slow"},
-    "browser": {"browser"},
+    "browser": {"browser", "slow"},
 }
 BY_MODULE = {
     "test_export_engine": {"tensorrt"},
@@ -33,7 +33,13 @@ BY_MODULE = {
     "test_batch": {"slow"},
     "test_batch_refusals": {"slow"},
     "test_deployment": {"slow"},
+    "test_monitor": {"slow"},
+    "test_reload": {"slow"},
     "test_transformers_folders": {"slow"},
+    "test_lifecycle": {"slow"},
+    "test_idle": {"slow"},
+    "test_extra_inputs": {"slow"},
+    "test_connection_timeouts": {"slow"},
 }
 BY_FIXTURE = {"ray": {"ray", "slow"}, "rtx_bundle": {"tensorrt"}}
 

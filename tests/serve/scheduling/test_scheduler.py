@@ -344,6 +344,7 @@ def test_cancellation_at_run_start_stops_run(
 
     async def scenario() -> None:
         service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        service.model.measurement.measure_all()  # its runs would hang as well
         async with service.running():
             monkeypatch.setattr(service.model.classifier, "classify", hang)
             monkeypatch.setattr(JobQueue, "remove", late)
