@@ -1,4 +1,4 @@
-"""The wheels work where there is no compiler, with every Python version of this machine."""
+"""The wheels work without a compiler, with every Python version of this machine."""
 
 import os
 import re

@@ -18,7 +18,7 @@ class TracedModel:
     Attributes:
         lowered: the model before the encoder is fused.
         model: the model after the encoder is fused.
-        evidence: the heads with evidence, or the reason why there is no evidence.
+        evidence: the heads with evidence, or the reason why the graph has none.
         spec: the model's inputs.
         precision: precision of the graph.
         cases: cases of the model and of its operators.

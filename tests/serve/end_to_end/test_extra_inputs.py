@@ -246,7 +246,7 @@ def test_client_sends_inputs(served: Served) -> None:
     with Client(served.address) as client:
         results = client.infer(TEXTS, inputs=fields)
         found = client.infer_each(TEXTS, inputs=[one.batch() for one in arrays], batch_size=2)
-        assert all(isinstance(one, ServerError) for one in found)  # a batch is no document
+        assert all(isinstance(one, ServerError) for one in found)  # batches of 1, not documents
         given = [{**one.document, **one.tokens} for one in arrays]
         results += [r for r in client.infer_each(TEXTS, inputs=given) if isinstance(r, Result)]
         results += [client.infer(t, inputs=f) for t, f in zip(TEXTS, fields, strict=True)]
