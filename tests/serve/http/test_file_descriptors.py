@@ -20,7 +20,7 @@ sys.exit(main())
 
 def test_open_file_limit_is_logged_once(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(bundle_folder, log, program=_FEW_FILES) as (address, process):
+    with serving(bundle_folder, log, program=_FEW_FILES, measured=True) as (address, process):
         warning = "files are open, the limit is 100"
 
         def open_files() -> int:
