@@ -161,7 +161,7 @@ class _Plan:
 
     Attributes:
         costs: the current predictions.
-        is_complete: whether no prediction for single documents is a first estimate any more.
+        is_complete: whether measurements have replaced every first estimate for single documents.
     """
 
     costs: CostModel
