@@ -19,6 +19,7 @@ from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import AnyHead
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.batch.python_values import checked_document, plain_fields
+from aftserve.client.request import Fields, Names
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
 from aftserve.model.evidence import add_evidence
@@ -31,10 +32,6 @@ from aftserve.settings import Policy, Settings
 
 Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
 """A text, token ids ``[T]``, or features ``[T, F]``."""
-Fields = Mapping[str, Any]
-"""The extra inputs of one document by name."""
-Names = str | Sequence[str]
-"""One name, or several."""
 
 _SILENT_SECONDS = 2.0
 

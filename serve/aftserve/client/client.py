@@ -8,31 +8,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
-from urllib.parse import urlencode
 
 import httpx
 
 from aftserve.client.array_body import Array, ArrayBody
 from aftserve.client.errors import (
     BusyError,
-    DeadlineError,
-    InvalidRequestError,
     ServerError,
     TooLongError,
     UnavailableError,
     error_of,
+)
+from aftserve.client.request import (
+    JSON,
+    Fields,
+    Names,
+    check_one_given,
+    line_of,
+    path_and_headers,
+    query_of,
+    single_body,
+    to_json,
 )
 from aftserve.client.results import Result
 from aftserve.client.stream import StreamedAnswer
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")
-Fields = Mapping[str, Any]
-"""The extra inputs of one document by name."""
-Names = str | Sequence[str]
-"""One name, or several."""
 
-_JSON = "application/json"
 _LINES = "application/x-ndjson"
 _FIRST_PAUSE = 0.5
 """Seconds before the first retry of an unreachable server; doubled each time."""
@@ -150,9 +153,9 @@ class Client:
             TypeError: unless exactly one of ``documents`` and ``features`` is given.
             ValueError: if ``features`` has another shape or type.
         """
-        _check_one_given(documents, features)
+        check_one_given(documents, features)
         beside = {} if inputs is None else {"inputs": inputs}
-        query = _query(evidence, explain, outputs)
+        query = query_of(evidence, explain, outputs)
         if features is not None:
             return self._infer_features(features, inputs, query, deadline)
         if isinstance(documents, str):
@@ -203,12 +206,12 @@ class Client:
             ValueError: if ``batch_size`` is less than 1, ``inputs`` has another length, or features
                 have another shape or type.
         """
-        _check_one_given(documents, features)
+        check_one_given(documents, features)
         if isinstance(documents, str):
             raise TypeError("documents must be several texts or token ids, got one text: use infer")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        query = _query(evidence, explain, outputs)
+        query = query_of(evidence, explain, outputs)
         if features is not None and inputs is None:
             for array in features:
                 yield self._ask_array(ArrayBody(array), query, deadline)
@@ -216,7 +219,7 @@ class Client:
         fields = None if inputs is None else iter(inputs)
         name = None if features is None else "input_features"
         every: Any = documents if features is None else features
-        left = (_line(one, fields, name) for one in every)
+        left = (line_of(one, fields, name) for one in every)
         while lines := list(islice(left, batch_size)):
             yield from self._ask_each(lines, query, deadline)
         if fields is not None and next(fields, None) is not None:
@@ -254,13 +257,13 @@ class Client:
             TypeError: unless exactly one of ``document`` and ``features`` is given.
             ValueError: if ``features`` has another shape or type.
         """
-        _check_one_given(document, features)
-        kind, body = _single_body(document, features, inputs)
-        query = _query(evidence, explain, outputs)
+        check_one_given(document, features)
+        kind, body = single_body(document, features, inputs)
+        query = query_of(evidence, explain, outputs)
         with ExitStack() as closing:
 
             def opened(left: float) -> httpx.Response:
-                path, headers = _request(kind, query, left)
+                path, headers = path_and_headers(kind, query, left)
                 headers |= {"Accept": _LINES, "Content-Length": str(len(body))}
                 response = self._transport.stream(path, body, headers, left + _GRACE)
                 return closing.enter_context(response)
@@ -284,8 +287,8 @@ class Client:
     def _ask(
         self, content: Mapping[str, Any], query: str, deadline: float | None
     ) -> httpx.Response:
-        body = _json(content)
-        return self._repeat(lambda left: self._post(_JSON, body, query, left), deadline)
+        body = to_json(content)
+        return self._repeat(lambda left: self._post(JSON, body, query, left), deadline)
 
     def _infer_array(self, body: ArrayBody, query: str, deadline: float | None) -> Result:
         response = self._repeat(
@@ -369,63 +372,9 @@ class Client:
         self, content_type: str, body: bytes | ArrayBody, query: str, left: float
     ) -> httpx.Response:
         """Send a request whose answer must arrive within ``left`` seconds."""
-        path, headers = _request(content_type, query, left)
+        path, headers = path_and_headers(content_type, query, left)
         headers["Content-Length"] = str(len(body))
         return self._transport.post(path, body, headers, left + _GRACE)
-
-
-def _check_one_given(documents: object, features: object) -> None:
-    if (documents is None) == (features is None):
-        raise TypeError("give exactly one of documents and features")
-
-
-def _single_body(
-    document: str | Sequence[int] | None, features: Array | None, inputs: Fields | None
-) -> tuple[str, bytes | ArrayBody]:
-    """Return the media type and the body of a request with one document."""
-    if features is not None and inputs is None:
-        body = ArrayBody(features)
-        return body.content_type, body
-    content: dict[str, Any] = {"text": document, "inputs": inputs}
-    if not isinstance(document, str):
-        name, value = ("input_ids", document) if features is None else ("input_features", features)
-        content = {name: [value], "inputs": None if inputs is None else [inputs]}
-    return _JSON, _json({name: value for name, value in content.items() if value is not None})
-
-
-def _line(
-    document: str | Sequence[int] | Array, fields: Iterator[Fields] | None, name: str | None
-) -> bytes:
-    """Return a line with a document and the next extra inputs.
-
-    Args:
-        document: the document.
-        fields: the extra inputs of all documents left; None without any.
-        name: the document's field; None for that of a text or of token ids.
-    """
-    name = name or ("text" if isinstance(document, str) else "input_ids")
-    content: dict[str, Any] = {name: document}
-    if fields is not None:
-        if (given := next(fields, None)) is None:
-            raise ValueError("inputs must have an entry for each document, got fewer")
-        content["inputs"] = given
-    return _json(content)
-
-
-def _query(evidence: int, explain: Names, outputs: Names) -> str:
-    """Return the query of a request for some evidence and some outputs; empty for the default."""
-    pairs: list[tuple[str, str | int]] = [("evidence", evidence)] if evidence else []
-    for name, values in (("explain", explain), ("outputs", outputs)):
-        pairs += [(name, value) for value in ([values] if isinstance(values, str) else values)]
-    return urlencode(pairs)
-
-
-def _request(content_type: str, query: str, left: float) -> tuple[str, dict[str, str]]:
-    """Return the path and the headers of a request with ``left`` seconds for its answer."""
-    if left <= 0:
-        raise DeadlineError("The deadline passed before the request was sent.")
-    path = f"/infer?{query}" if query else "/infer"
-    return path, {"Content-Type": content_type, "Deadline-Seconds": f"{left:.6f}"}
 
 
 @contextmanager
@@ -442,19 +391,3 @@ def _answer(content: Mapping[str, Any]) -> Result | ServerError:
         return Result.read(content)
     again = content.get("retry_after")
     return error_of(content["status"], content["detail"], None if again is None else str(again))
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, default=_to_list).encode()
-
-
-def _to_list(value: Any) -> Any:
-    """Convert an array to a list, and a mapping of another type to a dict."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    try:
-        return value.tolist()
-    except AttributeError:
-        raise InvalidRequestError(
-            f"A document must be text or token ids, got {type(value).__name__}."
-        ) from None
