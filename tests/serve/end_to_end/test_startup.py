@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clients import http, measured_info, metric
+from clients import eventually, http, measured_info, metric
 from servers import serving
 
 # Every run of whole documents takes long, and has a line in the log.
@@ -63,7 +63,7 @@ def test_measurement_goes_on_between_documents(address: str, log: Path) -> None:
     for _ in range(3):
         assert http.post(f"{address}/infer", json={"input_ids": [[7]]}, timeout=120).is_success
     info = measured_info(address)
-    assert "measured the costs" in log.read_text("utf-8")
+    eventually(lambda: "measured the costs" in log.read_text("utf-8"), "the end is logged")
     assert info["calibration"]["measuring"] is False
     assert info["calibration"]["in_chunks"]
     assert metric(address, "aftserve_failed_runs_total") == 0
