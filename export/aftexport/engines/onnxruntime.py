@@ -41,6 +41,7 @@ _PROVIDERS = {
 _MAX_THREADS = 1024
 """Limit of threads: the runtime would start any number, whose stacks could fill the memory."""
 _SMALL_BYTES = 1024
+_CHOICE_OF_FILE = padded_choices([()])
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this
@@ -130,7 +131,7 @@ class OnnxRuntimeEngine:
         """Add the choice of the file, the largest logit, unless the inputs have another."""
         if not self.takes_choice or EXPLAINED in inputs:
             return dict(inputs)
-        return {**inputs, EXPLAINED: padded_choices([()])}
+        return {**inputs, EXPLAINED: _CHOICE_OF_FILE}
 
     def _shortest(self) -> Tensors:
         """Return the inputs for one document of one token."""
