@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "backend.h"
+#include "cpu/methods/choice.h"
 
 namespace ops {
 
@@ -11,6 +12,8 @@ const Backend kBackend = {"CPUExecutionProvider",
                           {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
 
 void choose_kernels() { aft::instruction_set(); }
+
+aft::MethodOrder choose_weight_methods(aft::Precision precision) { return aft::choose_weight_methods(precision); }
 
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull& params) {
   return aft::pack_position_bias(params);
