@@ -13,19 +13,21 @@
 
 namespace aft {
 
-// A weight matrix rearranged for the products of this machine; matmul/packed_weight.h has the layout. `precision` may
-// be higher than the requested one: a machine without the instructions computes in 16-bit integers or float32.
+// A weight matrix rearranged for the products of one method; matmul/packed_weight.h has the layout.
 struct PackedWeight {
-  PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats);
+  PackedWeight(int64_t rows, int64_t columns, Method method, size_t floats);
   ~PackedWeight();
 
   int64_t rows, columns;
-  Precision precision;
+  Method method;
   Scratch memory;
 };
 
-std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
-                                                Precision precision);
+// The method must be one of usable_methods().
+std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns, Method method);
+
+// The methods that product_instruction_set() has, in the order of kMethods.
+MethodOrder usable_methods();
 
 // Converts `count` numbers of float16.
 void half_to_float(const void* halves, int64_t count, float* floats);
@@ -42,7 +44,7 @@ struct Linear {
 };
 
 // output = layer_norm(input) weight + bias for every one of the linear layers, which agree in their weights' rows
-// and precision.
+// and method.
 struct LayerNormLinear {
   Element element;
   int64_t rows;

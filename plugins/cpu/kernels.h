@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "method.h"
+
 namespace aft {
 
 // Runs body(context, task) for every task in [0, tasks), in any order, on any threads, and returns
@@ -26,16 +28,6 @@ enum class Element { kFloat32, kFloat16, kBfloat16 };
 enum class Gate { kSigmoid, kTanh, kNone };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu };
-
-// The precision of the operands of a product. Sums and everything outside of the product are float32; products of
-// integers are summed exactly first.
-enum class Precision {
-  kFloat32,
-  kFloat16,  // the CPU kernels compute in float32 instead
-  kBfloat16,
-  kInt8,   // weights are scaled by column, rows of the left operand by row
-  kInt16,  // internal: replaces bfloat16 and 8-bit integers, with more digits, where the processor cannot multiply them
-};
 
 // The parameters of every mechanism. Element is the type of every tensor but lengths.
 struct Sequence {
@@ -55,7 +47,8 @@ struct PackedWeight;
 
 struct AftFull : Sequence {
   Gate gate;
-  Precision precision;          // of the products; kFloat16 computes in float32
+  Precision precision;          // of the products
+  MethodOrder methods;          // of the CPU's products: the first that the range of the biases allows
   const void* position_bias;    // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
   bool constant_bias;           // packed_bias is the result of pack_position_bias, null or not
@@ -100,10 +93,10 @@ void efficient_attention(const EfficientAttention&, const Parallel&);
 void linear_attention(const LinearAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
 
-// Packs the weights exp(position_bias) for aft_full. It reads the element, causal, tokens, precision and position_bias
-// [tokens, tokens] of p. The result is bfloat16 where 8-bit integers are asked for and the biases of a row lie too far
-// apart. It is null where there is nothing to pack:
-// - in float32, which also replaces 16-bit integers where the biases of a row lie too far apart;
+// Packs the weights exp(position_bias) for aft_full, by the first of the methods that allows the range of the biases of
+// each row. It reads the element, causal, tokens, methods and position_bias [tokens, tokens] of p. The result is null
+// where there is nothing to pack:
+// - in float32;
 // - in causal form, whose products are never in integers: a block of keys has one scale for its entries, and a row may
 //   see only the smallest of them.
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);

@@ -23,6 +23,9 @@ extern const Backend kBackend;
 // Throws where the kernels cannot be chosen; the library reports that before there is a session.
 void choose_kernels();
 
+// For aft::AftFull::methods.
+aft::MethodOrder choose_weight_methods(aft::Precision);
+
 // What this provider's kernel keeps of a constant position_bias, as kernels.h has it.
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&);
 

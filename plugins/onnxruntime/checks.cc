@@ -12,7 +12,6 @@ const char* name_of(aft::Precision precision) {
     case aft::Precision::kFloat16: return "fp16";
     case aft::Precision::kBfloat16: return "bf16";
     case aft::Precision::kInt8: return "int8";
-    case aft::Precision::kInt16: break;  // internal
   }
   throw std::logic_error("a precision has no name");
 }

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "backend.h"
+#include "cpu/methods/choice.h"
 
 namespace ops {
 
@@ -10,7 +11,12 @@ const Backend kBackend = {"CPUExecutionProvider",
                           {aft::Element::kFloat32, aft::Element::kFloat16},
                           {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
 
-void choose_kernels() { aft::instruction_set(); }
+void choose_kernels() {
+  aft::instruction_set();
+  aft::check_method_variable();
+}
+
+aft::MethodOrder choose_weight_methods(aft::Precision precision) { return aft::choose_weight_methods(precision); }
 
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull& params) {
   return aft::pack_position_bias(params);

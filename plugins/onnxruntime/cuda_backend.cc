@@ -127,6 +127,8 @@ const Backend kBackend = {AFT_EXECUTION_PROVIDER,
 
 void choose_kernels() {}
 
+aft::MethodOrder choose_weight_methods(aft::Precision) { return {}; }
+
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {

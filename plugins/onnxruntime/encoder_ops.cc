@@ -2,6 +2,7 @@
 // parameters are converted, when the session is made, any other at every run.
 
 #include "cpu/encoder.h"
+#include "cpu/methods/choice.h"
 
 #include <initializer_list>
 
@@ -77,11 +78,19 @@ class Parameter {
   Floats constant_{};
 };
 
-// An input that is the right side of a product.
+// An input that is the right side of a product. The weights of one operator have one side in common, its width, for
+// which their method is chosen.
 class Weight {
  public:
-  Weight(const char* name, size_t index, const Settings& settings, const Attributes& attributes)
-      : name_(name), index_(index), precision_(read_precision(attributes, kPrecisions)), floats_(name, index, settings, attributes) {
+  enum class Width { kRows, kColumns };
+
+  Weight(const char* name, size_t index, const Settings& settings, const Attributes& attributes,
+         Width width = Width::kRows)
+      : name_(name),
+        index_(index),
+        precision_(read_precision(attributes, kPrecisions)),
+        width_(width),
+        floats_(name, index, settings, attributes) {
     Tensor tensor;
     if (attributes.constant(index, tensor)) packed_ = pack(tensor);
   }
@@ -99,12 +108,15 @@ class Weight {
   std::shared_ptr<const aft::PackedWeight> pack(const Tensor& tensor) const {
     if (tensor.shape.size() != 2 || tensor.shape[0] < 1 || tensor.shape[1] < 1)
       throw Error(std::string(name_) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
-    return aft::pack_weight(floats_.to_floats(tensor).data, tensor.shape[0], tensor.shape[1], precision_);
+    const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
+    const aft::Method method = aft::choose_method(precision_, width_ == Width::kRows ? rows : columns);
+    return aft::pack_weight(floats_.to_floats(tensor).data, rows, columns, method);
   }
 
   const char* name_;
   size_t index_;
   aft::Precision precision_;
+  Width width_;
   Parameter floats_;
   std::shared_ptr<const aft::PackedWeight> packed_;
 };
@@ -198,7 +210,7 @@ class LayerNormFeedForward final : public Kernel {
         norm_(settings, attributes),
         weight_in_("weight_in", 3, settings, attributes),
         bias_in_("bias_in", 4, settings, attributes),
-        weight_out_("weight_out", 5, settings, attributes),
+        weight_out_("weight_out", 5, settings, attributes, Weight::Width::kColumns),
         bias_out_("bias_out", 6, settings, attributes) {}
 
   void compute(const Run& run) const override {

@@ -89,6 +89,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
+    params_.methods = ops::choose_weight_methods(params_.precision);
     Tensor bias;
     if (attributes.constant(3, bias)) {
       expect_matrix("position_bias", bias);

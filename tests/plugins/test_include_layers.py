@@ -20,6 +20,7 @@ LAYERS = {
     "mechanisms/aft_full": 4,
     "encoder": 4,
     "dispatch": 5,
+    "methods": 6,
 }
 ELSEWHERE = {"emulator.h"}
 """The tests' emulator of a GPU, in place of CUDA's own header."""

@@ -7,16 +7,17 @@
 
 namespace aft {
 
-PackedWeight::PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats)
-    : rows(rows), columns(columns), precision(precision), memory(floats) {}
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, Method method, size_t floats)
+    : rows(rows), columns(columns), method(method), memory(floats) {}
 PackedWeight::~PackedWeight() = default;
 
-#define AFT_DECLARE_SET(isa)                                            \
-  namespace isa {                                                       \
-  PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision); \
-  PackedWeight* pack_position_bias(const AftFull&);                     \
-  void half_to_float(const void*, int64_t, float*);                     \
-  AFT_PRODUCT_KERNELS(AFT_DECLARE, isa)                                 \
+#define AFT_DECLARE_SET(isa)                                         \
+  namespace isa {                                                    \
+  bool has_method(Method);                                           \
+  PackedWeight* pack_weight(const float*, int64_t, int64_t, Method); \
+  PackedWeight* pack_position_bias(const AftFull&);                  \
+  void half_to_float(const void*, int64_t, float*);                  \
+  AFT_PRODUCT_KERNELS(AFT_DECLARE, isa)                              \
   }
 AFT_DECLARE_SET(baseline)
 AFT_DECLARE_SET(avx2)
@@ -28,14 +29,18 @@ namespace {
 
 struct Table {
   const char* name;
-  PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
+  bool (*has_method)(Method);
+  PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Method);
   PackedWeight* (*pack_position_bias)(const AftFull&);
   void (*half_to_float)(const void*, int64_t, float*);
   AFT_PRODUCT_KERNELS(AFT_POINTER, )
 };
 
-#define AFT_SET(isa) \
-  Table { #isa, isa::pack_weight, isa::pack_position_bias, isa::half_to_float, AFT_PRODUCT_KERNELS(AFT_ENTRY, isa) }
+#define AFT_SET(isa)                                                                               \
+  Table {                                                                                          \
+    #isa, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float,          \
+        AFT_PRODUCT_KERNELS(AFT_ENTRY, isa)                                                        \
+  }
 
 Table choose() {
   switch (usable_instruction_set()) {
@@ -56,9 +61,15 @@ const Table& table() {
 
 }  // namespace
 
-std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
-                                                Precision precision) {
-  return std::unique_ptr<const PackedWeight>(table().pack_weight(weight, rows, columns, precision));
+std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns, Method method) {
+  return std::unique_ptr<const PackedWeight>(table().pack_weight(weight, rows, columns, method));
+}
+
+MethodOrder usable_methods() {
+  MethodOrder usable{};
+  for (const MethodFacts& facts : kMethods)
+    if (table().has_method(facts.method)) usable.methods[usable.count++] = facts.method;
+  return usable;
 }
 
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p) {

@@ -49,7 +49,7 @@ class FastformerLayer {
            project(means, p_.key_weight, p_.key_bias, g_k);
            for (int64_t c = 0; c < width_; ++c) g_k[c] *= g_q[c];
          });
-    with_product(p_.weight->precision, [&](auto product) {
+    with_method(p_.weight->method, [&](auto product) {
       using Product = decltype(product);
       if (p_.tokens <= width_) return multiply_in_turn<Product>();
       const Scratch matrix((width_ + 1) * width_);
@@ -145,7 +145,7 @@ class FastformerLayer {
       multiply_and_add(left, *p_.weight, rows, folded, nullptr, folded);
     });
 
-    const Packed weight{AFT_ISA::pack_weight(matrix, width_, width_, Product::kPrecision)};
+    const Packed weight{AFT_ISA::pack_weight(matrix, width_, width_, Product::kMethod)};
     const int64_t output_floats = OutputRows::floats(p_.element, width_);
     for_row_blocks(p_.tokens, row_floats, left_floats + output_floats, parallel_,
                    [&](int64_t first, int64_t rows, float* memory) {

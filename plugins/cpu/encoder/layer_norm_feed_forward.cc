@@ -104,7 +104,7 @@ class FeedForwardBlock {
 }  // namespace
 
 void layer_norm_feed_forward(const LayerNormFeedForward& p, const Parallel& parallel) {
-  with_product(p.weight_in->precision, [&](auto product) {
+  with_method(p.weight_in->method, [&](auto product) {
     using Block = FeedForwardBlock<decltype(product)>;
     for_row_blocks(p.rows, Block::fixed_floats(p), Block::floats_per_row(p), parallel,
                    [&](int64_t first, int64_t rows, float* memory) { Block(p, first, rows, memory).run(); });

@@ -18,7 +18,7 @@ void layer_norm_linear(const LayerNormLinear& p, const Parallel& parallel) {
   const int64_t width = first_weight.rows;
   int64_t widest = 0;
   for (int64_t i = 0; i < p.count; ++i) widest = max(widest, p.linears[i].weight->columns);
-  with_product(first_weight.precision, [&](auto product) {
+  with_method(first_weight.method, [&](auto product) {
     using Left = LeftRows<decltype(product)>;
     const int64_t row_floats = round_up(width, kLanes);
     const int64_t left_floats = Left::floats_per_row(width), output_floats = OutputRows::floats(p.element, widest);

@@ -12,7 +12,7 @@ namespace aft::AFT_ISA {
 
 void linear_residual(const LinearResidual& p, const Parallel& parallel) {
   const int64_t width = p.weight->rows, outputs = p.weight->columns;
-  with_product(p.weight->precision, [&](auto product) {
+  with_method(p.weight->method, [&](auto product) {
     using Left = LeftRows<decltype(product)>;
     const int64_t row_floats = round_up(width, kLanes), left_floats = Left::floats_per_row(width);
     for_row_blocks(p.rows, row_floats, left_floats + OutputRows::floats(p.element, outputs), parallel,

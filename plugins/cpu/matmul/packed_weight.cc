@@ -26,7 +26,7 @@ AFT_INLINE Vec find_scales(const float* weight, int64_t rows, int64_t columns, i
 template <class Product>
 PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
   const WeightLayout<Product> layout(rows, columns);
-  PackedWeight* packed = new PackedWeight(rows, columns, Product::kPrecision, layout.floats());
+  PackedWeight* packed = new PackedWeight(rows, columns, Product::kMethod, layout.floats());
   float* data = packed->memory.data();
   for (int64_t column = 0; column < layout.width; column += kLanes) {
     const int64_t panel = column / kPanel * kPanel, count = max(0, columns - column);
@@ -57,10 +57,14 @@ PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
 
 }  // namespace
 
-PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Precision precision) {
+PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Method method) {
   PackedWeight* packed = nullptr;
-  with_product(precision, [&](auto product) { packed = pack<decltype(product)>(weight, rows, columns); });
+  with_method(method, [&](auto product) { packed = pack<decltype(product)>(weight, rows, columns); });
   return packed;
+}
+
+bool has_method(Method method) {
+  return visit_method(Products{}, method, [](auto) {});
 }
 
 }  // namespace aft::AFT_ISA

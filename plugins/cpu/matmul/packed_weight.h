@@ -37,6 +37,6 @@ struct WeightLayout {
 };
 
 // The caller deletes the result: these sources call no templates of std, and so no unique_ptr.
-PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Precision precision);
+PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Method method);
 
 }  // namespace aft::AFT_ISA

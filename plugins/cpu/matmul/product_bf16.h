@@ -10,7 +10,7 @@
 namespace aft::AFT_ISA {
 
 struct Bfloat16Product {
-  static constexpr Precision kPrecision = Precision::kBfloat16;
+  static constexpr Method kMethod = Method::kBfloat16;
   static constexpr int kPerWord = 2;
   static constexpr int64_t kChunkWords = 128;
   static constexpr bool kScaled = false;

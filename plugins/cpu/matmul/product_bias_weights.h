@@ -11,8 +11,6 @@
 #include "matmul/product_int16.h"
 #include "matmul/product_int8.h"
 
-#if defined(__AVX2__)
-
 namespace aft::AFT_ISA {
 
 template <class Product>
@@ -33,12 +31,23 @@ struct WeightProduct : Product {
     const Vec shifted = values + (turn + 0.5f - __builtin_floorf(turn + 0.5f));
 #if defined(__AVX512F__)
     return (Vec)_mm512_roundscale_ps((__m512)shifted, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-#else
+#elif defined(__AVX2__)
     return (Vec)_mm256_floor_ps((__m256)shifted);
+#else
+    const IntVec whole = __builtin_convertvector(shifted, IntVec);
+    return __builtin_convertvector(whole + (IntVec)(shifted < __builtin_convertvector(whole, Vec)), Vec);
 #endif
   }
 };
 
-}  // namespace aft::AFT_ISA
+// The product for AFT-full's weights with the method of Product.
+template <class Product, bool kScaled = Product::kScaled>
+struct WeightProductOf {
+  using Type = Product;
+};
+template <class Product>
+struct WeightProductOf<Product, true> {
+  using Type = WeightProduct<Product>;
+};
 
-#endif
+}  // namespace aft::AFT_ISA

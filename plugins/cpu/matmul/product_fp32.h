@@ -7,7 +7,7 @@
 namespace aft::AFT_ISA {
 
 struct Float32Product {
-  static constexpr Precision kPrecision = Precision::kFloat32;
+  static constexpr Method kMethod = Method::kFloat32;
   static constexpr int kPerWord = 1;
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = false;

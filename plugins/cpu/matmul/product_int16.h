@@ -17,7 +17,7 @@
 namespace aft::AFT_ISA {
 
 struct Int16Product {
-  static constexpr Precision kPrecision = Precision::kInt16;
+  static constexpr Method kMethod = Method::kInt16;
   static constexpr int kPerWord = 2;
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = true;

@@ -16,7 +16,7 @@
 namespace aft::AFT_ISA {
 
 struct Int8Product {
-  static constexpr Precision kPrecision = Precision::kInt8;
+  static constexpr Method kMethod = Method::kInt8;
   static constexpr int kPerWord = 4;
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = true;

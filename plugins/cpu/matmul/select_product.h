@@ -1,45 +1,48 @@
-// Choosing the product for a precision, among those this instruction set has.
+// The products of this instruction set, and the choice of one by its method.
 #pragma once
 
 #include "matmul/product_bf16.h"
 #include "matmul/product_bias_weights.h"
 #include "matmul/product_fp32.h"
+#include "matmul/product_int16.h"
+#include "matmul/product_int8.h"
 
 namespace aft::AFT_ISA {
 
-// Calls f with a value of the product's type, for operators whose products are of floating-point numbers.
-template <class F>
-void with_float_product(Precision precision, const F& f) {
+template <class... Product>
+struct ProductList {};
+
+using Products = ProductList<Float32Product
+#if defined(__SSE2__)
+                             ,
+                             Int16Product
+#endif
 #if defined(__AVX512BF16__)
-  if (precision == Precision::kBfloat16) return f(Bfloat16Product{});
+                             ,
+                             Bfloat16Product
 #endif
-  (void)precision;
-  f(Float32Product{});
+#if defined(__AVX512VNNI__)
+                             ,
+                             Int8Product
+#endif
+                             >;
+
+// Calls f with a value of the product of that method. Returns false where the list has none.
+template <class... Product, class F>
+bool visit_method(ProductList<Product...>, Method method, const F& f) {
+  return ((Product::kMethod == method && (f(Product{}), true)) || ...);
 }
 
-// For the weights of AFT-full.
+// Methods come from usable_methods() or a packed weight, so that the list has them.
 template <class F>
-void with_weight_product(Precision precision, const F& f) {
-#if defined(__AVX512VNNI__)
-  if (precision == Precision::kInt8) return f(WeightProduct<Int8Product>{});
-#endif
-#if defined(__AVX2__) && !defined(__AVX512BF16__)
-  if (precision == Precision::kBfloat16 || precision == Precision::kInt8 || precision == Precision::kInt16)
-    return f(WeightProduct<Int16Product>{});
-#endif
-  with_float_product(precision, f);
+void with_method(Method method, const F& f) {
+  if (!visit_method(Products{}, method, f)) __builtin_trap();
 }
 
+// The same for the weights of AFT-full.
 template <class F>
-void with_product(Precision precision, const F& f) {
-#if defined(__AVX512VNNI__)
-  if (precision == Precision::kInt8) return f(Int8Product{});
-#endif
-#if defined(__SSE2__) && !defined(__AVX512BF16__)
-  if (precision == Precision::kBfloat16 || precision == Precision::kInt8 || precision == Precision::kInt16)
-    return f(Int16Product{});
-#endif
-  with_float_product(precision, f);
+void with_weight_method(Method method, const F& f) {
+  with_method(method, [&](auto product) { f(typename WeightProductOf<decltype(product)>::Type{}); });
 }
 
 }  // namespace aft::AFT_ISA

@@ -260,11 +260,17 @@ class FullChannels {
   Scratch key_maxima_, scales_, entries_;
 };
 
-// The precision of the products where `asked` is requested and the biases lie close enough.
-Precision weight_precision(Precision asked) {
-  Precision precision = asked;
-  with_weight_product(asked, [&](auto product) { precision = decltype(product)::kPrecision; });
-  return precision;
+bool is_scaled(Method method) {
+  bool scaled = false;
+  with_method(method, [&](auto product) { scaled = decltype(product)::kScaled; });
+  return scaled;
+}
+
+// The preferred method whose products are of floating-point numbers.
+Method float_method(const MethodOrder& order) {
+  for (int i = 0; i < order.count; ++i)
+    if (!is_scaled(order.methods[i])) return order.methods[i];
+  return Method::kFloat32;
 }
 
 struct PackedForThisCall {
@@ -275,27 +281,22 @@ struct PackedForThisCall {
 }  // namespace
 
 PackedWeight* pack_position_bias(const AftFull& p) {
-  PackedWeight* packed = nullptr;
-  const auto pack = [&](Precision precision) {
-    with_element(p.element, [&](auto element) {
-      with_weight_product(precision, [&](auto product) {
-        using Product = decltype(product);
-        if constexpr (Product::kPrecision != Precision::kFloat32) packed = pack_bias<Product, decltype(element)>(p);
-      });
-    });
-  };
   if (p.causal) return nullptr;
-  pack(p.precision);
-  const bool other = weight_precision(p.precision) != weight_precision(Precision::kBfloat16);
-  if (!packed && p.precision == Precision::kInt8 && other) pack(Precision::kBfloat16);
+  PackedWeight* packed = nullptr;
+  for (int i = 0; i < p.methods.count && !packed; ++i) {
+    if (p.methods.methods[i] == Method::kFloat32) return nullptr;
+    with_element(p.element, [&](auto element) {
+      with_weight_method(p.methods.methods[i],
+                         [&](auto product) { packed = pack_bias<decltype(product), decltype(element)>(p); });
+    });
+  }
   return packed;
 }
 
 void aft_full(const AftFull& given, const Parallel& parallel) {
   AftFull p = given;
-  const Precision precision = weight_precision(p.precision);
-  const bool in_whole_numbers = precision == Precision::kInt8 || precision == Precision::kInt16;
-  const bool packs = in_whole_numbers && !p.constant_bias;
+  // Only whole numbers need the range of the biases before the first product.
+  const bool packs = !p.constant_bias && p.methods.count > 0 && is_scaled(p.methods.methods[0]);
   const PackedForThisCall packed{packs ? AFT_ISA::pack_position_bias(p) : nullptr};
   if (packs) p.packed_bias = packed.bias;
   with_element(p.element, [&](auto element) {
@@ -307,10 +308,7 @@ void aft_full(const AftFull& given, const Parallel& parallel) {
         for (int64_t c = 0; c < p.channels; c += kChannels)
           FullChannels<T, Product, gate.value>(p, output, c).run(parallel);
       };
-      if (p.packed_bias)
-        with_weight_product(p.packed_bias->precision, run);
-      else  // bfloat16, since the biases lie too far apart for whole numbers
-        with_float_product(in_whole_numbers ? Precision::kBfloat16 : p.precision, run);
+      with_weight_method(p.packed_bias ? p.packed_bias->method : float_method(p.methods), run);
     });
   });
 }

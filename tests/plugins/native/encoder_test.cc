@@ -1,6 +1,6 @@
 // The encoder's operators on threads of our own and buffers of exact size, for the sanitizers. Values are checked
 // against definitions by test_encoder_ops.py; here results must be finite and the same for any number of threads, and
-// a reduced precision is what it says.
+// every method has its error.
 
 #include <cmath>
 #include <cstdio>
@@ -34,24 +34,24 @@ void check(const std::string& what, const std::vector<int64_t>& sizes, aft::Elem
   expect(results[0] == results[1], what + " depends on the number of threads");
 }
 
-void check_all(const Shape& s, aft::Precision precision, float scale, aft::Element element) {
+void check_all(const Shape& s, aft::Method method, float scale, aft::Element element) {
   const std::string what = " on [" + std::to_string(s.rows) + ", " + std::to_string(s.width) + "] x " +
-                           std::to_string(s.other) + " in precision " + std::to_string(static_cast<int>(precision)) +
-                           ", element " + std::to_string(static_cast<int>(element));
+                           std::to_string(s.other) + " by method " + name_of(method) + ", element " +
+                           std::to_string(static_cast<int>(element));
   const std::vector<char> x = encode(numbers(s.rows * s.width, scale, 1), element);
   const std::vector<char> residual = encode(numbers(s.rows * s.other, scale, 2), element);
   const Numbers norm_weight = numbers(s.width, 1, 3), norm_bias = numbers(s.width, 1, 4);
   const Numbers bias_in = numbers(s.other, 1, 5), bias_out = numbers(s.width, 1, 6);
   const aft::LayerNorm norm{norm_weight.data(), norm_bias.data(), 1e-5f};
-  const auto weight_in = aft::pack_weight(numbers(s.width * s.other, scale, 7).data(), s.width, s.other, precision);
-  const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, precision);
+  const auto weight_in = aft::pack_weight(numbers(s.width * s.other, scale, 7).data(), s.width, s.other, method);
+  const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, method);
 
   // One, and three of different widths, as query, key and value may be.
   const int64_t columns[] = {s.other, s.width, 1 + s.other / 9};
   std::unique_ptr<const aft::PackedWeight> weights[3];
   Numbers biases[3];
   for (int i = 0; i < 3; ++i) {
-    weights[i] = aft::pack_weight(numbers(s.width * columns[i], scale, 9 + i).data(), s.width, columns[i], precision);
+    weights[i] = aft::pack_weight(numbers(s.width * columns[i], scale, 9 + i).data(), s.width, columns[i], method);
     biases[i] = numbers(columns[i], 1, 12 + i);
   }
   for (int64_t count : {1, 3}) {
@@ -81,10 +81,9 @@ struct Layer {
   int64_t batch, tokens, width, heads;
 };
 
-void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft::Element element) {
+void check_fastformer(const Layer& s, aft::Method method, float scale, aft::Element element) {
   const std::string what = "layer_norm_fastformer on [" + std::to_string(s.batch) + ", " + std::to_string(s.tokens) +
-                           ", " + std::to_string(s.width) + "] in precision " +
-                           std::to_string(static_cast<int>(precision)) + ", element " +
+                           ", " + std::to_string(s.width) + "] by method " + name_of(method) + ", element " +
                            std::to_string(static_cast<int>(element));
   const std::vector<char> x = encode(numbers(s.batch * s.tokens * s.width, scale, 1), element);
   const auto vector = [&](unsigned seed) { return numbers(s.width, 1, seed); };
@@ -92,8 +91,8 @@ void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft
   const Numbers norm_weight = vector(2), norm_bias = vector(3), query_bias = vector(4), key_bias = vector(5);
   const Numbers bias = vector(6), query_weight = matrix(7), key_weight = matrix(8);
   const Numbers alpha = numbers(s.width * s.heads, scale, 9), beta = numbers(s.width * s.heads, scale, 10);
-  const auto packed_query = aft::pack_weight(query_weight.data(), s.width, s.width, precision);
-  const auto weight = aft::pack_weight(matrix(11).data(), s.width, s.width, precision);
+  const auto packed_query = aft::pack_weight(query_weight.data(), s.width, s.width, method);
+  const auto weight = aft::pack_weight(matrix(11).data(), s.width, s.width, method);
   std::vector<int64_t> lengths(s.batch, s.tokens);
   lengths.back() = s.batch > 1 ? 0 : s.tokens - 1;
   check(what, {s.batch * s.tokens * s.width}, element, [&](Outputs& outputs, const aft::Parallel& parallel) {
@@ -106,12 +105,12 @@ void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft
   });
 }
 
-// What is asked for is computed by what the instruction set has, which is not float32 where it has anything less.
-void check_precision(aft::Precision asked) {
+// The error of a method is that of kMethods, and not by much less: it is the method, and not another in its place.
+void check_error(aft::Method method) {
   const Shape s{40, 700, 50};
   const Numbers x = numbers(s.rows * s.width, 1, 1), bias(s.other), residual(s.rows * s.other);
   const Numbers weight = numbers(s.width * s.other, 1, 2);
-  const auto packed = aft::pack_weight(weight.data(), s.width, s.other, asked);
+  const auto packed = aft::pack_weight(weight.data(), s.width, s.other, method);
   Numbers output(s.rows * s.other);
   int threads = 1;
   aft::linear_residual({aft::Element::kFloat32, s.rows, x.data(), packed.get(), bias.data(), residual.data(),
@@ -126,45 +125,36 @@ void check_precision(aft::Precision asked) {
       error = std::fmax(error, std::fabs(output[r * s.other + c] - exact));
     }
   error /= largest;
-  const std::string isa = aft::product_instruction_set();
-  const bool bf16 = isa == "avx512_bf16", int8 = bf16 || isa == "avx512_vnni";
-  const std::string what = "precision " + std::to_string(static_cast<int>(asked)) + " computed by " + isa;
-  aft::Precision expected = asked;
-#if defined(__x86_64__)
-  if (asked == aft::Precision::kInt8 ? !int8 : asked == aft::Precision::kBfloat16 && !bf16)
-    expected = aft::Precision::kInt16;
-#else
-  expected = aft::Precision::kFloat32;
-#endif
-  expect(packed->precision == expected, what + " in " + std::to_string(static_cast<int>(packed->precision)));
-  const double bound = expected == aft::Precision::kFloat32    ? 1e-6
-                       : expected == aft::Precision::kInt16    ? 1e-3
-                       : expected == aft::Precision::kBfloat16 ? 4e-3
-                                                               : 1.2e-2;
+  const std::string what = name_of(method) + " of " + aft::product_instruction_set();
+  const aft::Precision finest = aft::kMethods[static_cast<int>(method)].finest;
+  const double bound = method == aft::Method::kInt16         ? 1e-3
+                       : finest == aft::Precision::kFloat32  ? 1e-6
+                       : finest == aft::Precision::kBfloat16 ? 4e-3
+                                                             : 1.2e-2;
+  expect(packed->method == method, what + " is packed for " + name_of(packed->method));
   expect(error <= bound, what + ": error " + std::to_string(error));
-  expect(expected == aft::Precision::kFloat32 || error >= bound / 20, what + " is float32");
+  expect(method == aft::Method::kFloat32 || error >= bound / 20, what + ": error " + std::to_string(error));
 }
 
 }  // namespace
 
 int main() {
   if (instructions_missing()) return kSkipped;
-  for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
-    check_precision(precision);
+  for (aft::Method method : usable_methods()) check_error(method);
   const Shape shapes[] = {{1, 1, 1},     {5, 16, 16},    {13, 17, 33},    {12, 31, 65},
                           {300, 48, 24}, {50, 300, 530}, {25, 1100, 1090}};
   for (const Shape& shape : shapes)
-    for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
+    for (aft::Method method : usable_methods())
       for (float scale : {1.0f, 200.0f})
         for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
-          check_all(shape, precision, scale, element);
+          check_all(shape, method, scale, element);
   const Layer layers[] = {{1, 1, 1, 1},    {2, 3, 1, 1},   {3, 31, 12, 4},
                           {2, 290, 17, 1}, {1, 600, 72, 9}, {2, 20, 530, 2}};
   for (const Layer& layer : layers)
-    for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
+    for (aft::Method method : usable_methods())
       for (float scale : {1.0f, 200.0f})
         for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
-          check_fastformer(layer, precision, scale, element);
+          check_fastformer(layer, method, scale, element);
   std::printf("%s, %d failures\n", aft::product_instruction_set(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -208,14 +208,17 @@ void aft_full(Case& one) {
   const int64_t width = one.tokens + one.random.choose<int64_t>({0, 0, 1, 13});
   auto p = one.params<aft::AftFull>(query, key, value);
   p.gate = one.gate;
-  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kFloat16, aft::Precision::kBfloat16,
-                                   aft::Precision::kInt8});
-  if (p.precision == aft::Precision::kBfloat16) one.bound = 1e-2;
-  if (p.precision == aft::Precision::kInt8) one.bound = 5e-2;
+  // A method, and those with smaller errors for biases too far apart.
+  const std::vector<aft::Method> usable = usable_methods();
+  int64_t last = one.random.between(0, static_cast<int64_t>(usable.size()) - 1);
+  const aft::Precision finest = aft::kMethods[static_cast<int>(usable[last])].finest;
+  for (; last >= 0; --last) p.methods.methods[p.methods.count++] = usable[last];
+  if (finest == aft::Precision::kBfloat16) one.bound = 1e-2;
+  if (finest == aft::Precision::kInt8) one.bound = 5e-2;
   // In 8 bits only where no two biases of a row are more than 1 apart, in integers of 16 bits more than 2.
-  const auto range = p.precision == aft::Precision::kInt8          ? 0.5
-                     : p.precision == aft::Precision::kBfloat16 && one.random.one_in(2) ? 0.9
-                                                                                        : one.range;
+  const auto range = finest == aft::Precision::kInt8 && one.random.one_in(2)       ? 0.5
+                     : finest == aft::Precision::kBfloat16 && one.random.one_in(2) ? 0.9
+                                                                                   : one.range;
   const auto& bias = one.input(one.tokens * width, range);
   p.position_bias = bias.buffer->data();
   p.position_bias_width = width;

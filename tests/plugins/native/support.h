@@ -92,6 +92,13 @@ inline bool instructions_missing() {
   return true;
 }
 
+inline std::vector<aft::Method> usable_methods() {
+  const aft::MethodOrder usable = aft::usable_methods();
+  return {usable.methods, usable.methods + usable.count};
+}
+
+inline std::string name_of(aft::Method method) { return aft::kMethods[static_cast<int>(method)].name; }
+
 inline void expect(bool condition, const std::string& what) {
   if (condition) return;
   std::printf("FAILED: %s\n", what.c_str());

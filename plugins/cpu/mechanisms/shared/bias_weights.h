@@ -68,7 +68,7 @@ PackedWeight* pack_bias(const AftFull& p) {
       if (!(row_range(row(t), p.tokens) <= Product::kLargestRange)) return nullptr;
   const int64_t rows = round_up(p.tokens, kTileRows);
   PackedWeight* packed =
-      new PackedWeight(p.tokens, p.tokens, Product::kPrecision, rows * Weights::floats_per_row(p.tokens));
+      new PackedWeight(p.tokens, p.tokens, Product::kMethod, rows * Weights::floats_per_row(p.tokens));
   const Weights weights = packed_weights<Product>(*packed);
   for (int64_t t = 0; t < rows; ++t) {
     const T* bias = row(t);
