@@ -34,7 +34,7 @@ constexpr int64_t words_of(int64_t count) {
 template <class Product>
 class Tiles;
 
-#if defined(__AMX_TILE__)
+#if defined(AFT_AMX)
 
 // The operand of LDTILECFG.
 struct TileShapes {

@@ -7,7 +7,7 @@
 #include "matmul/product_bf16.h"
 #include "matmul/product_int8.h"
 
-#if defined(__AMX_TILE__)
+#if defined(AFT_AMX)
 
 namespace aft::AFT_ISA {
 

@@ -26,7 +26,7 @@ using Products = ProductList<Float32Product
                              ,
                              Int8Product
 #endif
-#if defined(__AMX_TILE__)
+#if defined(AFT_AMX)
                              ,
                              AmxBfloat16Product, AmxInt8Product
 #endif

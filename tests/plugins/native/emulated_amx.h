@@ -161,6 +161,3 @@ inline void tile_dpbusd(int to, int from, int by) {
 #define _tile_dpbf16ps emulated::tile_dpbf16ps
 #undef _tile_dpbusd
 #define _tile_dpbusd emulated::tile_dpbusd
-
-// Only now, as the compiler's own headers would take them for leave.
-#define __AMX_TILE__ 1
