@@ -76,9 +76,10 @@ system-packages:  ## the Debian packages the suite needs: prints their names, an
 	  apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(SYSTEM_PACKAGES); \
 	fi
 
-# As they ship, and under each sanitizer. What this processor lacks of AVX-512 is emulated under the address sanitizer,
-# and skipped by name in the other two.
+# As they ship, and under each sanitizer. What this processor lacks of AVX-512 and AMX is emulated under the address
+# sanitizer, and skipped by name in the other two.
 EMULATE_AVX512 := $(if $(findstring avx512_bf16,$(file < /proc/cpuinfo)),OFF,ON)
+EMULATE_AMX := $(if $(findstring amx_int8,$(file < /proc/cpuinfo)),OFF,ON)
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))  ## the CPU kernels' C++ tests
 
 # Random cases: what is wrong by numbers shows in the plain build, so the sanitizers' part is smaller.
@@ -91,7 +92,8 @@ ONE_ISA := ^kernels_tests_(baseline|avx512)$$
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) \
-	  -DAFT_EMULATE_AVX512=$(if $(findstring address,$*),$(EMULATE_AVX512),OFF)
+	  -DAFT_EMULATE_AVX512=$(if $(findstring address,$*),$(EMULATE_AVX512),OFF) \
+	  -DAFT_EMULATE_AMX=$(if $(findstring address,$*),$(EMULATE_AMX),OFF)
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure \
 	  $(if $(and $(PART),$(findstring thread,$*)),--exclude-regex '$(ONE_ISA)')

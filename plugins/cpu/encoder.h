@@ -102,8 +102,8 @@ void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&);
 void linear_residual(const LinearResidual&, const Parallel&);
 void layer_norm_fastformer(const LayerNormFastformer&, const Parallel&);
 
-// The instruction set chosen for these products: as instruction_set(), or "avx512_vnni" or "avx512_bf16" (which
-// has VNNI too) where the machine has more than the other kernels use.
+// The instruction set chosen for these products: as instruction_set(), or "avx512_vnni", "avx512_bf16" (which
+// has VNNI too) or "avx512_amx" (which has both) where the machine has more than the other kernels use.
 const char* product_instruction_set();
 
 }  // namespace aft

@@ -15,7 +15,7 @@ enum class Precision {
 };
 
 // In the order that decides between methods of nearly the same time: by error, the smallest first.
-enum class Method { kFloat32, kInt16, kBfloat16, kInt8 };
+enum class Method { kFloat32, kInt16, kBfloat16, kAmxBfloat16, kInt8, kAmxInt8 };
 
 struct MethodFacts {
   Method method;
@@ -28,7 +28,9 @@ constexpr MethodFacts kMethods[] = {
     {Method::kFloat32, "fp32", Precision::kFloat32},    // 1e-6
     {Method::kInt16, "int16", Precision::kBfloat16},    // 1e-3, weights scaled by column, rows of the left side by row
     {Method::kBfloat16, "bf16", Precision::kBfloat16},  // 4e-3
-    {Method::kInt8, "int8", Precision::kInt8},          // 1.2e-2, scaled as int16
+    {Method::kAmxBfloat16, "amx_bf16", Precision::kBfloat16},
+    {Method::kInt8, "int8", Precision::kInt8},  // 1.2e-2, scaled as int16
+    {Method::kAmxInt8, "amx_int8", Precision::kInt8},
 };
 constexpr int kMethodCount = sizeof kMethods / sizeof kMethods[0];
 

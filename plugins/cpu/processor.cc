@@ -8,12 +8,14 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace aft {
 namespace {
 
-constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
 
 #if defined(__x86_64__)
 // Clang 14, for one, has no word for it in __builtin_cpu_supports.
@@ -22,6 +24,33 @@ bool supports_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
+#if defined(AFT_EMULATE_AMX)
+bool may_use_tiles() { return true; }
+#elif defined(AFT_AMX)
+// GCC 10, for one, has no words for it in __builtin_cpu_supports.
+bool has_tiles() {
+  constexpr unsigned kSystemSavesState = 1u << 27;                    // OSXSAVE, of leaf 1
+  constexpr unsigned kInstructions = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8, of leaf 7
+  constexpr unsigned kStates = 1u << 17 | 1u << 18;                   // XTILECFG, XTILEDATA, of XCR0
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kSystemSavesState)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kInstructions) != kInstructions) return false;
+  unsigned states, upper;
+  __asm__("xgetbv" : "=a"(states), "=d"(upper) : "c"(0));
+  return (states & kStates) == kStates;
+}
+
+// Linux has a process ask before its first tile, and grants it for all its threads. It refuses where a thread has a
+// signal stack too small for the tiles. Asking again is allowed.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool may_use_tiles() { return false; }  // the compiler lacks the instructions
+#endif
+
+// Without tiles.
 InstructionSet highest() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
@@ -36,13 +65,14 @@ InstructionSet highest() {
   return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512Vnni;
 }
 #else
+bool may_use_tiles() { return false; }
 InstructionSet highest() { return InstructionSet::kBaseline; }
 #endif
 
 // The same names are known on every processor.
 InstructionSet asked_for() {
   const char* isa = std::getenv("AFTEXPORT_ISA");
-  if (!isa || !*isa) return InstructionSet::kAvx512Bf16;
+  if (!isa || !*isa) return InstructionSet::kAvx512Amx;
   const auto* found = std::find(std::begin(kNames), std::end(kNames), std::string(isa));
   if (found != std::end(kNames)) return static_cast<InstructionSet>(found - kNames);
   std::string known;
@@ -53,6 +83,10 @@ InstructionSet asked_for() {
 
 }  // namespace
 
-InstructionSet usable_instruction_set() { return std::min(asked_for(), highest()); }
+InstructionSet usable_instruction_set() {
+  const InstructionSet asked = asked_for(), without_tiles = highest();
+  const bool reaches_tiles = asked == InstructionSet::kAvx512Amx && without_tiles == InstructionSet::kAvx512Bf16;
+  return reaches_tiles && may_use_tiles() ? asked : std::min(asked, without_tiles);
+}
 
 }  // namespace aft

@@ -4,9 +4,10 @@
 namespace aft {
 
 // Each includes those before it.
-enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
+enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAvx512Amx };
 
-// Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names.
+// Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names. For the
+// highest, the process asks the system for the tiles of AMX; where it is refused, the one below is returned.
 // Throws std::invalid_argument if the name is unknown.
 InstructionSet usable_instruction_set();
 

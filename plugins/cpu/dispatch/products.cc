@@ -29,6 +29,7 @@ namespace {
 
 struct Table {
   const char* name;
+  bool has_tiles;
   bool (*has_method)(Method);
   PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Method);
   PackedWeight* (*pack_position_bias)(const AftFull&);
@@ -38,13 +39,21 @@ struct Table {
 
 #define AFT_SET(isa)                                                                               \
   Table {                                                                                          \
-    #isa, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float,          \
+    #isa, false, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float,          \
         AFT_PRODUCT_KERNELS(AFT_ENTRY, isa)                                                        \
   }
+
+// The copy for AVX512_BF16 has the products by tiles too.
+Table with_tiles(Table table) {
+  table.name = "avx512_amx";
+  table.has_tiles = true;
+  return table;
+}
 
 Table choose() {
   switch (usable_instruction_set()) {
 #if defined(__x86_64__)
+    case InstructionSet::kAvx512Amx: return with_tiles(AFT_SET(avx512_bf16));
     case InstructionSet::kAvx512Bf16: return AFT_SET(avx512_bf16);
     case InstructionSet::kAvx512Vnni: return AFT_SET(avx512_vnni);
     case InstructionSet::kAvx512: return AFT_SET(avx512);
@@ -53,6 +62,8 @@ Table choose() {
     default: return AFT_SET(baseline);
   }
 }
+
+bool needs_tiles(Method method) { return method == Method::kAmxBfloat16 || method == Method::kAmxInt8; }
 
 const Table& table() {
   static const Table chosen = choose();
@@ -68,7 +79,8 @@ std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t row
 MethodOrder usable_methods() {
   MethodOrder usable{};
   for (const MethodFacts& facts : kMethods)
-    if (table().has_method(facts.method)) usable.methods[usable.count++] = facts.method;
+    if (table().has_method(facts.method) && (table().has_tiles || !needs_tiles(facts.method)))
+      usable.methods[usable.count++] = facts.method;
   return usable;
 }
 

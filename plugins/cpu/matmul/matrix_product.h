@@ -86,24 +86,67 @@ void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first
   }
 }
 
-// Gives sink(row, column, values) every sum over one chunk of k: `values` are the kPanel columns from `column` on.
+// The same for all rows and panels by tiles of the processor. Blocks of one height come together.
+template <class Product, class PanelAt, class Sink>
+void multiply_in_tiles(const float* left, int64_t rows, int64_t panels, const PanelAt& panel_at, const Sink& sink) {
+  using Block = Tiles<Product>;
+  constexpr int64_t kPitch = LeftRows<Product>::kPitch;
+  typename Block::Sums sums;
+  for (int64_t first = 0, end; first < rows; first = end) {
+    const int64_t height = min(Block::kRows, rows - first);
+    end = rows - (rows - first) % height;
+    const Block block(height);
+    for (int64_t i = 0; i < panels; ++i) {
+      const Panel<Product> panel = panel_at(i);
+      for (int64_t row = first; row < end; row += height) {
+        block.multiply(left + row * kPitch, kPitch, panel.words, panel.steps, sums);
+        for (int64_t r = 0; r < height; ++r) {
+          Vec values[kTileVectors];
+          for (int v = 0; v < kTileVectors; ++v)
+            values[v] = finished_sum<Product>(sums[r][v], left + (row + r) * kPitch, panel.scales, panel.sums,
+                                              panel.first_column + v * kLanes);
+          sink(row + r, panel.first_column, values);
+        }
+      }
+    }
+  }
+}
+
+// Gives sink(row, column, values) the products of encoded rows, the first at `left`, with panels panel_at(0) to
+// panel_at(panels - 1): `values` are the kPanel columns from `column` on. A block's last rows take lower tiles: each
+// holds its own rows only, so none is computed in vain.
+template <class Product, class PanelAt, class Sink>
+void multiply_panels(const float* left, int64_t rows, int64_t panels, const PanelAt& panel_at, const Sink& sink) {
+  if constexpr (kInTiles<Product>) {
+    multiply_in_tiles<Product>(left, rows, panels, panel_at, sink);
+  } else {
+    constexpr int64_t kPitch = LeftRows<Product>::kPitch;
+    for (int64_t i = 0; i < panels; ++i) {
+      const Panel<Product> panel = panel_at(i);
+      int64_t row = 0;
+      for (; row + kTileRows <= rows; row += kTileRows)
+        multiply_tile<Product, kTileRows>(left + row * kPitch, panel, row, sink);
+      for (; row + 3 <= rows; row += 3) multiply_tile<Product, 3>(left + row * kPitch, panel, row, sink);
+      for (; row < rows; ++row) multiply_tile<Product, 1>(left + row * kPitch, panel, row, sink);
+    }
+  }
+}
+
+// Gives sink(row, column, values) every sum over one chunk of k.
 // Columns are those of the weight in [begin, end), begin being a multiple of kPanel; the last panel may reach
-// beyond `end`. A block's last rows take lower tiles: each holds its own rows only, so none is computed in vain.
+// beyond `end`.
 template <class Product, class Sink>
 void multiply(const LeftRows<Product>& left, int64_t left_chunk, const PackedWeight& weight, int64_t chunk,
               int64_t begin, int64_t end, int64_t rows, const Sink& sink) {
   const WeightLayout<Product> layout(weight.rows, weight.columns);
   const float* data = weight.memory.data();
-  for (int64_t column = begin; column < end; column += kPanel) {
-    const Panel<Product> panel{data + layout.panel(chunk, column), layout.steps(chunk), column,
-                               Product::kScaled ? data + layout.scales() : nullptr,
-                               Product::kScaled ? data + layout.sums(chunk) : nullptr};
-    int64_t row = 0;
-    for (; row + kTileRows <= rows; row += kTileRows)
-      multiply_tile<Product, kTileRows>(left.words(left_chunk, row), panel, row, sink);
-    for (; row + 3 <= rows; row += 3) multiply_tile<Product, 3>(left.words(left_chunk, row), panel, row, sink);
-    for (; row < rows; ++row) multiply_tile<Product, 1>(left.words(left_chunk, row), panel, row, sink);
-  }
+  const auto panel_at = [&](int64_t i) AFT_LAMBDA_INLINE {
+    const int64_t column = begin + i * kPanel;
+    return Panel<Product>{data + layout.panel(chunk, column), layout.steps(chunk), column,
+                          Product::kScaled ? data + layout.scales() : nullptr,
+                          Product::kScaled ? data + layout.sums(chunk) : nullptr};
+  };
+  multiply_panels<Product>(left.words(left_chunk, 0), rows, ceil_div(end - begin, kPanel), panel_at, sink);
 }
 
 }  // namespace aft::AFT_ISA

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "encoder.h"
+#include "matmul/amx_tiles.h"
 #include "simd/simd.h"
 
 namespace aft::AFT_ISA {
@@ -25,7 +26,7 @@ struct WeightLayout {
         words(width * ((chunks - 1) * Product::kChunkWords + steps(chunks - 1))) {}
 
   int64_t chunk_rows(int64_t chunk) const { return min(kChunk, rows - chunk * kChunk); }
-  int64_t steps(int64_t chunk) const { return ceil_div(chunk_rows(chunk), Product::kPerWord); }
+  int64_t steps(int64_t chunk) const { return words_of<Product>(chunk_rows(chunk)); }
   int64_t panel(int64_t chunk, int64_t column) const {
     return chunk * Product::kChunkWords * width + column * steps(chunk);
   }

@@ -1,6 +1,7 @@
 // The products of this instruction set, and the choice of one by its method.
 #pragma once
 
+#include "matmul/product_amx.h"
 #include "matmul/product_bf16.h"
 #include "matmul/product_bias_weights.h"
 #include "matmul/product_fp32.h"
@@ -24,6 +25,10 @@ using Products = ProductList<Float32Product
 #if defined(__AVX512VNNI__)
                              ,
                              Int8Product
+#endif
+#if defined(AFT_AMX)
+                             ,
+                             AmxBfloat16Product, AmxInt8Product
 #endif
                              >;
 

@@ -70,7 +70,7 @@ class FullChannels {
   using Weights = LeftRows<Product>;
   static constexpr int64_t kKeys = Weights::kChunk;
 
-  static int64_t steps(int64_t keys) { return ceil_div(keys, Product::kPerWord); }
+  static int64_t steps(int64_t keys) { return words_of<Product>(keys); }
 
   // Of the block of keys that begins at u.
   float* key_maximum(int64_t b, int64_t u) const {
@@ -184,16 +184,16 @@ class FullChannels {
       else if constexpr (!Product::kScaled)
         for (int64_t r = first; r < rows; ++r)
           compute_weights(begin + r, u, count, row_maxima[r], weights.words(0, r), sums + r * width());
-      for (int64_t panel = 0; panel < panels_; ++panel) {
+      const auto panel_at = [&](int64_t panel) AFT_LAMBDA_INLINE {
         const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
-        for (int64_t r = first; r < rows; r += kTileRows)
-          multiply_tile<Product, kTileRows>(
-              left + r * Weights::kPitch, {words, steps(count), panel * kPanel, scales(b, u), nullptr}, r,
-              [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
-                float* sum = sums + row * width() + column;
-                for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
-              });
-      }
+        return Panel<Product>{words, steps(count), panel * kPanel, scales(b, u), nullptr};
+      };
+      multiply_panels<Product>(
+          left + first * Weights::kPitch, rows - first, panels_, panel_at,
+          [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
+            float* sum = sums + (first + row) * width() + column;
+            for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
+          });
     }
     for (int64_t t = begin; t < counted; ++t) write_row(b, t, sums + (t - begin) * width());
     for (int64_t t = counted; t < end; ++t)

@@ -105,17 +105,40 @@ void check_fastformer(const Layer& s, aft::Method method, float scale, aft::Elem
   });
 }
 
-// The error of a method is that of kMethods, and not by much less: it is the method, and not another in its place.
-void check_error(aft::Method method) {
-  const Shape s{40, 700, 50};
+// output = x weight by a method, x and weight being drawn.
+Numbers multiply(const Shape& s, aft::Method method) {
   const Numbers x = numbers(s.rows * s.width, 1, 1), bias(s.other), residual(s.rows * s.other);
-  const Numbers weight = numbers(s.width * s.other, 1, 2);
-  const auto packed = aft::pack_weight(weight.data(), s.width, s.other, method);
+  const auto packed = aft::pack_weight(numbers(s.width * s.other, 1, 2).data(), s.width, s.other, method);
+  expect(packed->method == method, name_of(method) + " is packed for " + name_of(packed->method));
   Numbers output(s.rows * s.other);
   int threads = 1;
   aft::linear_residual({aft::Element::kFloat32, s.rows, x.data(), packed.get(), bias.data(), residual.data(),
                         output.data()},
                        {run_on_threads, &threads, 1});
+  return output;
+}
+
+// Tiles add up integers exactly, as vectors do. In bfloat16 the order of additions differs, and nothing else.
+void check_tiles(const Shape& s) {
+  const auto largest_difference = [&](aft::Method tiles, aft::Method vectors) {
+    const Numbers one = multiply(s, tiles), other = multiply(s, vectors);
+    double difference = 0;
+    for (size_t i = 0; i < one.size(); ++i) difference = std::fmax(difference, std::fabs(double{one[i]} - other[i]));
+    return difference;
+  };
+  const std::string what = " by tiles on " + std::to_string(s.rows) + " x " + std::to_string(s.width) + " x " +
+                           std::to_string(s.other) + " differs by ";
+  const double in_int8 = largest_difference(aft::Method::kAmxInt8, aft::Method::kInt8);
+  expect(in_int8 == 0, "int8" + what + std::to_string(in_int8));
+  const double in_bf16 = largest_difference(aft::Method::kAmxBfloat16, aft::Method::kBfloat16);
+  expect(in_bf16 <= 1e-6 * static_cast<double>(s.width), "bf16" + what + std::to_string(in_bf16));
+}
+
+// The error of a method is that of kMethods, and not by much less: it is the method, and not another in its place.
+void check_error(aft::Method method) {
+  const Shape s{40, 700, 50};
+  const Numbers x = numbers(s.rows * s.width, 1, 1), weight = numbers(s.width * s.other, 1, 2);
+  const Numbers output = multiply(s, method);
   double largest = 0, error = 0;
   for (int64_t r = 0; r < s.rows; ++r)
     for (int64_t c = 0; c < s.other; ++c) {
@@ -131,7 +154,6 @@ void check_error(aft::Method method) {
                        : finest == aft::Precision::kFloat32  ? 1e-6
                        : finest == aft::Precision::kBfloat16 ? 4e-3
                                                              : 1.2e-2;
-  expect(packed->method == method, what + " is packed for " + name_of(packed->method));
   expect(error <= bound, what + ": error " + std::to_string(error));
   expect(method == aft::Method::kFloat32 || error >= bound / 20, what + ": error " + std::to_string(error));
 }
@@ -141,6 +163,11 @@ void check_error(aft::Method method) {
 int main() {
   if (instructions_missing()) return kSkipped;
   for (aft::Method method : usable_methods()) check_error(method);
+  if (std::string(aft::product_instruction_set()) == "avx512_amx")
+    // Heights of one tile and of two, several blocks and a rest; whole and broken steps, chunks and panels.
+    for (int64_t rows : {1, 15, 16, 17, 31, 32, 33, 96, 117})
+      for (int64_t width : {1, 32, 33, 64, 66, 256, 257, 300, 1100})
+        for (int64_t other : {1, 32, 50}) check_tiles({rows, width, other});
   const Shape shapes[] = {{1, 1, 1},     {5, 16, 16},    {13, 17, 33},    {12, 31, 65},
                           {300, 48, 24}, {50, 300, 530}, {25, 1100, 1090}};
   for (const Shape& shape : shapes)
