@@ -8,12 +8,16 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace aft {
 namespace {
 
-constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16",
+                                  "neon_dotprod", "neon_i8mm_bf16"};
 
 #if defined(__x86_64__)
 // Clang 14, for one, has no word for it in __builtin_cpu_supports.
@@ -35,6 +39,13 @@ InstructionSet highest() {
   if (!__builtin_cpu_supports("avx512vnni")) return InstructionSet::kAvx512;
   return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512Vnni;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+InstructionSet highest() {
+  if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return InstructionSet::kBaseline;
+  constexpr unsigned long kProducts = HWCAP2_I8MM | HWCAP2_BF16;
+  const bool has_products = (getauxval(AT_HWCAP2) & kProducts) == kProducts;
+  return has_products ? InstructionSet::kNeonI8mmBf16 : InstructionSet::kNeonDotprod;
+}
 #else
 InstructionSet highest() { return InstructionSet::kBaseline; }
 #endif
@@ -42,7 +53,7 @@ InstructionSet highest() { return InstructionSet::kBaseline; }
 // The same names are known on every processor.
 InstructionSet asked_for() {
   const char* isa = std::getenv("AFTEXPORT_ISA");
-  if (!isa || !*isa) return InstructionSet::kAvx512Bf16;
+  if (!isa || !*isa) return static_cast<InstructionSet>(std::size(kNames) - 1);
   const auto* found = std::find(std::begin(kNames), std::end(kNames), std::string(isa));
   if (found != std::end(kNames)) return static_cast<InstructionSet>(found - kNames);
   std::string known;

@@ -3,8 +3,8 @@
 
 namespace aft {
 
-// Each includes those before it.
-enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
+// Each includes those before it that belong to the same processor, and the baseline.
+enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kNeonDotprod, kNeonI8mmBf16 };
 
 // Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names.
 // Throws std::invalid_argument if the name is unknown.
