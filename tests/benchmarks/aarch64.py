@@ -1,17 +1,19 @@
-"""Count the instructions per token that each kernel takes on an emulated aarch64.
+r"""Count the instructions per token that each kernel takes on an emulated aarch64.
 
     make native-aarch64
-    PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.aarch64 build/native/aarch64/count_workload
+    PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.aarch64 \
+      build/native/aarch64/count_workload
 
-QEMU names every block of instructions before it runs; the counts are exact and say nothing about time.
+QEMU names every block of instructions before it runs. The counts are exact, and say nothing about
+time.
 """
 
 import argparse
 import collections
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 MECHANISMS = (
     "aft_simple",
@@ -31,7 +33,7 @@ OPERATORS = (
 WITH_PRODUCTS = ("aft_full", *OPERATORS)
 CHANNELS = 256
 
-Case = tuple[str, str, str, bool]  # kernel, element, precision, causal
+Case = tuple[str, str, str, bool]  # kernel, element, method, causal
 
 
 def cases(only: str) -> Iterator[Case]:
@@ -43,8 +45,8 @@ def cases(only: str) -> Iterator[Case]:
             for causal in (False, True) if kernel in MECHANISMS else (False,):
                 yield kernel, element, "fp32", causal
         if kernel in WITH_PRODUCTS:
-            for precision in ("bf16", "int8"):
-                yield kernel, "float32", precision, False
+            for method in ("bf16", "int8"):
+                yield kernel, "float32", method, False
 
 
 def count_by_function(trace: Iterable[str]) -> collections.Counter[str]:
@@ -77,10 +79,10 @@ def count_by_function(trace: Iterable[str]) -> collections.Counter[str]:
 
 def count(program: str, cpu: str, case: Case, tokens: int) -> collections.Counter[str]:
     """Run the workload and return its instructions by function."""
-    kernel, element, precision, causal = case
+    kernel, element, method, causal = case
     command = ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", "-cpu", cpu]
     command += ["-d", "exec,nochain,in_asm", "-D", "/dev/stderr", program]
-    command += [kernel, element, precision, str(int(causal)), str(tokens), str(CHANNELS)]
+    command += [kernel, element, method, str(int(causal)), str(tokens), str(CHANNELS)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -109,16 +111,16 @@ def main() -> None:
     )
     options = parser.parse_args()
     for program in options.programs:
-        if not os.path.exists(program):
+        if not Path(program).exists():
             sys.exit(f"expected a program, got {program}; run: make native-aarch64")
     for case in cases(options.only):
-        kernel, element, precision, causal = case
+        kernel, element, method, causal = case
         counts = [count(program, options.cpu, case, options.tokens) for program in options.programs]
         per_token = [counted.total() / options.tokens for counted in counts]
         ratios = [f"{per_token[0] / later:6.2f}" for later in per_token[1:]]
         name = f"{kernel}{' causal' if causal else ''}"
         numbers = " ".join(f"{value:10,.0f}" for value in per_token)
-        print(f"{name:28} {element:8} {precision:5} {numbers} {' '.join(ratios)}", flush=True)
+        print(f"{name:28} {element:8} {method:5} {numbers} {' '.join(ratios)}", flush=True)
         if options.functions:
             for function, instructions in counts[-1].most_common(8):
                 print(f"    {instructions / options.tokens:10,.0f} {function}")
