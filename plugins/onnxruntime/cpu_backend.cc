@@ -11,7 +11,10 @@ const Backend kBackend = {"CPUExecutionProvider",
                           {aft::Element::kFloat32, aft::Element::kFloat16},
                           {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
 
-void choose_kernels() { aft::instruction_set(); }
+void choose_kernels() {
+  aft::instruction_set();
+  aft::check_method_variable();
+}
 
 aft::MethodOrder choose_weight_methods(aft::Precision precision) { return aft::choose_weight_methods(precision); }
 

@@ -1,0 +1,38 @@
+// aftexport_describe_choice: the method that this library chooses, for programs that show it.
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "cpu/methods/choice.h"
+
+namespace {
+
+aft::Precision precision_of(const std::string& name) {
+  if (name == "bf16") return aft::Precision::kBfloat16;
+  if (name == "int8") return aft::Precision::kInt8;
+  return aft::Precision::kFloat32;  // fp16 too
+}
+
+int64_t copy(const std::string& from, char* text, int64_t size) {
+  const size_t fitting = std::min(from.size(), static_cast<size_t>(size) - 1);
+  std::memcpy(text, from.data(), fitting);
+  text[fitting] = '\0';
+  return static_cast<int64_t>(fitting);
+}
+
+}  // namespace
+
+// Writes the JSON of aft::describe_choice() and a zero byte to `text`, of `size` >= 1 bytes, and returns its length.
+// Where the choice fails it writes why, and returns -1.
+extern "C" __attribute__((visibility("default"))) int64_t aftexport_describe_choice(const char* precision,
+                                                                                   int64_t width, char* text,
+                                                                                   int64_t size) {
+  try {
+    return copy(aft::describe_choice(precision_of(precision), width), text, size);
+  } catch (const std::exception& error) {
+    copy(error.what(), text, size);
+    return -1;
+  }
+}
