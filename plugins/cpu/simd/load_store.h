@@ -145,7 +145,10 @@ struct Output {
       else
         store(data + offset + i * kLanes, v[i], count - i * kLanes);
   }
-  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const { write(offset, {v}, count); }
+  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const {
+    const Vec one[] = {v};  // {v} is a Vec to Clang 14, which would call this function again
+    write(offset, one, count);
+  }
   // After the last write of a task.
   void fence() const {
     if (past_cache) stream_fence();
