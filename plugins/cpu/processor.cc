@@ -10,12 +10,16 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace aft {
 namespace {
 
-constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
+constexpr const char* kNames[] = {"baseline",    "avx2",       "avx512",       "avx512_vnni",
+                                  "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_i8mm_bf16"};
 
 #if defined(__x86_64__)
 // Clang 14, for one, has no word for it in __builtin_cpu_supports.
@@ -64,15 +68,21 @@ InstructionSet highest() {
   if (!__builtin_cpu_supports("avx512vnni")) return InstructionSet::kAvx512;
   return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512Vnni;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+InstructionSet highest() {
+  if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return InstructionSet::kBaseline;
+  constexpr unsigned long kProducts = HWCAP2_I8MM | HWCAP2_BF16;
+  const bool has_products = (getauxval(AT_HWCAP2) & kProducts) == kProducts;
+  return has_products ? InstructionSet::kNeonI8mmBf16 : InstructionSet::kNeonDotprod;
+}
 #else
-bool may_use_tiles() { return false; }
 InstructionSet highest() { return InstructionSet::kBaseline; }
 #endif
 
 // The same names are known on every processor.
 InstructionSet asked_for() {
   const char* isa = std::getenv("AFTEXPORT_ISA");
-  if (!isa || !*isa) return InstructionSet::kAvx512Amx;
+  if (!isa || !*isa) return static_cast<InstructionSet>(std::size(kNames) - 1);
   const auto* found = std::find(std::begin(kNames), std::end(kNames), std::string(isa));
   if (found != std::end(kNames)) return static_cast<InstructionSet>(found - kNames);
   std::string known;
@@ -85,8 +95,11 @@ InstructionSet asked_for() {
 
 InstructionSet usable_instruction_set() {
   const InstructionSet asked = asked_for(), without_tiles = highest();
-  const bool reaches_tiles = asked == InstructionSet::kAvx512Amx && without_tiles == InstructionSet::kAvx512Bf16;
-  return reaches_tiles && may_use_tiles() ? asked : std::min(asked, without_tiles);
+#if defined(__x86_64__)
+  const bool reaches_tiles = asked >= InstructionSet::kAvx512Amx && without_tiles == InstructionSet::kAvx512Bf16;
+  if (reaches_tiles && may_use_tiles()) return InstructionSet::kAvx512Amx;
+#endif
+  return std::min(asked, without_tiles);
 }
 
 }  // namespace aft

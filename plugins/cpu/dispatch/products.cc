@@ -24,6 +24,8 @@ AFT_DECLARE_SET(avx2)
 AFT_DECLARE_SET(avx512)
 AFT_DECLARE_SET(avx512_vnni)
 AFT_DECLARE_SET(avx512_bf16)
+AFT_DECLARE_SET(neon_dotprod)
+AFT_DECLARE_SET(neon_i8mm_bf16)
 
 namespace {
 
@@ -58,6 +60,9 @@ Table choose() {
     case InstructionSet::kAvx512Vnni: return AFT_SET(avx512_vnni);
     case InstructionSet::kAvx512: return AFT_SET(avx512);
     case InstructionSet::kAvx2: return AFT_SET(avx2);
+#elif defined(__aarch64__)
+    case InstructionSet::kNeonI8mmBf16: return AFT_SET(neon_i8mm_bf16);
+    case InstructionSet::kNeonDotprod: return AFT_SET(neon_dotprod);
 #endif
     default: return AFT_SET(baseline);
   }

@@ -4,6 +4,7 @@
 // |---------------------|--------------------------------------------------|---------------|---------------------|
 // | AFT_KERNELS         | baseline, avx2, avx512                           | mechanisms.cc | AFT_KERNEL_SOURCES  |
 // | AFT_PRODUCT_KERNELS | baseline, avx2, avx512, avx512_vnni, avx512_bf16 | products.cc   | AFT_PRODUCT_SOURCES |
+// |                     | on aarch64: neon_dotprod, neon_i8mm_bf16         |               |                     |
 //
 // Only matrix products gain from the instructions for bfloat16 and 8-bit integers. The set avx512_amx has no copy of its
 // own: its products by tiles are two methods more in the copy for avx512_bf16, whose other code has no tiles.

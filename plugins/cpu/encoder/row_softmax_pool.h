@@ -33,7 +33,7 @@ class RowPool {
     for (int64_t h = 0; h < row; h += kLanes) {
       const Vec before = load(maximum_ + h);
       Vec m = before, sum{};
-      for (int64_t t = 0; t < tokens; ++t) m = maximum_of(load(logits + t * row + h), m);
+      for (int64_t t = 0; t < tokens; ++t) m = raised_by(m, load(logits + t * row + h));
       for (int64_t t = 0; t < tokens; ++t) {
         const Vec weight = exp(load(logits + t * row + h) - m);
         store(logits + t * row + h, weight);

@@ -22,15 +22,6 @@ struct TileProduct {
 template <class Product>
 constexpr bool kInTiles = __is_base_of(TileProduct, Product);
 
-// The words in which `count` values of a row or column are multiplied. Those of tiles come in whole steps, and the
-// weights of those beyond the last value are 0.
-template <class Product>
-constexpr int64_t words_of(int64_t count) {
-  const int64_t words = ceil_div(count, Product::kPerWord);
-  if constexpr (kInTiles<Product>) return round_up(words, Product::kTileWords);
-  return words;
-}
-
 template <class Product>
 class Tiles;
 

@@ -10,6 +10,7 @@
 
 #include "matmul/packed_weight.h"
 #include "matmul/select_product.h"
+#include "matmul/tile_neon.h"
 
 namespace aft::AFT_ISA {
 
@@ -66,6 +67,9 @@ template <class Product, int kRows, class Sink>
 void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first_row, const Sink& sink) {
   constexpr int64_t kPitch = LeftRows<Product>::kPitch;
   typename Product::Sum sum[kRows][kTileVectors] = {};
+#if defined(__aarch64__)
+  sum_tile<Product, kPitch>(left, panel.words, panel.steps, sum);
+#else
   const float* words = panel.words;
   for (int64_t step = 0; step < panel.steps; ++step, words += kPanel) {
     const Vec first = load(words), second = load(words + kLanes);
@@ -75,6 +79,7 @@ void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first
       sum[r][1] = Product::multiply_add(sum[r][1], left + r * kPitch + step, second);
     }
   }
+#endif
   typename Product::Sum finished[kRows][kTileVectors];
   __builtin_memcpy(finished, sum, sizeof sum);
   for (int r = 0; r < kRows; ++r) {

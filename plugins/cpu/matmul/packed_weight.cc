@@ -36,7 +36,7 @@ PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
       store(data + layout.scales() + column, scales);
     }
     for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
-      float* words = data + layout.panel(chunk, panel) + column - panel;
+      float* words = data + layout.panel(chunk, panel);
       Vec sum{};
       for (int64_t step = 0; step < layout.steps(chunk); ++step) {
         Vec values[Product::kPerWord];
@@ -47,7 +47,7 @@ PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
           values[i] = round_to_whole(values[i] / scales);
           sum += values[i] * scales;
         }
-        store(words + step * kPanel, Product::pack_weights(values));
+        store_words<Product>(words, step, (column - panel) / kLanes, Product::pack_weights(values));
       }
       if (Product::kScaled) store(data + layout.sums(chunk) + column, sum);
     }

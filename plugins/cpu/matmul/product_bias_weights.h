@@ -10,6 +10,7 @@
 
 #include "matmul/product_int16.h"
 #include "matmul/product_int8.h"
+#include "matmul/product_neon.h"
 
 namespace aft::AFT_ISA {
 
@@ -33,6 +34,8 @@ struct WeightProduct : Product {
     return (Vec)_mm512_roundscale_ps((__m512)shifted, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__)
     return (Vec)_mm256_floor_ps((__m256)shifted);
+#elif defined(__aarch64__)
+    return vrndmq_f32(shifted);
 #else
     const IntVec whole = __builtin_convertvector(shifted, IntVec);
     return __builtin_convertvector(whole + (IntVec)(shifted < __builtin_convertvector(whole, Vec)), Vec);

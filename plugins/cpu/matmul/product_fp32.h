@@ -14,6 +14,16 @@ struct Float32Product {
   typedef Vec Sum;
 
   AFT_INLINE static Sum multiply_add(Sum sum, const float* word, Vec weights) { return sum + splat(*word) * weights; }
+#if defined(__aarch64__)
+  template <int lane>
+  AFT_INLINE static Sum multiply_add_element(Sum sum, float32x2_t words, Vec weights) {
+    return vfmaq_lane_f32(sum, weights, words, lane);
+  }
+  struct Offset {
+    AFT_INLINE void add(const Vec (&)[2]) {}
+    AFT_INLINE void take_from(Sum (&)[2]) const {}
+  };
+#endif
 
   static void encode(const float* values, int64_t count, float* words) {
     for (int64_t i = 0; i < count; i += kLanes) store(words + i, load(values + i, count - i));

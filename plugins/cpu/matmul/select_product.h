@@ -7,6 +7,7 @@
 #include "matmul/product_fp32.h"
 #include "matmul/product_int16.h"
 #include "matmul/product_int8.h"
+#include "matmul/product_neon.h"
 
 namespace aft::AFT_ISA {
 
@@ -18,11 +19,11 @@ using Products = ProductList<Float32Product
                              ,
                              Int16Product
 #endif
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
                              ,
                              Bfloat16Product
 #endif
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
                              ,
                              Int8Product
 #endif

@@ -76,7 +76,7 @@ struct ConvWindow {
 
   void fill_table(int64_t panel) {
     Vec largest{};
-    for (int64_t j = 0; j < p.taps; ++j) largest = maximum_of(taps_of(panel, j), largest);
+    for (int64_t j = 0; j < p.taps; ++j) largest = raised_by(largest, taps_of(panel, j));
     const Vec outside_weight = exp(-largest);
     store(outside_weights.data() + panel * kLanes, outside_weight);
     for (int64_t i = 0; i < table_rows; ++i) {
@@ -100,7 +100,7 @@ struct ConvWindow {
   void update_maximum(int64_t b, int64_t first, int64_t last, float* maximum) const {
     for (int64_t i = 0; i < head_panels; ++i) {
       float* own = maximum + (value_panels + i) * kLanes;
-      for (int64_t u = first; u < last; ++u) store(own, maximum_of(head_keys(b, u, i), load(own)));
+      for (int64_t u = first; u < last; ++u) store(own, raised_by(load(own), head_keys(b, u, i)));
       value_panels_of(i,
                       [&](int64_t panel, int64_t c) { store(maximum + panel * kLanes, channel_heads.spread(own, c)); });
     }

@@ -70,7 +70,7 @@ class FullChannels {
   using Weights = LeftRows<Product>;
   static constexpr int64_t kKeys = Weights::kChunk;
 
-  static int64_t steps(int64_t keys) { return words_of<Product>(keys); }
+  static int64_t steps(int64_t keys) { return steps_of<Product>(keys); }
 
   // Of the block of keys that begins at u.
   float* key_maximum(int64_t b, int64_t u) const {
@@ -89,7 +89,7 @@ class FullChannels {
     for (int64_t c = 0; c < channels_; c += kLanes) {
       Vec m = splat(kNoKey);
       for (int64_t key = u; key < end; ++key)
-        m = maximum_of(load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c), m);
+        m = raised_by(m, load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c));
       store(key_maximum(b, u) + c, m);
     }
   }
@@ -98,7 +98,7 @@ class FullChannels {
     for (int64_t c = 0; c < channels_; c += kLanes) {
       Vec m = splat(kNoKey);
       for (int64_t u = 0; u < p_.tokens; u += kKeys) {
-        m = maximum_of(m, load(key_maximum(b, u) + c));
+        m = raised_by(m, load(key_maximum(b, u) + c));
         store(key_maximum(b, u) + c, m);
       }
       if (!p_.causal)
@@ -118,9 +118,9 @@ class FullChannels {
           denominator[i] = Product::rounded(exp(load(key_ + at, channels_ - c) - load(m + c)));
           numerator[i] = denominator[i] * load(value_ + at, channels_ - c);
         }
-        float* entry = entries(b, u) + (panel * steps(count) + step) * kPanel;
-        store(entry, Product::pack_weights(numerator));
-        store(entry + kLanes, Product::pack_weights(denominator));
+        float* words = entries(b, u) + panel * steps(count) * kPanel;
+        store_words<Product>(words, step, 0, Product::pack_weights(numerator));
+        store_words<Product>(words, step, 1, Product::pack_weights(denominator));
       }
   }
 
@@ -134,14 +134,14 @@ class FullChannels {
         return load(x + (b * p_.tokens + u + i) * p_.channels + c, channels_ - c);
       };
       Vec maximum = splat(kNoKey), largest{}, sum{};
-      for (int64_t i = 0; i < count; ++i) maximum = maximum_of(at(key_, i), maximum);
+      for (int64_t i = 0; i < count; ++i) maximum = raised_by(maximum, at(key_, i));
       const auto weight = [&](int64_t i) AFT_LAMBDA_INLINE {
         return Product::rounded_weight(exp(at(key_, i) - maximum) * Product::kLargestWeight, i);
       };
       const auto weighted = [&](int64_t i)
                                 AFT_LAMBDA_INLINE { return weight(i) * (at(value_, i) / Product::kLargestWeight); };
       for (int64_t i = 0; i < count; ++i) {
-        largest = maximum_of(absolute(weighted(i)), largest);
+        largest = raised_by(largest, absolute(weighted(i)));
         sum += weight(i) + weighted(i);
       }
       const Vec inverse = largest > Product::kLargestWeight * __FLT_MIN__ ? Product::kLargestWeight / largest : Vec{};
@@ -152,9 +152,9 @@ class FullChannels {
           denominator[i] = weight(key);
           numerator[i] = Product::rounded_numerator(weighted(key) * inverse, key);
         }
-        float* entry = entries(b, u) + (panel * steps(count) + step) * kPanel;
-        store(entry, Product::pack_weights(numerator));
-        store(entry + kLanes, Product::pack_weights(denominator));
+        float* words = entries(b, u) + panel * steps(count) * kPanel;
+        store_words<Product>(words, step, 0, Product::pack_weights(numerator));
+        store_words<Product>(words, step, 1, Product::pack_weights(denominator));
       }
       // Whole numbers hold no NaN: the scale does.
       const Vec scale = exp(maximum - load(key_maximum(b, u) + c)) / Product::kLargestWeight + (sum - sum);

@@ -57,7 +57,7 @@ struct LocalWindow {
       const T* row = key + (b * p.tokens + u) * p.channels;
       for (int64_t c = 0; c < channels; c += kLanes) {
         prefetch(row + c + kPrefetchRows * p.channels);
-        store(maximum + c, maximum_of(load(row + c, channels - c), load(maximum + c)));
+        store(maximum + c, raised_by(load(maximum + c), load(row + c, channels - c)));
       }
     }
   }
@@ -84,7 +84,7 @@ struct LocalWindow {
     const T* row = band_row(t);
     const int64_t end = min(band_width, length - t + left);
     Vec m{};
-    for (int64_t j = max(0, left - t); j < end; j += kLanes) m = maximum_of(load(row + j, end - j), m);
+    for (int64_t j = max(0, left - t); j < end; j += kLanes) m = raised_by(m, load(row + j, end - j));
     return max_lanes(m);
   }
 

@@ -91,9 +91,9 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
   Vec maximum = load(sums.maximum + lane);
   while (tokens > 0) {
     int64_t rows = tokens;
-    const Vec before = maximum, reference = maximum_of(load(key + at, count), before);
+    const Vec before = maximum, reference = raised_by(before, load(key + at, count));
     maximum = reference;
-    for (int64_t i = 1; i < rows; ++i) maximum = maximum_of(load(key + at + i * stride, count), maximum);
+    for (int64_t i = 1; i < rows; ++i) maximum = raised_by(maximum, load(key + at + i * stride, count));
     if (any((IntVec)(maximum - reference > kSafeSpread))) {
       rows = 1;
       maximum = reference;

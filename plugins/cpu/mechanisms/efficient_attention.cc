@@ -53,7 +53,7 @@ struct Context {
 
   void merge(const Context& other) {
     for (int64_t c = 0; c < width; c += kLanes) {
-      const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = maximum_of(m1, m2);
+      const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = raised_by(m1, m2);
       rescale(c, exp(m1 - m));
       const Vec scale = exp(m2 - m);
       store(sum + c, load(sum + c) + load(other.sum + c) * scale);
@@ -94,7 +94,7 @@ void compute_key_weights(const HeadShape& shape, float* keys, int64_t stride, in
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const Vec before = load(context.maximum + c);
     Vec m = before, sum{};
-    for (int64_t t = 0; t < tokens; ++t) m = maximum_of(load(keys + t * stride + c), m);
+    for (int64_t t = 0; t < tokens; ++t) m = raised_by(m, load(keys + t * stride + c));
     if (any((IntVec)(m != before))) context.rescale(c, exp(before - m));
     for (int64_t t = 0; t < tokens; ++t) {
       const Vec weight = exp(load(keys + t * stride + c) - m);
@@ -118,7 +118,7 @@ bool compute_moderate_weights(const HeadShape& shape, const T* x, int64_t heads,
   pack_rows(
       shape, x, heads, tokens, rows,
       [&](Vec v) AFT_LAMBDA_INLINE {
-        largest = maximum_of(absolute(v), largest);
+        largest = raised_by(largest, absolute(v));
         return exp(v);
       },
       beside);
@@ -135,7 +135,7 @@ Rows compute_query_weights(const HeadShape& shape, const T* query, int64_t heads
     for (int64_t h = 0; h < heads; ++h) {
       float* row = memory + t * rows.stride + h * shape.padded;
       Vec shift = splat(kNoKey);
-      for (int64_t c = 0; c < shape.width; ++c) shift = maximum_of(splat(row[c]), shift);
+      for (int64_t c = 0; c < shape.width; ++c) shift = raised_by(shift, splat(row[c]));
       for (int64_t c = 0; c < shape.padded; c += kLanes)
         store(row + c, shape.clear_padding(exp(load(row + c) - shift), c));
     }
@@ -240,7 +240,7 @@ int64_t compute_causal_key_weights(const HeadShape& shape, const T* key, int64_t
   const int64_t row = shape.row(1);
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec reference = maximum_of(load(key + c, count), load(context.sums.maximum + c));
+    const Vec reference = raised_by(load(context.sums.maximum + c), load(key + c, count));
     for (int64_t t = 0; t < tokens; ++t) {
       prefetch(key + (t + kPrefetchRows) * shape.stride + c);
       if (any((IntVec)(load(key + t * shape.stride + c, count) - reference > kSafeSpread))) tokens = t;
@@ -248,7 +248,7 @@ int64_t compute_causal_key_weights(const HeadShape& shape, const T* key, int64_t
   }
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec reference = maximum_of(load(key + c, count), load(context.sums.maximum + c));
+    const Vec reference = raised_by(load(context.sums.maximum + c), load(key + c, count));
     context.move_maximum(c, reference);
     for (int64_t t = 0; t < tokens; ++t)
       store(keys + t * row + c, exp(load(key + t * shape.stride + c, count) - reference));
@@ -276,7 +276,7 @@ template <class T>
 void move_maximum_past(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     Vec m = load(context.sums.maximum + c);
-    for (int64_t t = 1; t < tokens; ++t) m = maximum_of(load(key + t * shape.stride + c, shape.width - c), m);
+    for (int64_t t = 1; t < tokens; ++t) m = raised_by(m, load(key + t * shape.stride + c, shape.width - c));
     context.move_maximum(c, m);
   }
 }

@@ -25,11 +25,11 @@ template <class T>
 void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
                   const T* beside = nullptr) {
   if (map == FeatureMap::kRelu)
-    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v); }, beside);
+    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return at_least(Vec{}, v); }, beside);
   else
     pack_rows(
         shape, x, heads, tokens, rows,
-        [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v) + exp(minimum_of(Vec{}, v)); }, beside);
+        [](Vec v) AFT_LAMBDA_INLINE { return at_least(Vec{}, v) + exp(at_most(Vec{}, v)); }, beside);
 }
 
 // A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.

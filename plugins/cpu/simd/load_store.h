@@ -16,6 +16,8 @@ AFT_INLINE Vec load(const Half* p) {
   return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__) && defined(__F16C__)
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16((float16x4_t)vld1_u16(&p->bits));
 #else
   IntVec h;
   for (int i = 0; i < kLanes; ++i) h[i] = p[i].bits;
@@ -28,13 +30,15 @@ AFT_INLINE Vec load(const Half* p) {
 
 // Rounds to nearest even; beyond the range of float16 the largest finite value is written, and for NaN a NaN.
 AFT_INLINE void store(Half* p, Vec v) {
-  v = minimum_of(splat(kHalfMax), maximum_of(splat(-kHalfMax), v));
+  v = at_most(splat(kHalfMax), at_least(splat(-kHalfMax), v));
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__AVX2__) && defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__aarch64__)
+  vst1_u16(&p->bits, (uint16x4_t)vcvt_f16_f32(v));
 #else
   IntVec bits = (IntVec)v;
   IntVec sign = (bits >> 16) & 0x8000;
@@ -104,7 +108,13 @@ constexpr int kLineVecs = max(1, kLineElements<T> / kLanes);
 constexpr int64_t kPrefetchRows = 16;
 
 AFT_INLINE float to_float(float x) { return x; }
-AFT_INLINE float to_float(Half x) { return load(&x, 1)[0]; }
+AFT_INLINE float to_float(Half x) {
+#if defined(__aarch64__)
+  return vgetq_lane_f32(vcvt_f32_f16((float16x4_t)vdup_n_u16(x.bits)), 0);
+#else
+  return load(&x, 1)[0];
+#endif
+}
 
 // Writes a kernel's output rows: past the cache if the whole output is larger than caches, else through it. Only whole
 // lines go past the cache: if the two halves of a line come with other work between them, each half may be written
@@ -135,7 +145,10 @@ struct Output {
       else
         store(data + offset + i * kLanes, v[i], count - i * kLanes);
   }
-  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const { write(offset, {v}, count); }
+  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const {
+    const Vec one[] = {v};  // {v} is a Vec to Clang 14, which would call this function again
+    write(offset, one, count);
+  }
   // After the last write of a task.
   void fence() const {
     if (past_cache) stream_fence();

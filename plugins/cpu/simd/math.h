@@ -11,6 +11,8 @@ namespace aft::AFT_ISA {
 constexpr float kExpHigh = 88.0f;
 #if defined(__AVX512F__)
 constexpr float kExpLow = -110.0f;
+#elif defined(__aarch64__)
+constexpr float kExpLow = -88.0f;  // where 2^n is 0
 #else
 constexpr float kExpLow = -87.336f;  // where 2^n still has bits
 #endif
@@ -25,6 +27,25 @@ alignas(32) constexpr int32_t kPowers[kLanes] = {
     // the bits of 2^(i/8), less i << 20
     0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
 #endif
+
+// The polynomial with these coefficients, the highest first. Horner's rule, but on aarch64, whose multiply-add overwrites
+// the addend: there every coefficient would be copied first. By pairs, half of the addends are sums.
+template <int kCount>
+AFT_INLINE Vec polynomial(Vec x, const float (&coefficients)[kCount]) {
+#if defined(__aarch64__)
+  const Vec square = x * x;
+  int i = kCount % 2;
+  Vec p = i == 1 ? splat(coefficients[0]) : x * coefficients[0] + coefficients[1];
+  if (i == 0) i = 2;
+#pragma GCC unroll 16
+  for (; i < kCount; i += 2) p = p * square + (x * coefficients[i] + coefficients[i + 1]);
+#else
+  Vec p = splat(coefficients[0]);
+#pragma GCC unroll 16
+  for (int i = 1; i < kCount; ++i) p = p * x + coefficients[i];
+#endif
+  return p;
+}
 
 // Computes:    exp(x)
 // Valid range: kExpLow <= x <= kExpHigh; the caller limits x. Otherwise use exp.
@@ -52,6 +73,13 @@ AFT_INLINE Vec exp_in_range(Vec x) {
   const Vec power = (Vec)_mm256_add_epi32(fraction, _mm256_slli_epi32((__m256i)shifted, 20));  // modulo 2^32
   const Vec p = (r * 0.16666858f + 0.50006448f) * r + 1.0f;
   return p * (r * power) + power;
+#elif defined(__aarch64__)
+  const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const Vec shifted = x * 1.44269504f + shift;
+  const Vec n = shifted - shift, r = x - n * 0.69314718f;
+  const Vec p = polynomial(r, {1.3814539e-3f, 8.3687454e-3f, 4.1668389e-2f, 1.6666521e-1f, 4.9999994e-1f});
+  const Vec power = (Vec)(((IntVec)shifted << 23) + (127 << 23));  // 2^n: the last bits of `shifted` are n
+  return power + power * (r + r * r * p);
 #else
   const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const Vec shifted = x * 1.44269504f + shift;
@@ -69,10 +97,11 @@ AFT_INLINE Vec exp_in_range(Vec x) {
 
 // Computes:    exp(x)
 // Valid range: x <= kExpHigh. Sums are relative to their largest term, so no kernel needs larger x.
-// Max error:   as exp_in_range down to -87.3; below, the result is 0, or in AVX-512 a subnormal number down to -103.
+// Max error:   as exp_in_range down to -87.3; below, the result is 0, or a subnormal number: in AVX-512 down to -103, on
+//              aarch64 to -87.6.
 AFT_INLINE Vec exp(Vec x) {
-  const Vec power = exp_in_range(maximum_of(splat(kExpLow), x));
-#if defined(__AVX512F__)
+  const Vec power = exp_in_range(at_least(splat(kExpLow), x));
+#if defined(__AVX512F__) || defined(__aarch64__)
   return power;
 #else
   return x < kExpLow ? Vec{} : power;
@@ -85,13 +114,10 @@ AFT_INLINE Vec exp(Vec x) {
 // Method:      tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|). Below 0.3 that cancels, and the odd series is used.
 AFT_INLINE Vec tanh(Vec x) {
   Vec size = absolute(x);
-  Vec e = exp_in_range(maximum_of(splat(kExpLow), size * -2.0f));
+  Vec e = exp_in_range(at_least(splat(kExpLow), size * -2.0f));
   Vec far = (1.0f - e) / (1.0f + e);
   Vec x2 = size * size;
-  Vec series = x2 * -8.8632355e-3f + 2.1869488e-2f;
-  series = series * x2 - 5.3968254e-2f;
-  series = series * x2 + 1.3333333e-1f;
-  series = series * x2 - 3.3333333e-1f;
+  const Vec series = polynomial(x2, {-8.8632355e-3f, 2.1869488e-2f, -5.3968254e-2f, 1.3333333e-1f, -3.3333333e-1f});
   Vec near = size + size * x2 * series;
   Vec result = size < 0.3f ? near : far;
   return x < 0.0f ? -result : result;
@@ -105,7 +131,7 @@ template <Gate gate>
 AFT_INLINE Vec gated_ratio(Vec query, Vec numerator, Vec denominator) {
   Vec empty = Vec{};
   if (gate == Gate::kSigmoid) {
-    const Vec e = exp_in_range(-minimum_of(splat(-kExpLow), maximum_of(splat(-kExpHigh), query)));
+    const Vec e = exp_in_range(-at_most(splat(-kExpLow), at_least(splat(-kExpHigh), query)));
     Vec ratio = numerator / (denominator * (1.0f + e));
     return denominator == 0.0f ? empty : ratio;
   }

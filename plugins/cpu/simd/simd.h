@@ -17,6 +17,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if !defined(AFT_ISA)
@@ -75,6 +77,36 @@ AFT_INLINE Vec minimum_of(Vec a, Vec b) {
   return a < b ? a : b;
 #endif
 }
+// The same where `limit` is never NaN: an instruction less on aarch64, whose maximum of NaN and a number is NaN.
+AFT_INLINE Vec at_least(Vec limit, Vec x) {
+#if defined(__aarch64__)
+  return vmaxq_f32(limit, x);
+#else
+  return maximum_of(limit, x);
+#endif
+}
+AFT_INLINE Vec at_most(Vec limit, Vec x) {
+#if defined(__aarch64__)
+  return vminq_f32(limit, x);
+#else
+  return minimum_of(limit, x);
+#endif
+}
+// A running maximum or minimum, which is never NaN: it skips an x that is.
+AFT_INLINE Vec raised_by(Vec maximum, Vec x) {
+#if defined(__aarch64__)
+  return vmaxnmq_f32(maximum, x);
+#else
+  return maximum_of(x, maximum);
+#endif
+}
+AFT_INLINE Vec lowered_by(Vec minimum, Vec x) {
+#if defined(__aarch64__)
+  return vminnmq_f32(minimum, x);
+#else
+  return minimum_of(x, minimum);
+#endif
+}
 AFT_INLINE Vec absolute(Vec a) { return (Vec)((IntVec)a & 0x7fffffff); }
 
 AFT_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
@@ -83,6 +115,8 @@ AFT_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecInMemory*>(p) = v;
 AFT_INLINE float sum_lanes(Vec v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__aarch64__)
+  return vaddvq_f32(v);
 #else
   float lanes[kLanes];
   store(lanes, v);
@@ -114,6 +148,8 @@ AFT_INLINE Vec sum_each(const Vec (&v)[kLanes]) {
     half[i] = _mm256_hadd_ps(ab, cd);
   }
   return (Vec)(_mm256_permute2f128_ps(half[0], half[1], 0x20) + _mm256_permute2f128_ps(half[0], half[1], 0x31));
+#elif defined(__aarch64__)
+  return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
 #else
   Vec sums;
   for (int i = 0; i < kLanes; ++i) sums[i] = sum_lanes(v[i]);
@@ -121,17 +157,23 @@ AFT_INLINE Vec sum_each(const Vec (&v)[kLanes]) {
 #endif
 }
 AFT_INLINE float max_lanes(Vec v) {
+#if defined(__aarch64__)
+  return vmaxnmvq_f32(v);
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
   return lanes[0];
+#endif
 }
 AFT_INLINE bool any(IntVec mask) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__)
   return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__aarch64__)
+  return vmaxvq_u32((uint32x4_t)mask) != 0;
 #else
   int32_t bits = 0;
   for (int i = 0; i < kLanes; ++i) bits |= mask[i];

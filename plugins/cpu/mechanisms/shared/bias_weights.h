@@ -11,7 +11,7 @@ template <class T>
 float row_maximum(const T* bias, int64_t count, float maximum) {
   Vec m = splat(maximum);
   int64_t k = 0;
-  for (; k + kLanes <= count; k += kLanes) m = maximum_of(load(bias + k), m);
+  for (; k + kLanes <= count; k += kLanes) m = raised_by(m, load(bias + k));
   maximum = max_lanes(m);
   for (; k < count; ++k) maximum = to_float(bias[k]) > maximum ? to_float(bias[k]) : maximum;
   return maximum;
@@ -24,7 +24,7 @@ float row_range(const T* bias, int64_t count) {
   Vec low = splat(maximum), sums{};
   int64_t k = 0;
   for (; k + kLanes <= count; k += kLanes) {
-    low = minimum_of(load(bias + k), low);
+    low = lowered_by(low, load(bias + k));
     sums += load(bias + k);
   }
   float lowest = -max_lanes(-low), sum = sum_lanes(sums);
@@ -35,13 +35,15 @@ float row_range(const T* bias, int64_t count) {
   return sum != sum ? sum : maximum - lowest;
 }
 
-// exp(bias - maximum) of `seen` keys, and of those up to `count`, which the row does not see, no weight.
+// exp(bias - maximum) of `seen` keys, and of those up to `count`, which the row does not see, and up to whole steps, no
+// weight.
 template <class Product, class T>
 void encode_weights(const T* bias, int64_t seen, int64_t count, float maximum, float* words) {
+  const int64_t end = max(count, steps_of<Product>(count) * Product::kPerWord);
   int64_t k = 0;
   for (; k + kPanel <= seen; k += kPanel)
     Product::encode_panel({exp(load(bias + k) - maximum), exp(load(bias + k + kLanes) - maximum)}, k, words);
-  for (; k < count; k += kPanel) {
+  for (; k < end; k += kPanel) {
     float last[kPanel] = {};
     for (int64_t i = 0; i < kPanel; i += kLanes)
       store(last + i, exp(load(bias + k + i, seen - k - i) - maximum), seen - k - i);

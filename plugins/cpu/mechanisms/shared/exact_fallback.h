@@ -29,7 +29,7 @@ __attribute__((noinline)) void exact_sums(int64_t keys, const Key& key, const Bi
     return (key(u) * 0.5f - highest_key) + (bias(u) * 0.5f - highest_bias);
   };
   Vec m = splat(kNoKey), n{}, d{};
-  for (int64_t u = 0; u < keys; ++u) m = maximum_of(relative(u), m);
+  for (int64_t u = 0; u < keys; ++u) m = raised_by(m, relative(u));
   for (int64_t u = 0; u < keys; ++u) {
     const Vec weight = exp((relative(u) - m) * 2.0f);
     n += weight * value(u);

@@ -71,7 +71,7 @@ struct PoolSums {
   void raise_maximum(const float* logits, int64_t first, int64_t tokens, float* raised) const {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       Vec m = load(maximum + h);
-      for (int64_t t = first; t < tokens; ++t) m = maximum_of(load(logits + t * shape.padded_heads + h), m);
+      for (int64_t t = first; t < tokens; ++t) m = raised_by(m, load(logits + t * shape.padded_heads + h));
       store(raised + h, m);
     }
   }
@@ -142,7 +142,7 @@ struct PoolSums {
 
   void merge(const PoolSums& other) {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
-      const Vec m1 = load(maximum + h), m2 = load(other.maximum + h), m = maximum_of(m1, m2);
+      const Vec m1 = load(maximum + h), m2 = load(other.maximum + h), m = raised_by(m1, m2);
       float scale1[kLanes], scale2[kLanes];
       store(scale1, exp(m1 - m));
       store(scale2, exp(m2 - m));

@@ -57,7 +57,7 @@ struct RunningSums {
 
   void merge(const RunningSums& other) {
     for (int64_t c = 0; c < width; c += kLanes) {
-      const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = maximum_of(m1, m2);
+      const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = raised_by(m1, m2);
       const Vec scale1 = exp(m1 - m), scale2 = exp(m2 - m);
       store(numerator + c, load(numerator + c) * scale1 + load(other.numerator + c) * scale2);
       store(denominator + c, load(denominator + c) * scale1 + load(other.denominator + c) * scale2);
@@ -90,7 +90,7 @@ struct RunningSums {
       }
       const Vec k = load(key + t * stride, count);
       if (kWhole) keys[t] = k;
-      m = maximum_of(k, m);
+      m = raised_by(m, k);
     }
     Vec n{}, d{};
 #pragma GCC unroll 8

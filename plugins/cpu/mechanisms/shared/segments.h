@@ -129,7 +129,7 @@ class Segments {
       }
       if (i > blocks_) break;
       const Record from = segment(b, i);
-      const Vec own = load(from.maximum + panel * kLanes), raised = maximum_of(m, own);
+      const Vec own = load(from.maximum + panel * kLanes), raised = raised_by(m, own);
       const Vec scale = exp(m - raised), own_scale = exp(own - raised);
       for (int v = 0; v < Op::kVecs; ++v) {
         sum[v] *= scale;
