@@ -121,11 +121,15 @@ AFT_INLINE Vec sum_each(const Vec (&v)[kLanes]) {
 #endif
 }
 AFT_INLINE float max_lanes(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
   return lanes[0];
+#endif
 }
 AFT_INLINE bool any(IntVec mask) {
 #if defined(__AVX512F__)
