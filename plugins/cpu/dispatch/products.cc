@@ -46,7 +46,7 @@ struct Table {
   }
 
 // The copy for AVX512_BF16 has the products by tiles too.
-Table with_tiles(Table table) {
+[[maybe_unused]] Table with_tiles(Table table) {
   table.name = "avx512_amx";
   table.has_tiles = true;
   return table;

@@ -13,32 +13,24 @@ inline void normalize_row(const float* row, int64_t width, const LayerNorm& norm
   const int64_t whole = width / kLanes * kLanes;
   const float first = row[0];
   Vec sums{};
-  for (int64_t c = 0; c < whole; c += kLanes) {
-    const Vec shifted = load(row + c) - first;
-    store(normalized + c, shifted);
-    sums += shifted;
-  }
+  for (int64_t c = 0; c < whole; c += kLanes) sums += load(row + c) - first;
   float sum = sum_lanes(sums);
-  for (int64_t c = whole; c < width; ++c) sum += normalized[c] = row[c] - first;
+  for (int64_t c = whole; c < width; ++c) sum += row[c] - first;
 
   const float mean = sum / width;
   Vec squares{};
   for (int64_t c = 0; c < whole; c += kLanes) {
-    const Vec deviation = load(normalized + c) - mean;
-    store(normalized + c, deviation);
+    const Vec deviation = load(row + c) - first - mean;
     squares += deviation * deviation;
   }
   float square_sum = sum_lanes(squares);
-  for (int64_t c = whole; c < width; ++c) {
-    normalized[c] -= mean;
-    square_sum += normalized[c] * normalized[c];
-  }
+  for (int64_t c = whole; c < width; ++c) square_sum += (row[c] - first - mean) * (row[c] - first - mean);
 
   const float inverse = 1.0f / __builtin_sqrtf(square_sum / width + norm.epsilon);
   for (int64_t c = 0; c < width; c += kLanes) {
     const int64_t count = width - c;
     const Vec scale = load(norm.weight + c, count) * inverse;
-    store(normalized + c, load(normalized + c, count) * scale + load(norm.bias + c, count));
+    store(normalized + c, (load(row + c, count) - first - mean) * scale + load(norm.bias + c, count));
   }
 }
 

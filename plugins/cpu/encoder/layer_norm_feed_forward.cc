@@ -77,7 +77,7 @@ class FeedForwardBlock {
                  const int64_t c = column + v * kLanes;
                  Vec x = values[v] + load(p_.bias_in + c, hidden_width_ - c);
                  if (last > 0) x += load(sum + v * kLanes);
-                 activated[v] = gelu(x);
+                 activated[v] = Product::kMethod == Method::kFloat32 ? gelu(x) : coarse_gelu(x);
                }
                encode_tile(activated, row, column - begin, sum);
              });

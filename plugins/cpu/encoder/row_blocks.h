@@ -70,6 +70,12 @@ class AddTo {
     else
       add(row, column, values, columns);
   }
+  AFT_INLINE void prefetch_lines(int64_t row, int64_t column) const {
+    for (int64_t c = column; c < column + kPanel; c += kLineElements<float>) {
+      prefetch_later(output_ + row * width_ + c);
+      if (addend_) prefetch_later(addend_ + row * width_ + c);
+    }
+  }
 
  private:
   AFT_INLINE void add(int64_t row, int64_t column, const Vec (&values)[kTileVectors], int64_t columns) const {
@@ -86,6 +92,8 @@ class AddTo {
   int64_t width_;
   const float *addend_, *bias_;
 };
+
+AFT_INLINE void prefetch_sink(const AddTo& sink, int64_t row, int64_t column) { sink.prefetch_lines(row, column); }
 
 // output = addend + bias + left x weight for a block of rows; every pointer at its first row.
 template <class Product>

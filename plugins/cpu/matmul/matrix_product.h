@@ -62,6 +62,10 @@ struct Panel {
   const float *scales, *sums;  // of the whole matrix; only where Product is scaled
 };
 
+// Prefetches the memory that a sink will touch while the products are computed. Most sinks touch little.
+template <class Sink>
+AFT_INLINE void prefetch_sink(const Sink&, int64_t, int64_t) {}
+
 // Sums go through memory to the sink, which runs as a loop over rows: unrolled with them it would be long code.
 template <class Product, int kRows, class Sink>
 void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first_row, const Sink& sink) {
@@ -71,6 +75,7 @@ void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first
   sum_tile<Product, kPitch>(left, panel.words, panel.steps, sum);
 #else
   const float* words = panel.words;
+  for (int r = 0; r < kRows; ++r) prefetch_sink(sink, first_row + r, panel.first_column);
   for (int64_t step = 0; step < panel.steps; ++step, words += kPanel) {
     const Vec first = load(words), second = load(words + kLanes);
 #pragma GCC unroll 16

@@ -157,7 +157,9 @@ AFT_INLINE Vec sum_each(const Vec (&v)[kLanes]) {
 #endif
 }
 AFT_INLINE float max_lanes(Vec v) {
-#if defined(__aarch64__)
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#elif defined(__aarch64__)
   return vmaxnmvq_f32(v);
 #else
   float lanes[kLanes];

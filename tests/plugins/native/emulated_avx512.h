@@ -71,6 +71,13 @@ inline float reduce_add_ps(__m512 values) {
   return sums[0];
 }
 
+inline float reduce_max_ps(__m512 values) {
+  Floats largest = (Floats)values;
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) largest[i] = largest[i] > largest[i + half] ? largest[i] : largest[i + half];
+  return largest[0];
+}
+
 inline __m512 permutexvar_ps(__m512i places, __m512 values) {
   Floats lanes;
   for (int i = 0; i < 16; ++i) lanes[i] = ((Floats)values)[((Ints)places)[i] & 15];
@@ -213,6 +220,7 @@ inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
 #define _mm512_or_si512 emulated::or_si512
 #define _mm512_permutexvar_ps emulated::permutexvar_ps
 #define _mm512_reduce_add_ps emulated::reduce_add_ps
+#define _mm512_reduce_max_ps emulated::reduce_max_ps
 #undef _mm512_roundscale_ps
 #define _mm512_roundscale_ps(values, rounding) emulated::roundscale_ps<(rounding)>(values)
 #define _mm512_scalef_ps emulated::scalef_ps

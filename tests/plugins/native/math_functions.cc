@@ -26,9 +26,12 @@ void tanh_of(const float* x, int64_t count, float* y) {
 void gelu_of(const float* x, int64_t count, float* y) {
   for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return gelu(v); });
 }
+void coarse_gelu_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return coarse_gelu(v); });
+}
 
 }  // namespace
 
-const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of};
+const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of, coarse_gelu_of};
 
 }  // namespace aft::AFT_ISA

@@ -7,7 +7,7 @@ namespace aft {
 
 struct MathFunctions {
   using Function = void (*)(const float* x, int64_t count, float* y);
-  Function exp, sigmoid, tanh, gelu;
+  Function exp, sigmoid, tanh, gelu, coarse_gelu;
 };
 
 namespace baseline {

@@ -79,11 +79,14 @@ int main() {
   check("tanh", f.tanh, range(100.0f), [](double v) { return std::tanh(v); }, tiny);
   check("tanh", f.tanh, {-kInfinity, -1e30f, 1e30f, kInfinity}, [](double v) { return std::tanh(v); }, tiny);
 
-  const auto largest_of_one = [](double v, double) { return 1.6e-7 * std::max(1.0, std::fabs(v)); };
-  check("gelu", f.gelu, range(100.0f), gelu, largest_of_one);
+  const auto largest_of_one = [](double v) { return std::max(1.0, std::fabs(v)); };
+  check("gelu", f.gelu, range(100.0f), gelu, [&](double v, double) { return 1.6e-7 * largest_of_one(v); });
+  check("coarse gelu", f.coarse_gelu, range(100.0f), gelu, [&](double v, double) { return 1.2e-5 * largest_of_one(v); });
+  for (const auto& function : {f.gelu, f.coarse_gelu})
+    expect(one(function, -kInfinity) == 0.0f && one(function, -1e30f) == 0.0f, "gelu far below zero is not 0");
 
   for (float nan : {kNaN, -kNaN})
-    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu})
+    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu, f.coarse_gelu})
       expect(std::isnan(one(function, nan)), "a function hides what is no number");
   std::printf("%s, %d failures\n", aft::instruction_set(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
