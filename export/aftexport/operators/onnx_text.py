@@ -109,8 +109,8 @@ def scan(
 ) -> str:
     """Run ``step`` once per token, from the first token to the last.
 
-    The tokens are moved to the front: onnx's evaluator scans only the first axis, forwards. The step
-    reads no other tensors: OpenVINO's Scan passes none but constants to it.
+    The tokens are moved to the front: onnx's evaluator scans only the first axis, forwards. The
+    step reads no other tensors: OpenVINO's Scan gives it none.
 
     Args:
         step: statements that read the names of ``states`` and ``scanned``, and define
