@@ -25,6 +25,7 @@ BY_MODULE = {
     "test_long_token_outputs": {"slow"},
     "test_long_sums": {"slow"},
     "test_long_documents": {"slow"},
+    "test_models_in_runtimes": {"slow"},
     "test_third_party": {"slow"},
     "test_openapi": {"slow"},
     "test_load": {"slow"},

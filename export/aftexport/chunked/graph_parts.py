@@ -41,8 +41,9 @@ class GraphParts:
             if node.op_type == "Shape" and self.kinds[node.output[0]] is Kind.LENGTH:
                 node.op_type, node.input[0] = "Identity", LENGTHS
                 del node.attribute[:]
+        # A chunk has one document. OpenVINO needs the size: a Squeeze without axes depends on it.
         self._described[LENGTHS] = onnx.helper.make_tensor_value_info(
-            LENGTHS, onnx.TensorProto.INT64, ("batch",)
+            LENGTHS, onnx.TensorProto.INT64, (1,)
         )
 
     def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:

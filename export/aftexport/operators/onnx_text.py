@@ -105,12 +105,12 @@ def scan(
     scanned: Mapping[str, str],
     outputs: Mapping[str, str],
     ranks: Mapping[str, int],
-    scan_axis: int = 1,
-    output_axis: int = 1,
-    counter: str = "",
-    reverse: bool = False,
+    axis: int = 1,
 ) -> str:
-    """Run ``step`` once per token.
+    """Run ``step`` once per token, from the first token to the last.
+
+    The tokens are moved to the front: onnx's evaluator scans only the first axis, forwards. The
+    step reads no other tensors: OpenVINO's Scan gives it none.
 
     Args:
         step: statements that read the names of ``states`` and ``scanned``, and define
@@ -119,40 +119,68 @@ def scan(
         scanned: the scanned tensor of each name in the step.
         outputs: the resulting tensor of each name in the step.
         ranks: the rank of each name within the step.
-        scan_axis: the axis of the tokens in the scanned tensors.
-        output_axis: the axis of the tokens in the outputs.
-        counter: name in the step for the token's position, an int64 scalar.
-        reverse: whether the scan runs from the last token to the first.
+        axis: the axis of the tokens in the scanned tensors and the outputs.
     """
-    if not states:
-        # TensorRT's parser refuses a Scan without states.
-        states, ranks = {"unused": "zero_f"}, {**ranks, "unused": 0}
-        step += "unused_next = Identity(unused)\n"
-
-    def declare(name: str, value: str) -> str:
-        return f"float[{', '.join(f'{name}_dim{i}' for i in range(ranks[name]))}] {value}"
-
-    parameters = [declare(name, name) for name in (*states, *scanned)]
-    operands = [*states.values(), *scanned.values()]
-    axes = [scan_axis] * len(scanned)
-    if counter:
-        parameters.append(f"int64 {counter}")
-        operands.append("positions")
-        axes.append(0)
-    results = ", ".join(
-        [declare(name, f"{name}_next") for name in states] + [declare(o, o) for o in outputs]
-    )
+    lines, operands = "", list(states.values())
     unique = next(iter(outputs.values()))
-    finals = ", ".join([f"{unique}_{name}" for name in states] + list(outputs.values()))
-    attributes = [
-        f"num_scan_inputs = {len(axes)}",
-        f"scan_input_axes = {axes}",
-        f"scan_output_axes = {[output_axis] * len(outputs)}",
-        f"scan_input_directions = {[int(reverse)] * len(axes)}",
-        f"scan_output_directions = {[int(reverse)] * len(outputs)}",
-        f"body = step ({', '.join(parameters)}) => ({results}) {{ {step} }}",
-    ]
-    return f"{finals} = Scan <{', '.join(attributes)}> ({', '.join(operands)})\n"
+    for name, tensor in scanned.items():
+        operands.append(f"{unique}_{name}_first")
+        to_front = [axis, *(i for i in range(ranks[name] + 1) if i != axis)]
+        lines += f"{operands[-1]} = Transpose <perm = {to_front}> ({tensor})\n"
+    parameters = ", ".join(_declared(name, name, ranks) for name in (*states, *scanned))
+    results = ", ".join(
+        [_declared(name, f"{name}_next", ranks) for name in states]
+        + [_declared(name, name, ranks) for name in outputs]
+    )
+    finals = [f"{unique}_{name}" for name in states]
+    firsts = [f"{tensor}_first" for tensor in outputs.values()]
+    body = f"step ({parameters}) => ({results}) {{ {step} }}"
+    attributes = f"num_scan_inputs = {len(scanned)}, body = {body}"
+    lines += f"{', '.join(finals + firsts)} = Scan <{attributes}> ({', '.join(operands)})\n"
+    for (name, tensor), first in zip(outputs.items(), firsts, strict=True):
+        to_back = [*range(1, axis + 1), 0, *range(axis + 1, ranks[name] + 1)]
+        lines += f"{tensor} = Transpose <perm = {to_back}> ({first})\n"
+    return lines
+
+
+def loop(
+    step: str,
+    *,
+    count: str,
+    index: str,
+    states: Mapping[str, str],
+    ranks: Mapping[str, int],
+    output: str = "",
+) -> str:
+    """Run ``step`` for each of ``count`` numbers from 0 on.
+
+    Args:
+        step: statements that read ``index``, the names of ``states`` and any other tensors, and
+            define ``<state>_next`` for every state, and ``output``.
+        count: name of an int64 scalar.
+        index: name of the number in the step, an int64 scalar.
+        states: the initial value of each state in the step. The last one becomes ``<state>_last``.
+        ranks: the rank of each state and of the output.
+        output: name in the step of a tensor to stack, as ``<output>_stack``. The stack has the
+            elements of ``[count, ...]`` and must be reshaped: onnx's evaluator joins the tensors
+            instead.
+    """
+    parameters = "".join(f", {_declared(name, name, ranks)}" for name in states)
+    results = [_declared(name, f"{name}_next", ranks) for name in states]
+    results += [_declared(output, output, ranks)] if output else []
+    finals = [f"{name}_last" for name in states] + ([f"{output}_stack"] if output else [])
+    head = f"step (int64 {index}, bool {index}_runs{parameters})"
+    body = f"{head} => (bool {index}_goes_on, {', '.join(results)})"
+    return f"""
+        {index}_starts = Constant <value = bool {{1}}> ()
+        {", ".join(finals)} = Loop <
+            body = {body} {{ {index}_goes_on = Identity({index}_runs) {step} }}
+        > ({", ".join([count, f"{index}_starts", *states.values()])})
+    """
+
+
+def _declared(name: str, value: str, ranks: Mapping[str, int]) -> str:
+    return f"float[{', '.join(f'{name}_dim{i}' for i in range(ranks[name]))}] {value}"
 
 
 def divisor(total: str, result: str) -> str:

@@ -28,8 +28,6 @@ def _weights_body() -> str:
     """Define the divided queries, and the decay and the weight of each token in its block."""
     return """
         asked_blocks = Div(asking_blocks, run_divisor)
-        row_axis = Constant <value_ints = [-2]> ()
-        last_axis = Constant <value_ints = [-1]> ()
         all_but_last = Sub(scan_size, one_1d)
         earlier_m = Slice(run_m, zero_1d, all_but_last, axis2)
         start_shape = Concat <axis = 0> (scan_states_shape, one_1d, run_logit_width)
@@ -47,10 +45,12 @@ def _weights_body() -> str:
 
 def _own_block_body() -> str:
     """Define ``of_own_block``, ``[B, blocks, size, H, e]``: the part of the token's own block."""
-    step = """
-        decay_column = Unsqueeze(decay, last_axis)
+    step = (
+        text.constants(row_axis=[-2], column_axis=[-1])
+        + """
+        decay_column = Unsqueeze(decay, column_axis)
         n_kept = Mul(n, decay_column)
-        weight_column = Unsqueeze(weight, last_axis)
+        weight_column = Unsqueeze(weight, column_axis)
         value_row = Unsqueeze(v, row_axis)
         n_new = Mul(weight_column, value_row)
         n_next = Add(n_kept, n_new)
@@ -58,6 +58,7 @@ def _own_block_body() -> str:
         answer_row = MatMul(asked_row, n_next)
         answer = Squeeze(answer_row, row_axis)
     """
+    )
     scanned = {"q": "asked", "decay": "decay", "weight": "weight", "v": "value"}
     return text.scan(
         step,
@@ -65,8 +66,7 @@ def _own_block_body() -> str:
         scanned={name: f"{tensor}_blocks" for name, tensor in scanned.items()},
         outputs={"answer": "of_own_block"},
         ranks={"n": 5} | dict.fromkeys((*scanned, "answer"), 4),
-        scan_axis=2,
-        output_axis=2,
+        axis=2,
     )
 
 
@@ -90,12 +90,15 @@ def _earlier_blocks_body() -> str:
         context_shape = Concat <axis = 0> (scan_batch, run_logit_width, value_width)
         no_context = Expand(zero_f, context_shape)
     """
-    step = """
+    step = (
+        text.constants(column_axis=[-1])
+        + """
         before = Identity(n)
-        decay_column = Unsqueeze(decay, last_axis)
+        decay_column = Unsqueeze(decay, column_axis)
         n_kept = Mul(n, decay_column)
         n_next = Add(n_kept, of_block)
     """
+    )
     lines += text.scan(
         step,
         states={"n": "no_context"},

@@ -31,9 +31,7 @@ def tokens_of(blocks: str, result: str) -> str:
     )
 
 
-def running_sums(
-    logits: str, result: str, *, rank: int, values: str = "", reverse: bool = False
-) -> str:
+def running_sums(logits: str, result: str, *, rank: int, values: str = "") -> str:
     """Define ``<result>_m``, ``_d`` and, for ``values``, ``_n``: ``[B, blocks, size, ...]``.
 
     ``_m`` is the largest logit up to each token, at least ``lowest``. The sums ``_d`` of weights
@@ -44,7 +42,6 @@ def running_sums(
         result: the prefix of the names; the blocks are ``<result>_logit`` and ``_value``.
         rank: the rank of logits and values.
         values: name of ``[B, T, ...]``; empty for no values.
-        reverse: whether the sums run from each token to the end instead of up to it.
     """
     kinds = ("n", "d") if values else ("d",)
     states = ("m", *kinds)
@@ -59,8 +56,8 @@ def running_sums(
                 {result}_{start}_{state}_shape = Concat <axis = 0> ({shape}, {width})
                 {result}_{start}_{state} = Expand({filler}, {result}_{start}_{state}_shape)
             """
-    lines += _within_blocks(result, states, rank, reverse)
-    lines += _before_blocks(result, states, rank, reverse)
+    lines += _within_blocks(result, states, rank)
+    lines += _before_blocks(result, states, rank)
     lines += f"{result}_m = Max({result}_m_within, {result}_m_before)\n"
     for part in ("within", "before"):
         lines += f"""
@@ -76,7 +73,7 @@ def running_sums(
     return lines
 
 
-def _within_blocks(result: str, states: tuple[str, ...], rank: int, reverse: bool) -> str:
+def _within_blocks(result: str, states: tuple[str, ...], rank: int) -> str:
     scanned = {"logit": f"{result}_logit"}
     if "n" in states:
         scanned["v"] = f"{result}_value"
@@ -88,13 +85,11 @@ def _within_blocks(result: str, states: tuple[str, ...], rank: int, reverse: boo
         scanned=scanned,
         outputs={f"{state}_here": f"{result}_{state}_within" for state in states},
         ranks=dict.fromkeys((*states, *scanned, *(f"{state}_here" for state in states)), rank),
-        scan_axis=2,
-        output_axis=2,
-        reverse=reverse,
+        axis=2,
     )
 
 
-def _before_blocks(result: str, states: tuple[str, ...], rank: int, reverse: bool) -> str:
+def _before_blocks(result: str, states: tuple[str, ...], rank: int) -> str:
     finals = {f"block_{state}": f"{result}_m_within_{state}" for state in states}
     scanned = {"logit" if name == "block_m" else name: final for name, final in finals.items()}
     step = "".join(f"{state}_so_far = Identity({state})\n" for state in states)
@@ -106,7 +101,6 @@ def _before_blocks(result: str, states: tuple[str, ...], rank: int, reverse: boo
         scanned=scanned,
         outputs=outputs,
         ranks=dict.fromkeys((*states, *scanned, *outputs), rank - 1),
-        reverse=reverse,
     )
     for state in states:
         name = f"{result}_{state}_before"

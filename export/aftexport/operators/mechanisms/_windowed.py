@@ -20,25 +20,18 @@ def exact_body(causal: bool) -> str:
 
     Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
     ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
-    It uses running sums before and after the window, and all terms within the window.
+    It uses running sums before and after the window, and loops over the places of the window.
     """
-    lines = text.constants(half=0.5) + _before_body() + _padded_windows_body()
-    lines += sums.scan_cut("logits")
-    lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
+    sides = ("before",) if causal else ("before", "after")
+    lines = text.constants(half=0.5) + sums.scan_cut("logits")
+    lines += _before_body() + _sums_of("before_logits", "before_values", "before")
     if not causal:
-        lines += _after_body()
-        lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
-    scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
-    if not causal:
-        scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
-    return lines + text.scan(
-        _row_body(("before",) if causal else ("before", "after")),
-        states={},
-        scanned=scanned,
-        outputs={"row_mean": "exact_means"},
-        ranks=dict.fromkeys((*scanned, "row_mean"), 3),
-        counter="position",
-    )
+        lines += _after_body() + _sums_of("mirrored_logits", "mirrored_values", "mirrored")
+        for state in "mnd":
+            lines += f"after_{state} = Gather <axis = 1> (mirrored_{state}, from_last)\n"
+    lines += _padded_windows_body() + _best_pair_body() + _sides_body(sides) + _window_sums_body()
+    lines += text.divisor("d_last", "exact_divisor")
+    return lines + "exact_means = Div(n_last, exact_divisor)\n"
 
 
 def _before_body() -> str:
@@ -53,116 +46,165 @@ def _before_body() -> str:
     """
 
 
-def _padded_windows_body() -> str:
-    """Define the window's padded keys and values, its offsets, and the halves of the logits."""
+def _after_body() -> str:
+    """Define ``mirrored_logits`` and ``mirrored_values``, from the last token to the first.
+
+    At ``t`` they have the first token after its window. Sums run forwards only.
+    """
     return """
         after_width = Sub(width, left)
-        window_right = Sub(after_width, one_1d)
-        window_pads = Concat <axis = 0> (left, window_right)
-        window_logits = Pad(logits, window_pads, masked, axis1)
-        window_values = Pad(values, window_pads, zero_f, axis1)
-        last_row = Shape <start = 0, end = 1> (bias_rows)
-        last_index = Sub(last_row, one_1d)
-        window_width = Squeeze(width)
-        window_offsets = Range(zero, window_width, one)
-        half_window_logits = Mul(window_logits, half)
-        half_bias_rows = Mul(bias_rows, half)
-    """
-
-
-def _after_body() -> str:
-    """Define ``after_logits`` and ``after_values``: at ``t`` the first token after its window."""
-    return """
         after_end = Add(tokens, after_width)
         after_pads = Concat <axis = 0> (zero_1d, after_width)
         later_logits = Pad(logits, after_pads, masked, axis1)
         after_logits = Slice(later_logits, after_width, after_end, axis1)
         later_values = Pad(values, after_pads, zero_f, axis1)
         after_values = Slice(later_values, after_width, after_end, axis1)
+        last_token = Sub(end, one)
+        from_last = Sub(last_token, positions)
+        mirrored_logits = Gather <axis = 1> (after_logits, from_last)
+        mirrored_values = Gather <axis = 1> (after_values, from_last)
     """
 
 
-def _row_body(sides: tuple[str, ...]) -> str:
-    """Define ``row_mean``, ``[B, C, E]``: the mean of one position over all keys."""
-    step = _window_body() + _relative_body(sides)
-    for kind in "nd":
-        total = f"window_{kind}"
-        for side in sides:
-            step += f"""
-                {side}_{kind}_part = Mul({side}_{kind}, {side}_decay)
-                {side}_{kind}_total = Add({total}, {side}_{kind}_part)
-            """
-            total = f"{side}_{kind}_total"
-        step += f"row_{kind} = Identity({total})\n"
-    step += text.divisor("row_d", "row_divisor")
-    return step + "row_mean = Div(row_n, row_divisor)\n"
+def _padded_windows_body() -> str:
+    """Define the keys and values around all windows, and the halves of the logits.
 
-
-def _window_body() -> str:
-    """Define halves of the window's keys and biases, and those of its largest logit.
-
-    See ``numerics.biased_mean``. A position beyond the last row of ``half_bias_rows`` uses the
-    last row.
+    A position beyond the last row of ``half_bias_rows`` uses the last row.
     """
     return """
-        row_index = Min(position, last_index)
-        window = Add(position, window_offsets)
-        window_bias = Gather <axis = 0> (half_bias_rows, row_index)
-        window_key = Gather <axis = 1> (half_window_logits, window)
-        window_v = Gather <axis = 1> (window_values, window)
-        window_logit = Add(window_key, window_bias)
-    """ + text.largest_pair("window_logit", "window_key", "window_bias", "window_best")
-
-
-def _relative_body(sides: tuple[str, ...]) -> str:
-    """Define the window's sums and each side's decay, relative to the largest logit of all."""
-    lines = ""
-    for side in sides:
-        lines += f"""
-            {side}_half = Mul({side}_m, half)
-            {side}_logit = Unsqueeze({side}_half, axis1)
-        """
-    logits = ", ".join(f"{side}_logit" for side in sides)
-    lines += f"""
-        largest = Max(window_best_logit, {logits})
-        in_window = Equal(window_best_logit, largest)
-        best_key = Where(in_window, window_best_key, largest)
-        best_bias = Where(in_window, window_best_bias, zero_f)
-        window_key_part = Sub(window_key, best_key)
-        window_bias_part = Sub(window_bias, best_bias)
-        window_relative = Add(window_key_part, window_bias_part)
-        window_top = ReduceMax <keepdims = 1> (window_relative, axis1)
+        window_right = Sub(width, left)
+        after_window = Sub(window_right, one_1d)
+        window_pads = Concat <axis = 0> (left, after_window)
+        window_logits = Pad(logits, window_pads, masked, axis1)
+        window_values = Pad(values, window_pads, zero_f, axis1)
+        bias_row_count = Shape <start = 0, end = 1> (bias_rows)
+        last_row = Sub(bias_row_count, one_1d)
+        rows_of_tokens = Min(positions, last_row)
+        window_places = Squeeze(width)
+        half_window_logits = Mul(window_logits, half)
+        half_bias_rows = Mul(bias_rows, half)
     """
-    for side in sides:
-        lines += f"""
-            {side}_key_part = Sub({side}_logit, best_key)
-            {side}_relative = Sub({side}_key_part, best_bias)
-        """
-    relatives = ", ".join(f"{side}_relative" for side in sides)
-    lines += f"top = Max(window_top, {relatives})\n"
-    for part in ("window", *sides):
-        lines += f"""
-            {part}_half_drop = Sub({part}_relative, top)
-            {part}_drop = Add({part}_half_drop, {part}_half_drop)
-            {part}_weight = Exp({part}_drop)
-        """
-    for side in sides:
-        lines += f"{side}_decay = Squeeze({side}_weight, axis1)\n"
-    return (
-        lines
+
+
+def _at_place(prefix: str, index: str) -> str:
+    """Define ``<prefix>_key`` and ``_bias`` at one place of each window, ``[B, T, C, 1]``."""
+    return f"""
+        {prefix}_start = Unsqueeze({index}, zero_1d)
+        {prefix}_end = Add({prefix}_start, tokens)
+        {prefix}_key = Slice(half_window_logits, {prefix}_start, {prefix}_end, axis1)
+        {prefix}_column = Gather <axis = 1> (half_bias_rows, {index})
+        {prefix}_bias = Gather <axis = 0> ({prefix}_column, rows_of_tokens)
+    """
+
+
+def _best_pair_body() -> str:
+    """Define ``best_key_last`` and ``best_bias_last``: the halves of each window's largest logit.
+
+    Of equal logits the largest key counts, and then the largest bias. See ``numerics.biased_mean``.
+    """
+    step = (
+        _at_place("tried", "tried_place")
         + """
-        window_weighted = Mul(window_weight, window_v)
-        window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
-        window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
+        tried_logit = Add(tried_key, tried_bias)
+        best_logit = Add(best_key, best_bias)
+        has_larger_logit = Greater(tried_logit, best_logit)
+        has_equal_logit = Equal(tried_logit, best_logit)
+        has_larger_key = Greater(tried_key, best_key)
+        has_equal_key = Equal(tried_key, best_key)
+        has_larger_bias = Greater(tried_bias, best_bias)
+        has_larger_bias_alone = And(has_equal_key, has_larger_bias)
+        has_larger_part = Or(has_larger_key, has_larger_bias_alone)
+        has_larger_part_alone = And(has_equal_logit, has_larger_part)
+        is_better = Or(has_larger_logit, has_larger_part_alone)
+        best_key_next = Where(is_better, tried_key, best_key)
+        best_bias_next = Where(is_better, tried_bias, best_bias)
     """
+    )
+    states = {"best_key": "no_logit", "best_bias": "no_logit"}
+    return """
+        no_logit_shape = Shape(logits)
+        no_logit = Expand(masked, no_logit_shape)
+    """ + text.loop(
+        step,
+        count="window_places",
+        index="tried_place",
+        states=states,
+        ranks=dict.fromkeys(states, 4),
     )
 
 
-def _sums_of(logits: str, values: str, result: str, *, reverse: bool) -> str:
-    lines = running.running_sums(logits, result, rank=4, values=values, reverse=reverse)
-    for state in "mnd":
-        lines += running.tokens_of(f"{result}_{state}", f"{result}_{state}_tokens")
+def _sides_body(sides: tuple[str, ...]) -> str:
+    """Define the sums of the sides, and the pair of the largest logit of all.
+
+    ``sides_relative`` is the half of the sides' largest logit relative to that pair, and
+    ``sides_n`` and ``sides_d`` are relative to it.
+    """
+    lines = "".join(f"{side}_logit = Mul({side}_m, half)\n" for side in sides)
+    lines += f"""
+        window_logit = Add(best_key_last, best_bias_last)
+        largest = Max(window_logit, {", ".join(f"{side}_logit" for side in sides)})
+        in_window = Equal(window_logit, largest)
+        largest_key = Where(in_window, best_key_last, largest)
+        largest_bias = Where(in_window, best_bias_last, zero_f)
+    """
+    for side in sides:
+        lines += f"""
+            {side}_key_part = Sub({side}_logit, largest_key)
+            {side}_relative = Sub({side}_key_part, largest_bias)
+        """
+    lines += f"sides_relative = Max(lowest, {', '.join(f'{side}_relative' for side in sides)})\n"
+    for side in sides:
+        lines += _doubled_exponential(f"{side}_relative", "sides_relative", f"{side}_weight")
+        lines += f"""
+            {side}_n_part = Mul({side}_n, {side}_weight)
+            {side}_d_part = Mul({side}_d, {side}_weight)
+        """
+    for kind in "nd":
+        parts = ", ".join(f"{side}_{kind}_part" for side in sides)
+        lines += f"sides_{kind} = Sum({parts})\n"
     return lines
+
+
+def _window_sums_body() -> str:
+    """Define ``n_last`` and ``d_last``: the sums of the sides and of the places of each window."""
+    step = (
+        _at_place("added", "place")
+        + """
+        added_key_part = Sub(added_key, largest_key)
+        added_bias_part = Sub(added_bias, largest_bias)
+        added_relative = Add(added_key_part, added_bias_part)
+        top_next = Max(top, added_relative)
+    """
+        + _doubled_exponential("top", "top_next", "kept_weight")
+        + _doubled_exponential("added_relative", "top_next", "added_weight")
+        + """
+        added_value = Slice(window_values, added_start, added_end, axis1)
+        n_kept = Mul(n, kept_weight)
+        n_added = Mul(added_weight, added_value)
+        n_next = Add(n_kept, n_added)
+        d_kept = Mul(d, kept_weight)
+        d_next = Add(d_kept, added_weight)
+    """
+    )
+    states = {"top": "sides_relative", "n": "sides_n", "d": "sides_d"}
+    ranks = dict.fromkeys(states, 4)
+    return text.loop(step, count="window_places", index="place", states=states, ranks=ranks)
+
+
+def _doubled_exponential(half: str, top: str, result: str) -> str:
+    """Define ``exp(2 (half - top))``."""
+    return f"""
+        {result}_half_drop = Sub({half}, {top})
+        {result}_drop = Add({result}_half_drop, {result}_half_drop)
+        {result} = Exp({result}_drop)
+    """
+
+
+def _sums_of(logits: str, values: str, result: str) -> str:
+    """Define the running sums ``<result>_m``, ``_n`` and ``_d`` by token, ``[B, T, C, *]``."""
+    blocks = f"{result}_sums"
+    lines = running.running_sums(logits, blocks, rank=4, values=values)
+    return lines + "".join(running.tokens_of(f"{blocks}_{s}", f"{result}_{s}") for s in "mnd")
 
 
 def outside_body(causal: bool) -> str:

@@ -71,6 +71,7 @@ def _exact_body() -> str:
     lines += sums.sum_cut("logits")
     lines += sums.split("value_f", "value_blocks")
     step = """
+        bias_row = Gather <axis = 0> (half_bias, row_index)
         row = Unsqueeze(bias_row, axis1)
         half_logit = Add(half_key, row)
     """
@@ -91,13 +92,16 @@ def _exact_body() -> str:
         row_mean_kept = Div(row_sum, weight_total)
         row_mean = Squeeze(row_mean_kept, axis1)
     """
-    return lines + text.scan(
-        step,
-        states={},
-        scanned={"bias_row": "half_bias"},
-        outputs={"row_mean": "exact_mean"},
-        ranks={"bias_row": 1, "row_mean": 2},
-        scan_axis=0,
+    lines += text.loop(
+        step, count="end", index="row_index", states={}, ranks={"row_mean": 2}, output="row_mean"
+    )
+    return (
+        lines
+        + """
+        rows_shape = Concat <axis = 0> (tokens, sum_batch, value_blocks_width)
+        rows = Reshape(row_mean_stack, rows_shape)
+        exact_mean = Transpose <perm = [1, 0, 2]> (rows)
+    """
     )
 
 
