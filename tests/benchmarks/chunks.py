@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     default = record_path("chunks") if options.record else Path("build/bench_chunks.json")
     out = options.out or default
     rounds = options.rounds or 3
-    write_record(make_record(rows, (), Refusals(), threads=options.threads, rounds=rounds), out)
+    write_record(make_record(rows, {}, Refusals(), threads=options.threads, rounds=rounds), out)
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))

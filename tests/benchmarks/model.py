@@ -34,7 +34,7 @@ LENGTHS = (4_096, 16_384)
 FULL_MAX_TOKENS = 4_096
 FLOAT64_MAX_TOKENS = 4_096
 SOFTMAX_MAX_TOKENS = 4_096
-"""The longest document on which every peer runs the softmax encoder; the fastest runs longer ones."""
+"""The longest document that every peer runs in the softmax encoder; one peer runs longer ones."""
 MECHANISMS = (*OP_TYPES, SOFTMAX)
 Row = dict[str, Any]
 
@@ -55,11 +55,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
             if contenders:
                 task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
                 rows += measure(task, contenders, options.threads, rounds, limits, refusals)
-    record = make_record(rows, chosen, refusals, threads=options.threads, rounds=rounds)
+    facts = {contender.name: contender.facts for contender in chosen}
+    record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
     default = record_path("models") if options.record else Path("build/bench_model.json")
     out = options.out or default
     write_record(record, out)
-    console.print(table(rows, record["contenders"]))
+    console.print(table(rows, facts))
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
     for row in refusals.rows:
         console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))

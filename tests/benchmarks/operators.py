@@ -55,12 +55,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
         rows += measure(workload, names, options.threads, rounds, refusals)
-    contenders = [CONTENDERS[name] for name in options.contender or CONTENDERS]
-    record = make_record(rows, contenders, refusals, threads=options.threads, rounds=rounds)
+    facts = {name: CONTENDERS[name].facts for name in options.contender or CONTENDERS}
+    record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
     default = record_path("operators") if options.record else Path("build/bench.json")
     out = options.out or default
     write_record(record, out)
-    console.print(table(rows, record["contenders"]))
+    console.print(table(rows, facts))
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
     for row in refusals.rows:
         console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))

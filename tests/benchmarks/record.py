@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.contenders.contender import Contender
 from benchmarks.processor import read_processor
 
 Row = dict[str, Any]
@@ -39,13 +38,21 @@ class Refusals:
 
 def make_record(
     rows: Sequence[Row],
-    contenders: Iterable[Contender],
+    contenders: Mapping[str, Mapping[str, Any]],
     refusals: Refusals,
     *,
     threads: int,
     rounds: int,
 ) -> dict[str, Any]:
-    """Return a record of the rows, with all that tables and pictures need."""
+    """Return a record of the rows, with all that tables and pictures need.
+
+    Args:
+        rows: the measurements.
+        contenders: the properties of the contenders that were asked for, by name.
+        refusals: the runs that are missing, and why.
+        threads: number of threads of each contender.
+        rounds: timed rounds.
+    """
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": asdict(read_processor()),
@@ -53,7 +60,7 @@ def make_record(
         "threads": threads,
         "rounds": rounds,
         "versions": {name: v for name in PACKAGES if (v := _version(name))},
-        "contenders": {c.name: c.facts for c in contenders},
+        "contenders": dict(contenders),
         "cannot": refusals.rows,
         "left_out": refusals.left_out,
         "rows": list(rows),

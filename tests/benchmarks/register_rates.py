@@ -15,7 +15,7 @@ from benchmarks.limits import Rate
 SOURCE = Path(__file__).with_suffix(".cc")
 LIBRARY = Path("build/register_rates.so")
 KINDS = ("fp32", "bf16", "int16", "int8")
-_ROUNDS = 1_000_000
+_ROUNDS = 4_000_000
 _COPY_BYTES = 128 * 2**20
 
 
@@ -30,7 +30,7 @@ def register_rates(threads: int) -> dict[str, Rate]:
     pool = ThreadPoolExecutor(threads)
     found = {}
     for kind in KINDS:
-        function = getattr(_library(), kind)
+        function = getattr(compile_library(), kind)
         if per_round := function(1):
 
             def run(function: "ctypes._NamedFuncPointer" = function) -> None:
@@ -55,9 +55,16 @@ def in_billions(rates: Mapping[str, Rate], seconds: Mapping[str, float]) -> dict
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def compile_library() -> ctypes.CDLL:
+    """Compile the loops for this processor.
+
+    Raises:
+        RuntimeError: if there is no compiler.
+    """
     if not (compiler := shutil.which("c++")):
-        raise RuntimeError("Expected a C++ compiler for the rates of registers, got none.")
+        raise RuntimeError(
+            "Expected a C++ compiler for the rates of registers, got none. Install g++."
+        )
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
     options = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"]
     subprocess.run([compiler, *options, str(SOURCE), "-o", str(LIBRARY)], check=True)

@@ -6,7 +6,8 @@ from pkgutil import iter_modules
 from benchmarks.contenders.contender import Contender, ModelContender, OperatorContender
 
 
-def _discover() -> tuple[list[Contender], dict[str, str]]:
+def discover() -> tuple[list[Contender], dict[str, str]]:
+    """Return the contenders of all modules, and why a module cannot be imported here."""
     found: list[Contender] = []
     missing: dict[str, str] = {}
     for module in iter_modules(__path__):
@@ -19,7 +20,7 @@ def _discover() -> tuple[list[Contender], dict[str, str]]:
     return found, missing
 
 
-CONTENDERS, MISSING = _discover()
+CONTENDERS, MISSING = discover()
 """All contenders, in the order of their modules; and why a module cannot be imported here."""
 MODELS = {c.name: c for c in CONTENDERS if isinstance(c, ModelContender)}
 OPERATORS = {c.name: c for c in CONTENDERS if isinstance(c, OperatorContender)}

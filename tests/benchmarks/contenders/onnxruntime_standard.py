@@ -35,7 +35,7 @@ class OnnxRuntime(ModelContender, OperatorContender):
 
 
 class OnnxRuntimeInt8(ModelContender):
-    """The same graph quantized by ONNX Runtime, with the ranges of activations found in each run."""
+    """The same graph with int8 products; each run finds the ranges of activations."""
 
     name = "ort_dynamic_int8"
     title = "ONNX Runtime, dynamic int8"

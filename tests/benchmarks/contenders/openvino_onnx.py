@@ -92,7 +92,7 @@ class OpenVinoInt8(_OpenVino):
 
 
 class OpenVinoDynamicInt8(_OpenVino):
-    """Weights of int8 by NNCF, with the ranges of activations found in each run."""
+    """Weights of int8 by NNCF; each run finds the ranges of activations."""
 
     name = "openvino_dynamic_int8"
     title = "OpenVINO dynamic int8 (NNCF)"

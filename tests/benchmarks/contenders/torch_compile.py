@@ -33,7 +33,9 @@ class _Compiled(ModelContender):
                 return logits(compiled, task)
 
         try:
-            run()
+            # The option alone would only tell the backends apart: Dynamo reads the configuration.
+            with torch._inductor.config.patch(freezing=self.is_frozen):
+                run()
         except torch._dynamo.exc.TorchDynamoException as error:
             raise CannotReadError(last_line(error)) from error
         return Prepared(run)
