@@ -41,11 +41,11 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 SLOW ?=
 
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
+test: lint build/third_party/installed build/peers/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
 	  --ignore tests/wheels $(if $(SLOW),,-m "not slow")
 
-test-all: lint build/third_party/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
+test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
@@ -199,7 +199,7 @@ bench-record: $(VENV)/installed build/peers/installed  ## models into this proce
 
 # Apart from .venv, and without the packages that .venv has or that send statistics.
 PEERS := openvino==2026.4.1 nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
-build/peers/installed: Makefile
+build/peers/installed: $(VENV)/installed Makefile
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers $(PEERS)
 	touch $@
 

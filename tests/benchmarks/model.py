@@ -35,6 +35,10 @@ FULL_MAX_TOKENS = 4_096
 FLOAT64_MAX_TOKENS = 4_096
 SOFTMAX_MAX_TOKENS = 4_096
 """The longest document that every peer runs in the softmax encoder; one peer runs longer ones."""
+SLOW_PEER = 2.0
+"""A peer that takes so many times as long as the best one gets no document over 4,096 tokens."""
+ALL_PEERS_MAX_TOKENS = 4_096
+PEAK_MAX_TOKENS = 4_096
 MECHANISMS = (*OP_TYPES, SOFTMAX)
 Row = dict[str, Any]
 
@@ -88,7 +92,7 @@ def allowed(
         )
         return []
     if workload.mechanism != SOFTMAX:
-        return list(chosen)
+        return without_slow_peers(workload, chosen, rows, refusals)
     peers = [contender for contender in chosen if not contender.is_ours]
     if workload.tokens <= SOFTMAX_MAX_TOKENS:
         return peers
@@ -101,6 +105,38 @@ def allowed(
         return peers
     fastest = min(before[-len(peers) :], key=lambda row: row["seconds"])["contender"]
     return [contender for contender in peers if contender.name == fastest]
+
+
+def without_slow_peers(
+    workload: Workload,
+    chosen: Sequence[ModelContender],
+    rows: Sequence[Row],
+    refusals: Refusals,
+) -> list[ModelContender]:
+    """Return the contenders without the peers that were far behind at the length before.
+
+    Args:
+        workload: mechanism and length.
+        chosen: the contenders of the run.
+        rows: the rows so far.
+        refusals: those that are left out are added here.
+    """
+    groups = [g for (mechanism, _), g in grouped(rows).items() if mechanism == workload.mechanism]
+    if workload.tokens <= ALL_PEERS_MAX_TOKENS or not groups:
+        return list(chosen)
+    before = groups[-1]
+    facts = {contender.name: contender.facts for contender in chosen}
+    kept = []
+    for contender in chosen:
+        best = best_peer(before.values(), facts, contender.precision)
+        row = before.get(contender.name)
+        if contender.is_ours or not (row and best) or row["seconds"] <= SLOW_PEER * best["seconds"]:
+            kept.append(contender)
+        else:
+            times = row["seconds"] / best["seconds"]
+            reason = f"left out: {times:.1f} times the best peer's time at {row['tokens']:,} tokens"
+            refusals.add(workload.mechanism, workload.tokens, contender.name, reason)
+    return kept
 
 
 def measure(
@@ -150,7 +186,7 @@ def measure(
             "seconds": seconds[name],
             "error_float32": relative_error(outputs[name], expected),
             "error_float64": None if exact is None else relative_error(outputs[name], exact),
-            "peak_mib": peak_mib(run),
+            "peak_mib": peak_mib(run) if task.workload.tokens <= PEAK_MAX_TOKENS else None,
             "shares": prepared[name].shares,
             "product_multiply_adds": task.product_multiply_adds,
             "limits": in_billions(limits, seconds),

@@ -157,6 +157,8 @@ def _record_parts(record: Record) -> Iterator[str]:
 def _refusals(record: Record) -> Iterator[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in record["cannot"]:
+        if row["reason"].startswith("left out"):  # the table says so
+            continue
         title = record["contenders"][row["contender"]]["title"]
         titles = reasons.setdefault((row["mechanism"], row["reason"]), [])
         if title not in titles:

@@ -17,7 +17,7 @@ _STAGES = dict.fromkeys(_PRODUCTS, "products") | dict.fromkeys(OP_TYPES.values()
 
 
 def prepare_graph(task: Task, model: onnx.ModelProto, threads: int, *, fused: bool) -> Prepared:
-    """Load a graph, and profile it.
+    """Load a graph, and profile it where our kernels run it.
 
     Args:
         task: the document.
@@ -27,9 +27,11 @@ def prepare_graph(task: Task, model: onnx.ModelProto, threads: int, *, fused: bo
     """
     content = model.SerializeToString()
     engine = OnnxRuntimeEngine(content, threads=threads, fused=fused)
-    shares = operator_shares(content, task.arrays, threads=threads, fused=fused)
     arrays = task.arrays
-    return Prepared(lambda: engine.run(arrays)["logits"], _by_stage(shares), engine.release)
+    stages = {}
+    if fused:
+        stages = _by_stage(operator_shares(content, arrays, threads=threads, fused=fused))
+    return Prepared(lambda: engine.run(arrays)["logits"], stages, engine.release)
 
 
 def operator_session(workload: Workload, tensors: Tensors, threads: int, *, fused: bool) -> Run:

@@ -63,8 +63,8 @@ class OpenVinoFloat32(_OpenVino, OperatorContender):
     def prepare_operator(self, workload: Workload, tensors: Tensors, threads: int) -> Run:
         """Compile the operator with its body in its place."""
         model, feeds = single_operator(workload, tensors)
-        read = _read(onnx.inliner.inline_local_functions(model))
-        request = _compile(read, feeds, threads, "fp32")
+        graph = read(onnx.inliner.inline_local_functions(model))
+        request = _compile(graph, feeds, threads, "fp32")
         # The output is not copied, as that of the other contenders is not.
         return lambda: list(request.infer(feeds, share_inputs=True, share_outputs=True).values())
 
@@ -112,7 +112,7 @@ class OpenVinoDynamicInt8(_OpenVino):
 
 @lru_cache(maxsize=1)
 def _standard(model: Model) -> openvino.Model:
-    return _read(model.standard_graph)
+    return read(model.standard_graph)
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +132,12 @@ def _quantized(model: Model) -> openvino.Model:
         raise CannotReadError(f"NNCF does not quantize the model: {last_line(error)}") from error
 
 
-def _read(model: onnx.ModelProto) -> openvino.Model:
+def read(model: onnx.ModelProto) -> openvino.Model:
+    """Read a graph of standard operators.
+
+    Raises:
+        CannotReadError: if OpenVINO does not support an operator of it.
+    """
     try:
         return _CORE.read_model(model.SerializeToString())
     except RuntimeError as error:

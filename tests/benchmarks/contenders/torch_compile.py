@@ -7,12 +7,10 @@ import torch._inductor.decomposition
 
 from aftexport.bench.timing import Run
 from benchmarks.contenders.contender import (
-    CannotReadError,
     ModelContender,
     OperatorContender,
     Precision,
     Prepared,
-    last_line,
 )
 from benchmarks.task import Task, logits, plain_operator
 from benchmarks.workloads import Tensors, Workload, plain_form
@@ -28,16 +26,14 @@ class _Compiled(ModelContender):
         )
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
 
+        # The option alone would only tell the backends apart: Dynamo reads the configuration, at
+        # the first run, which compiles.
+        freezing = torch._inductor.config.patch(freezing=self.is_frozen)
+
         def run():  # type: ignore[no-untyped-def]
-            with plain_operator(task.workload), autocast:
+            with plain_operator(task.workload), autocast, freezing:
                 return logits(compiled, task)
 
-        try:
-            # The option alone would only tell the backends apart: Dynamo reads the configuration.
-            with torch._inductor.config.patch(freezing=self.is_frozen):
-                run()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise CannotReadError(last_line(error)) from error
         return Prepared(run)
 
 
