@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ from benchmarks.contenders.contender import (
 from benchmarks.limits import Rate
 from benchmarks.peers import Facts, best_peer, grouped
 from benchmarks.processor import read_processor
-from benchmarks.record import Refusals, make_record, record_path, write_record
+from benchmarks.record import (
+    Refusals,
+    make_record,
+    merge_records,
+    record_path,
+    write_record,
+)
 from benchmarks.register_rates import in_billions, register_rates
 from benchmarks.task import Task, build, logits
 from benchmarks.timing import interleave
@@ -50,6 +57,10 @@ def run(options: argparse.Namespace, console: Console) -> None:
     chosen = [CONTENDERS[name] for name in options.contender or CONTENDERS]
     refusals = Refusals(left_out=[f"{name}: {reason}" for name, reason in MISSING.items()])
     limits = register_rates(options.threads)
+    facts = {contender.name: contender.facts for contender in chosen}
+    out = options.out or Path("build/bench_model.json")
+    if options.record and not options.out:
+        out = record_path("models")
     rows: list[Row] = []
     for mechanism in track(options.mechanism or MECHANISMS, "Timing models", console=console):
         console.print(mechanism)
@@ -59,11 +70,11 @@ def run(options: argparse.Namespace, console: Console) -> None:
             if contenders:
                 task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
                 rows += measure(task, contenders, options.threads, rounds, limits, refusals)
-    facts = {contender.name: contender.facts for contender in chosen}
-    record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
-    default = record_path("models") if options.record else Path("build/bench_model.json")
-    out = options.out or default
-    write_record(record, out)
+        record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
+        # A run that is stopped keeps the mechanisms before, and another run adds the rest.
+        if options.record and out.exists():
+            record = merge_records(json.loads(out.read_text("utf-8")), record)
+        write_record(record, out)
     console.print(table(rows, facts))
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
     for row in refusals.rows:

@@ -13,6 +13,7 @@ from benchmarks.processor import read_processor
 
 Row = dict[str, Any]
 Kind = Literal["models", "operators", "chunks"]
+_SETTING = ("date", "processor", "threads", "rounds", "versions", "contenders")
 FOLDER = Path(__file__).with_name("records")
 PACKAGES = ("torch", "onnxruntime", "openvino", "nncf")
 
@@ -55,7 +56,7 @@ def make_record(
     """
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "processor": asdict(read_processor()),
+        "processor": json.loads(json.dumps(asdict(read_processor()))),  # tuples become lists
         "load": os.getloadavg()[2],  # of 15 minutes: other work on the machine shows in it
         "threads": threads,
         "rounds": rounds,
@@ -71,6 +72,25 @@ def write_record(record: Mapping[str, Any], path: Path) -> None:
     """Write a record as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def merge_records(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the mechanisms that only an earlier part of the same run has.
+
+    Args:
+        earlier: the record so far; it is replaced as a whole if it is of another setting.
+        record: the record of the mechanisms that were measured now.
+    """
+    if any(earlier.get(name) != record[name] for name in _SETTING):
+        return dict(record)
+    measured = {row["mechanism"] for row in (*record["rows"], *record["cannot"])}
+    merged = dict(record)
+    for name in ("rows", "cannot"):
+        kept = [row for row in earlier[name] if row["mechanism"] not in measured]
+        merged[name] = kept + record[name]
+    merged["left_out"] = list(dict.fromkeys(earlier["left_out"] + record["left_out"]))
+    merged["load"] = max(earlier["load"], record["load"])
+    return merged
 
 
 def read_records(kind: Kind) -> dict[str, dict[str, Any]]:
