@@ -24,9 +24,16 @@ def speed_table() -> str:
     """Return the README's table: the record with the most peers, at its longest documents."""
     record = widest(read_records("models"))
     longest = dict(sorted(grouped(record["rows"])))
-    lines = [*ratio_lines(record, longest)]
     peers = [facts["title"] for facts in record["contenders"].values() if not facts["is_ours"]]
-    heading = f"{setting(record)}, documents of {lengths_of(longest)}. Peers: {'; '.join(peers)}."
+    heading = (
+        f"A model of four layers (D = 256, FFN 1,024), one document of {lengths_of(longest)}: times "
+        f"as fast as the fastest peer at the same or a finer precision. {setting(record)}. "
+        f"Peers: {'; '.join(peers)}."
+    )
+    columns = [_cells(line) for line in ratio_lines(record, longest)]
+    del columns[1]  # the line under the titles
+    titles, *rows = (list(cells) for cells in zip(*columns, strict=True))
+    lines = [row_of(["", *titles[1:]]), row_of(["---"] * len(titles)), *map(row_of, rows)]
     return f"{heading}\n\n" + "\n".join(lines)
 
 
@@ -135,6 +142,10 @@ def filled(text: str) -> str:
 def row_of(cells: Sequence[str]) -> str:
     """Return a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "---|" * len(cells)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def _record_parts(record: Record) -> Iterator[str]:
