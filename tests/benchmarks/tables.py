@@ -26,8 +26,8 @@ def speed_table() -> str:
     longest = dict(sorted(grouped(record["rows"])))
     peers = [facts["title"] for facts in record["contenders"].values() if not facts["is_ours"]]
     heading = (
-        f"A model of four layers (D = 256, FFN 1,024), one document of {lengths_of(longest)}: times "
-        f"as fast as the fastest peer at the same or a finer precision. {setting(record)}. "
+        f"A model of four layers (D = 256, FFN 1,024), one document of {lengths_of(longest)}: "
+        f"times as fast as the fastest peer at the same or a finer precision. {setting(record)}. "
         f"Peers: {'; '.join(peers)}."
     )
     columns = [_cells(line) for line in ratio_lines(record, longest)]
