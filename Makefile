@@ -28,7 +28,7 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-all test-docs test-versions test-lower help system-packages test-native native-aarch64 test-cuda \
   cuda cuda-mutations gpu-check wheels sdist wheel-x86_64 wheel-aarch64 cuda-wheel check-wheels \
-  bench bench-model bench-quick docs load soak lint format clean
+  bench bench-model bench-quick bench-record docs load soak lint format clean
 
 ## Try it
 
@@ -41,11 +41,11 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 SLOW ?=
 
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
+test: lint build/third_party/installed build/peers/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
 	  --ignore tests/wheels $(if $(SLOW),,-m "not slow")
 
-test-all: lint build/third_party/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
+test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
@@ -190,14 +190,29 @@ check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clea
 
 ## Measure
 
-bench: $(VENV)/installed  ## core operators against torch.compile and ONNX Runtime, by length
-	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks
+# BENCH="--mechanism aft_simple --tokens 4096": options of the benchmark; BENCH=--help shows all.
+BENCH ?=
+BENCHMARKS := PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks
 
-bench-model: $(VENV)/installed  ## the same for a whole model
-	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks --model
+bench: $(VENV)/installed build/peers/installed  ## core operators against every peer, by length
+	$(BENCHMARKS) $(BENCH)
 
-bench-quick: $(VENV)/installed  ## core operators, the two shorter lengths
-	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks --quick
+bench-model: $(VENV)/installed build/peers/installed  ## the same for a whole model, in every precision
+	$(BENCHMARKS) --model $(BENCH)
+
+bench-quick: $(VENV)/installed build/peers/installed  ## core operators, the two shorter lengths
+	$(BENCHMARKS) --quick $(BENCH)
+
+# BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model.
+bench-record: $(VENV)/installed build/peers/installed  ## models into this processor's record, tables and pictures
+	$(BENCHMARKS) --model --record --tokens 1024 4096 16384 --rounds 5 $(BENCH)
+	$(BENCHMARKS).tables
+
+# Apart from .venv, and without the packages that .venv has or that send statistics.
+PEERS := openvino==2026.4.1 nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
+build/peers/installed: $(VENV)/installed Makefile
+	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers $(PEERS)
+	touch $@
 
 # Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
 # minutes. `make soak`: memory from round to round, a leak that must be found, stops under load.

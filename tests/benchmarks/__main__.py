@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import setup
-from benchmarks.workloads import OP_TYPES
+from benchmarks.workloads import OP_TYPES, SOFTMAX
 
 
 def main() -> None:
@@ -24,9 +24,8 @@ def main() -> None:
     add(
         "--mechanism",
         nargs="+",
-        choices=list(OP_TYPES),
-        default=list(OP_TYPES),
-        help="only these (default: all)",
+        choices=[*OP_TYPES, SOFTMAX],
+        help="only these (default: all; softmax, a model for scale, only with --model)",
     )
     add(
         "--tokens",
@@ -48,7 +47,14 @@ def main() -> None:
         type=Path,
         help="for the rows (default: build/bench.json, bench_model.json or bench_chunks.json)",
     )
+    add(
+        "--record",
+        action="store_true",
+        help="write the rows to this processor's record in tests/benchmarks/records",
+    )
     options = parser.parse_args()
+    if SOFTMAX in (options.mechanism or ()) and not options.model:
+        parser.error("--mechanism softmax: expected --model with it")
     if options.chunks and options.tokens and len(options.tokens) != 2:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)

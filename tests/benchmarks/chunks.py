@@ -1,7 +1,6 @@
 """Documents in chunks: against the whole document where both fit, and a million tokens."""
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -14,18 +13,18 @@ from rich.progress import track
 from rich.table import Table
 
 from aftexport.bench.timing import peak_mib
-from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import lower
 from aftexport.passes.finish import finish
-from benchmarks.model import build
-from benchmarks.setup import cpu_name
+from benchmarks.contenders.contender import Contender
+from benchmarks.processor import read_processor
+from benchmarks.record import Refusals, make_record, record_path, write_record
+from benchmarks.task import build
 from benchmarks.timing import interleave
-from benchmarks.workloads import Workload
+from benchmarks.workloads import OP_TYPES, Workload
 
-CONTENDERS = ()  # a model whole and in chunks, always
+CONTENDERS: dict[str, Contender] = {}  # a model whole and in chunks, always
 BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000
 Row = dict[str, Any]
 
@@ -33,20 +32,20 @@ Row = dict[str, Any]
 def run(options: argparse.Namespace, console: Console) -> None:
     """Measures the mechanisms that ``options`` name; writes ``build/bench_chunks.json``."""
     both, long = options.tokens or (BOTH_TOKENS, LONG_TOKENS)
-    mechanisms = [m for m in options.mechanism if m != "aft_full"]
+    mechanisms = [m for m in options.mechanism or OP_TYPES if m != "aft_full"]
     rows = [
         measure(mechanism, both, long, options.dim, options.threads, options.rounds or 3)
         for mechanism in track(mechanisms, "Documents in chunks", console=console)
     ]
-    out = options.out or Path("build/bench_chunks.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"cpu": cpu_name(), "threads": options.threads, "rows": rows}
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    default = record_path("chunks") if options.record else Path("build/bench_chunks.json")
+    out = options.out or default
+    rounds = options.rounds or 3
+    write_record(make_record(rows, {}, Refusals(), threads=options.threads, rounds=rounds), out)
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
-    console.print(f"{cpu_name()}, {options.threads} threads; rows in {out}")
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
 
 
 def measure(mechanism: str, both: int, long: int, dim: int, threads: int, rounds: int) -> Row:
@@ -61,7 +60,7 @@ def measure(mechanism: str, both: int, long: int, dim: int, threads: int, rounds
         rounds: timed runs of each.
     """
     task = build(Workload(mechanism, 1, both, dim))
-    lowered = lower(capture(task.model))
+    lowered = task.model.lowered
     ids = np.random.default_rng(0).integers(0, 8_192, long)
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "chunked.zip"

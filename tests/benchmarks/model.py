@@ -3,137 +3,190 @@
 import argparse
 import copy
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.inliner
 import torch
-from onnxruntime.quantization import quantize_dynamic
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from aftexport.bench.timing import Run, peak_mib
-from aftexport.capture.capture import capture
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.onnxruntime_profile import operator_shares
-from aftexport.lowering.to_onnx import lower
-from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.passes.finish import finish
-from benchmarks.setup import cpu_name
+from aftexport.bench.timing import peak_mib
+from benchmarks.contenders import MISSING
+from benchmarks.contenders import MODELS as CONTENDERS
+from benchmarks.contenders.contender import (
+    CannotReadError,
+    ModelContender,
+    Prepared,
+    last_line,
+)
+from benchmarks.limits import Rate
+from benchmarks.peers import Facts, best_peer, grouped
+from benchmarks.processor import read_processor
+from benchmarks.record import (
+    Refusals,
+    make_record,
+    merge_records,
+    record_path,
+    write_record,
+)
+from benchmarks.register_rates import in_billions, register_rates
+from benchmarks.task import Task, build, logits
 from benchmarks.timing import interleave
-from benchmarks.workloads import HEADS, OP_TYPES, TAPS, WINDOW, Workload, plain_form
+from benchmarks.workloads import OP_TYPES, SOFTMAX, Workload
 
 LENGTHS = (4_096, 16_384)
 FULL_MAX_TOKENS = 4_096
 FLOAT64_MAX_TOKENS = 4_096
-CONTENDERS = ("torch_eager", "torch_compile", "torch_compile_bf16", "ort_portable",
-              "ort_dynamic_int8", "aftexport_fp32", "aftexport_bf16", "aftexport_int8")  # fmt: skip
-_PRODUCTS = ("LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual",
-             "MatMul", "Gemm")  # fmt: skip
-_STAGES = dict.fromkeys(_PRODUCTS, "products") | dict.fromkeys(OP_TYPES.values(), "attention")
+SOFTMAX_MAX_TOKENS = 4_096
+"""The longest document that every peer runs in the softmax encoder; one peer runs longer ones."""
+SLOW_PEER = 2.0
+"""A peer that takes so many times as long as the best one gets no document over 4,096 tokens."""
+ALL_PEERS_MAX_TOKENS = 4_096
+PEAK_MAX_TOKENS = 4_096
+MECHANISMS = (*OP_TYPES, SOFTMAX)
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Task:
-    """One model and one document.
-
-    Attributes:
-        workload: mechanism, tokens and channels.
-        model: in float32, on random weights.
-        inputs: ``input_ids [1, T]`` and ``lengths [1]``.
-    """
-
-    workload: Workload
-    model: DocumentClassifier
-    inputs: dict[str, torch.Tensor]
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The inputs for ONNX Runtime."""
-        return {name: tensor.numpy() for name, tensor in self.inputs.items()}
-
-
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Times the models that ``options`` name; writes ``build/bench_model.json``."""
+    """Time the models that ``options`` name; write a record."""
     rounds = options.rounds or 7
-    lengths = options.tokens or LENGTHS
-    names = options.contender or CONTENDERS
-    tasks = [
-        Workload(mechanism, 1, tokens, options.dim)
-        for mechanism in options.mechanism
-        for tokens in lengths
-        if mechanism != "aft_full" or tokens <= FULL_MAX_TOKENS
-    ]
-    rows: list[Row] = []
-    left_out: list[str] = []
-    if "aft_full" in options.mechanism and max(lengths) > FULL_MAX_TOKENS:
-        left_out.append(f"aft_full above {FULL_MAX_TOKENS:,} tokens: its bias is quadratic")
-    for workload in track(tasks, "Timing models", console=console):
-        console.print(f"{workload.mechanism}, {workload.tokens:,} tokens")
-        rows += measure(build(workload), names, options.threads, rounds, left_out)
+    lengths = sorted(options.tokens or LENGTHS)
+    chosen = [CONTENDERS[name] for name in options.contender or CONTENDERS]
+    refusals = Refusals(left_out=[f"{name}: {reason}" for name, reason in MISSING.items()])
+    limits = register_rates(options.threads)
+    facts = {contender.name: contender.facts for contender in chosen}
     out = options.out or Path("build/bench_model.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"cpu": cpu_name(), "threads": options.threads, "rounds": rounds,
-              "left_out": left_out, "rows": rows}  # fmt: skip
-    out.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(table(rows))
-    console.print(f"{cpu_name()}, {options.threads} threads; rows in {out}")
-    for line in left_out:
+    if options.record and not options.out:
+        out = record_path("models")
+    rows: list[Row] = []
+    for mechanism in track(options.mechanism or MECHANISMS, "Timing models", console=console):
+        console.print(mechanism)
+        for tokens in lengths:
+            workload = Workload(mechanism, 1, tokens, options.dim)
+            contenders = allowed(workload, chosen, rows, refusals)
+            if contenders:
+                task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
+                rows += measure(task, contenders, options.threads, rounds, limits, refusals)
+        record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
+        # A run that is stopped keeps the mechanisms before, and another run adds the rest.
+        if options.record and out.exists():
+            record = merge_records(json.loads(out.read_text("utf-8")), record)
+        write_record(record, out)
+    console.print(table(rows, facts))
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
+    for row in refusals.rows:
+        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
+    for line in dict.fromkeys(refusals.left_out):
         console.print(f"left out: {line}")
 
 
-def build(workload: Workload) -> Task:
-    """The model of a workload and its document, both from a fixed seed."""
-    torch.manual_seed(0)
-    config = ClassifierConfig(
-        mechanism=workload.mechanism, vocab_size=8_192, num_labels=10, dim=workload.dim, depth=4,
-        num_heads=HEADS, ffn_dim=4 * workload.dim,
-        window=TAPS if workload.mechanism == "aft_conv" else WINDOW,
-        max_length=workload.tokens if workload.mechanism == "aft_full" else None,
-    )  # fmt: skip
-    inputs = {
-        "input_ids": torch.randint(config.vocab_size, (1, workload.tokens)),
-        "lengths": torch.tensor([workload.tokens]),
-    }
-    model = DocumentClassifier(config).eval()
-    for module in model.modules():
-        if callable(fold := getattr(module, "fold", None)):
-            fold()
-    return Task(workload, model, inputs)
+def allowed(
+    workload: Workload,
+    chosen: Sequence[ModelContender],
+    rows: Sequence[Row],
+    refusals: Refusals,
+) -> list[ModelContender]:
+    """Return the contenders of a workload; the reason for the others goes to ``refusals``.
+
+    Args:
+        workload: mechanism and length.
+        chosen: the contenders of the run.
+        rows: the rows so far, with those of shorter documents.
+        refusals: the run's.
+    """
+    if workload.mechanism == "aft_full" and workload.tokens > FULL_MAX_TOKENS:
+        refusals.left_out.append(
+            f"aft_full above {FULL_MAX_TOKENS:,} tokens: its bias is quadratic"
+        )
+        return []
+    if workload.mechanism != SOFTMAX:
+        return without_slow_peers(workload, chosen, rows, refusals)
+    peers = [contender for contender in chosen if not contender.is_ours]
+    if workload.tokens <= SOFTMAX_MAX_TOKENS:
+        return peers
+    refusals.left_out.append(
+        f"softmax above {SOFTMAX_MAX_TOKENS:,} tokens in all but the fastest contender at the "
+        "length before it: its time is quadratic"
+    )
+    before = [row for row in rows if row["mechanism"] == SOFTMAX]
+    if not before:
+        return peers
+    fastest = min(before[-len(peers) :], key=lambda row: row["seconds"])["contender"]
+    return [contender for contender in peers if contender.name == fastest]
+
+
+def without_slow_peers(
+    workload: Workload,
+    chosen: Sequence[ModelContender],
+    rows: Sequence[Row],
+    refusals: Refusals,
+) -> list[ModelContender]:
+    """Return the contenders without the peers that were far behind at the length before.
+
+    Args:
+        workload: mechanism and length.
+        chosen: the contenders of the run.
+        rows: the rows so far.
+        refusals: those that are left out are added here.
+    """
+    groups = [g for (mechanism, _), g in grouped(rows).items() if mechanism == workload.mechanism]
+    if workload.tokens <= ALL_PEERS_MAX_TOKENS or not groups:
+        return list(chosen)
+    before = groups[-1]
+    facts = {contender.name: contender.facts for contender in chosen}
+    kept = []
+    for contender in chosen:
+        best = best_peer(before.values(), facts, contender.precision)
+        row = before.get(contender.name)
+        if contender.is_ours or not (row and best) or row["seconds"] <= SLOW_PEER * best["seconds"]:
+            kept.append(contender)
+        else:
+            times = row["seconds"] / best["seconds"]
+            reason = f"left out: {times:.1f} times the best peer's time at {row['tokens']:,} tokens"
+            refusals.add(workload.mechanism, workload.tokens, contender.name, reason)
+    return kept
 
 
 def measure(
-    task: Task, names: Sequence[str], threads: int, rounds: int, left_out: list[str]
+    task: Task,
+    contenders: Sequence[ModelContender],
+    threads: int,
+    rounds: int,
+    limits: Mapping[str, Rate],
+    refusals: Refusals,
 ) -> list[Row]:
-    """The task's rows; what a contender cannot run is added to ``left_out`` by name."""
+    """Return a row for each contender that can run the task.
+
+    Args:
+        task: a model and a document.
+        contenders: those to try.
+        threads: number of threads of each.
+        rounds: timed rounds, A B C A B C.
+        limits: calls that measure the processor, timed in the same rounds.
+        refusals: the reasons of those that cannot run are added here.
+    """
     torch.compiler.reset()
-    expected = _eager(task)()
+    expected = logits(task.model.module, task)
     exact = None
     if task.workload.tokens <= FLOAT64_MAX_TOKENS:
-        exact = _logits(copy.deepcopy(task.model).double(), task)
-    runs: dict[str, Callable[[], np.ndarray[Any, Any]]] = {}
-    shares: dict[str, dict[str, float]] = {}
-    releases: dict[str, Callable[[], None]] = {}
+        exact = logits(copy.deepcopy(task.model.module).double(), task)
+    prepared: dict[str, Prepared] = {}
     outputs = {}
-    for name in names:
-        try:
-            runs[name], shares[name], releases[name] = _contender(task, name, threads)
-            outputs[name] = runs[name]()
-        except Exception as error:
-            runs.pop(name, None)
-            reason = (str(error).splitlines() or [""])[0]
-            left_out.append(f"{name} of {task.workload}: {type(error).__name__}: {reason}")
-    seconds = interleave(runs, rounds)
-    for release in releases.values():
-        release()  # what was kept would not be counted below
+    for contender in contenders:
+        made, reason = try_contender(contender, task, threads)
+        if made:
+            prepared[contender.name], outputs[contender.name] = made
+        else:
+            refusals.add(task.workload.mechanism, task.workload.tokens, contender.name, reason)
+    runs = {name: each.run for name, each in prepared.items()}
+    for rate in limits.values():
+        rate.run()
+    seconds = interleave(runs | {kind: rate.run for kind, rate in limits.items()}, rounds)
+    for each in prepared.values():
+        each.release()  # the memory that was kept would not be counted below
     return [
         {
             "mechanism": task.workload.mechanism,
@@ -142,109 +195,63 @@ def measure(
             "dim": task.workload.dim,
             "contender": name,
             "seconds": seconds[name],
-            "error_float32": _error(outputs[name], expected),
-            "error_float64": None if exact is None else _error(outputs[name], exact),
-            "peak_mib": peak_mib(run),
-            "shares": shares[name],
+            "error_float32": relative_error(outputs[name], expected),
+            "error_float64": None if exact is None else relative_error(outputs[name], exact),
+            "peak_mib": peak_mib(run) if task.workload.tokens <= PEAK_MAX_TOKENS else None,
+            "shares": prepared[name].shares,
+            "product_multiply_adds": task.product_multiply_adds,
+            "limits": in_billions(limits, seconds),
         }
         for name, run in runs.items()
     ]
 
 
-def _contender(
-    task: Task, name: str, threads: int
-) -> tuple[Run, dict[str, float], Callable[[], None]]:
-    """A run, the share of each stage in it, and what gives back the memory that it keeps."""
-    if name == "torch_eager":
-        return _eager(task), {}, lambda: None
-    if name.startswith("torch_compile"):
-        return _compiled(task, bf16=name.endswith("bf16")), {}, lambda: None
-    kind = name.partition("_")[2]
-    program = capture(task.model, max_tokens=task.model.max_length)
-    model = finish(lower(program), precision=kind if kind in ("bf16", "int8") else "fp32")
-    if kind == "dynamic_int8":
-        model = _quantized(model)
-    fused = name.startswith("aftexport")
-    content = model.SerializeToString()
-    engine = OnnxRuntimeEngine(content, threads=threads, fused=fused)
-    shares = operator_shares(content, task.arrays, threads=threads, fused=fused)
-    return lambda: engine.run(task.arrays)["logits"], _by_stage(shares), engine.release
-
-
-def _eager(task: Task) -> Run:
-    return lambda: _logits(task.model, task)
-
-
-def _logits(model: Callable[..., torch.Tensor], task: Task) -> "np.ndarray[Any, Any]":
-    with torch.inference_mode():
-        return model(**task.inputs).float().numpy()
-
-
-def _compiled(task: Task, *, bf16: bool) -> Run:
-    # Its table lists every operator when it is first imported, and must not meet the stand-in.
-    import torch._inductor.decomposition
-
-    compiled = torch.compile(task.model, dynamic=False, fullgraph=True)
-
-    def run() -> object:
-        with plain_operator(task.workload), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            return _logits(compiled, task)
-
-    return run
-
-
-@contextmanager
-def plain_operator(workload: Workload) -> Iterator[None]:
-    """Puts plain PyTorch in place of the mechanism's operator, which a compiler cannot enter."""
-    operators, plain = torch.ops.aftexport, plain_form(workload)
-    name = workload.operator.torch_op.overloadpacket.__name__
-    original, tensors = getattr(operators, name), len(workload.operator.inputs)
-    setattr(operators, name, lambda *arguments: plain(*arguments[:tensors]))
+def try_contender(
+    contender: ModelContender, task: Task, threads: int
+) -> tuple[tuple[Prepared, "np.ndarray[Any, Any]"] | None, str]:
+    """Return a contender that ran once and its output, or None and the reason."""
     try:
-        yield
-    finally:
-        setattr(operators, name, original)
+        prepared = contender.prepare(task, threads)
+        return (prepared, prepared.run()), ""
+    except CannotReadError as error:
+        return None, f"cannot read: {error}"
+    # A contender of others may raise anything; its reason is reported with the run.
+    except Exception as error:
+        if contender.is_ours:
+            raise
+        return None, f"cannot run: {last_line(error)}"
 
 
-def _quantized(model: onnx.ModelProto) -> onnx.ModelProto:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "int8.onnx"
-        quantize_dynamic(onnx.inliner.inline_local_functions(model), path)
-        return onnx.load(path)
-
-
-def _by_stage(shares: dict[str, float]) -> dict[str, float]:
-    stages = {"products": 0.0, "attention": 0.0, "rest": 0.0}
-    for op_type, share in shares.items():
-        stages[_STAGES.get(op_type, "rest")] += share
-    return stages
-
-
-def _error(output: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> float:
+def relative_error(output: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> float:
+    """Return the largest error, relative to the largest expected value."""
     scale = float(np.abs(expected).max())
     return float(np.abs(output.astype(np.float64) - expected).max()) / scale
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Every row, with how many times longer it took than ours in float32."""
-    shown = Table("mechanism", "tokens", "contender", "ms", "/ ours fp32", "error to float32",
-                  "to float64", "peak MiB", "products", "attention", "rest")  # fmt: skip
+def table(rows: Sequence[Row], contenders: Facts) -> Table:
+    """Return every row, with the best peer of its precision for ours."""
+    shown = Table("mechanism", "tokens", "contender", "ms", "best peer", "best peer / ours",
+                  "of the register rate", "error to float32", "to float64", "peak MiB")  # fmt: skip
     for column in shown.columns[3:]:
         column.justify = "right"
-    ours = {
-        (r["mechanism"], r["tokens"]): r["seconds"]
-        for r in rows
-        if r["contender"] == "aftexport_fp32"
-    }
+    groups = grouped(rows)
     for row in rows:
-        base = ours.get((row["mechanism"], row["tokens"]))
+        facts = contenders[row["contender"]]
+        best = best_peer(
+            groups[row["mechanism"], row["tokens"]].values(), contenders, facts["precision"]
+        )
+        compared = ["", ""]
+        if best and facts["is_ours"]:
+            title = contenders[best["contender"]]["title"]
+            compared = [title, f"{best['seconds'] / row['seconds']:.2f}"]
         exact, peak = row["error_float64"], row["peak_mib"]
+        rate = row["limits"].get(facts["precision"])
+        reached = row["product_multiply_adds"] / row["seconds"] / 1e9
         shown.add_row(
-            row["mechanism"], f"{row['tokens']:,}", row["contender"],
-            f"{row['seconds'] * 1e3:.1f}",
-            "" if base is None else f"{row['seconds'] / base:.2f}",
+            row["mechanism"], f"{row['tokens']:,}", facts["title"],
+            f"{row['seconds'] * 1e3:.1f}", *compared,
+            f"{reached / rate:.0%}" if rate else "",
             f"{row['error_float32']:.1e}", "" if exact is None else f"{exact:.1e}",
             "" if peak is None else f"{peak:.0f}",
-            *(f"{share:.0%}" for share in row["shares"].values()),
         )  # fmt: skip
     return shown

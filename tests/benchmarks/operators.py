@@ -1,11 +1,10 @@
 """The core operators: every contender on every mechanism, in turn; medians and ratios."""
 
 import argparse
-import json
 import multiprocessing
 import os
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,17 @@ from rich.table import Table
 
 from aftexport.bench.timing import Run, peak_mib
 from aftexport.parity import TOLERANCES
+from benchmarks.contenders import MISSING
+from benchmarks.contenders import OPERATORS as CONTENDERS
+from benchmarks.contenders.contender import CannotReadError
 from benchmarks.limits import least_seconds, rates
-from benchmarks.setup import COMPILED, cpu_name
+from benchmarks.peers import Facts, best_peer, grouped
+from benchmarks.plot import draw
+from benchmarks.processor import read_processor
+from benchmarks.record import Refusals, make_record, record_path, write_record
+from benchmarks.setup import COMPILED
 from benchmarks.timing import interleave
-from benchmarks.workloads import CONTENDERS, Workload, contenders
+from benchmarks.workloads import OP_TYPES, Workload
 
 LENGTHS = (4_096, 16_384, 65_536, 262_144)
 QUICK_LENGTHS = (4_096, 16_384)
@@ -33,10 +39,12 @@ Row = dict[str, Any]
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Times the workloads that ``options`` name; writes JSON and, unless quick, a plot."""
+    """Time the workloads that ``options`` name; write a record and, unless quick, a plot."""
     rounds = options.rounds or (3 if options.quick else 11)
     lengths = options.tokens or (QUICK_LENGTHS if options.quick else LENGTHS)
-    chosen, left_out = choose(options.mechanism, lengths, options.contender, options.quick)
+    mechanisms = options.mechanism or list(OP_TYPES)
+    chosen, left_out = choose(mechanisms, lengths, options.contender, options.quick)
+    refusals = Refusals(left_out=left_out + [f"{name}: {why}" for name, why in MISSING.items()])
     workloads = {
         Workload(mechanism, 1, tokens, options.dim): names
         for (mechanism, tokens), names in chosen.items()
@@ -46,21 +54,22 @@ def run(options: argparse.Namespace, console: Console) -> None:
         compile_all(compiled, console)
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
-        rows += measure(workload, names, options.threads, rounds)
-    out = options.out or Path("build/bench.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"cpu": cpu_name(), "threads": options.threads, "rounds": rounds,
-              "left_out": left_out, "rows": rows}  # fmt: skip
-    out.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(table(rows))
-    console.print(f"{cpu_name()}, {options.threads} threads; rows in {out}")
-    for line in left_out:
+        rows += measure(workload, names, options.threads, rounds, refusals)
+    facts = {name: CONTENDERS[name].facts for name in options.contender or CONTENDERS}
+    record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
+    default = record_path("operators") if options.record else Path("build/bench.json")
+    out = options.out or default
+    write_record(record, out)
+    console.print(table(rows, facts))
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
+    for row in refusals.rows:
+        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
+    for line in refusals.left_out:
         console.print(f"left out: {line}")
     if not options.quick:
-        from benchmarks.plot import draw
-
-        draw(rows, out.with_suffix(".png"))
-        console.print(f"plot in {out.with_suffix('.png')}")
+        picture = Path("build") / out.with_suffix(".png").name
+        draw(rows, picture)
+        console.print(f"plot in {picture}")
 
 
 def choose(
@@ -77,7 +86,7 @@ def choose(
                 for name in wanted or CONTENDERS
                 if (mechanism != "aft_full" or tokens <= FULL_MAX_TOKENS)
                 and (name != "sdpa" or (tokens <= sdpa_most and tokens not in with_sdpa))
-                and (name == "aftexport" or tokens <= OTHERS_MAX_TOKENS)
+                and (CONTENDERS[name].is_ours or tokens <= OTHERS_MAX_TOKENS)
             ]
             if names:
                 chosen[mechanism, tokens] = names
@@ -109,13 +118,21 @@ def compile_all(workloads: Sequence[Workload], console: Console) -> None:
 def compile_one(workload: Workload) -> None:
     """Compiles one workload, in a process of its own."""
     torch.compiler.reset()
-    contenders(workload, ["torch_compile"], threads=1)["torch_compile"]()
+    CONTENDERS["torch_compile"].prepare_operator(workload, workload.inputs(), threads=1)()
 
 
-def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int) -> list[Row]:
-    """The workload's rows, one for each contender."""
+def measure(
+    workload: Workload, names: Sequence[str], threads: int, rounds: int, refusals: Refusals
+) -> list[Row]:
+    """Return the workload's rows, one for each contender that reads the operator."""
     torch.compiler.reset()  # past eight shapes of one function it would stop compiling
-    runs = contenders(workload, names, threads)
+    runs: dict[str, Run] = {}
+    tensors = workload.inputs()
+    for name in names:
+        try:
+            runs[name] = CONTENDERS[name].prepare_operator(workload, tensors, threads)
+        except CannotReadError as error:
+            refusals.add(workload.mechanism, workload.tokens, name, f"cannot read: {error}")
     check_agreement(workload, runs)
     for run in runs.values() if workload.tokens > QUICK_LENGTHS[-1] else ():
         settle(run)
@@ -157,7 +174,7 @@ def settle(run: Run) -> None:
 def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
     """Calls every contender once; raises ArithmeticError where one computes something else."""
     outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
-    outputs.pop("sdpa", None)  # another function by definition
+    outputs = {n: output for n, output in outputs.items() if CONTENDERS[n].is_same_function}
     expected_from, expected = next(iter(outputs.items()))
     scale = max(1.0, float(np.abs(expected).max()))
     for name, output in outputs.items():
@@ -166,41 +183,27 @@ def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
             raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {expected_from}")
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Milliseconds of each contender, and the ratios of ours to the best other and the limit."""
+def table(rows: Sequence[Row], contenders: Facts) -> Table:
+    """Return milliseconds of each contender, and the ratios of ours to the best peer and limit."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    columns = ["mechanism", "tokens", *(f"{n} ms" for n in names), "best other / ours",
-               "portable / ours", "ours / limit", "limit", "peak MiB"]  # fmt: skip
+    columns = ["mechanism", "tokens", *(f"{contenders[n]['title']} ms" for n in names), "best peer",
+               "best peer / ours", "ours / limit", "limit", "peak MiB"]  # fmt: skip
     shown = Table(*columns)
     for column in shown.columns[1:]:
         column.justify = "right"
-    for (mechanism, tokens), group in grouped(rows):
+    for (mechanism, tokens), group in grouped(rows).items():
         times = {name: row["seconds"] for name, row in group.items()}
         cells = [f"{times[n] * 1e3:.2f}" if n in times else "" for n in names]
         limit = next(iter(group.values()))
         ratios = ["", "", "", limit["limit_kind"], ""]
-        if ours := group.get("aftexport"):
-            best, portable = best_other(group), group.get("ort_portable")
+        if ours := next((r for n, r in group.items() if contenders[n]["is_ours"]), None):
+            best = best_peer(group.values(), contenders)
             ratios = [
+                contenders[best["contender"]]["title"] if best else "",
                 f"{best['seconds'] / ours['seconds']:.1f}" if best else "",
-                f"{portable['seconds'] / ours['seconds']:.1f}" if portable else "",
                 f"{ours['seconds'] / ours['limit_seconds']:.2f}",
                 limit["limit_kind"],
                 "" if ours["peak_mib"] is None else f"{ours['peak_mib']:.0f}",
             ]
         shown.add_row(mechanism, f"{tokens:,}", *cells, *ratios)
     return shown
-
-
-def grouped(rows: Sequence[Row]) -> Iterable[tuple[tuple[str, int], dict[str, Row]]]:
-    """Rows by mechanism and length, then by contender."""
-    groups: dict[tuple[str, int], dict[str, Row]] = {}
-    for row in rows:
-        groups.setdefault((row["mechanism"], row["tokens"]), {})[row["contender"]] = row
-    return groups.items()
-
-
-def best_other(group: Mapping[str, Row]) -> Row | None:
-    """The fastest row that computes the same function and is not ours."""
-    others = [row for name, row in group.items() if name not in ("aftexport", "sdpa")]
-    return min(others, key=lambda row: row["seconds"], default=None)

@@ -17,15 +17,15 @@ _PANELS: dict[str, Callable[[Row], float | None]] = {
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws aftexport solid and torch.compile dashed, one color for each mechanism."""
+    """Draw aftexport solid and torch.compile dashed, one color for each mechanism."""
     figure, panels = plt.subplots(1, len(_PANELS), figsize=(13, 5.5), layout="constrained")
     mechanisms = list(dict.fromkeys(row["mechanism"] for row in rows))
     for axes, (title, value) in zip(panels, _PANELS.items(), strict=True):
         for index, mechanism in enumerate(mechanisms):
-            for contender, style in (("aftexport", "o-"), ("torch_compile", "x--")):
+            for contender, style in (("aftexport_fp32", "o-"), ("torch_compile", "x--")):
                 line = [r for r in rows
                         if (r["mechanism"], r["contender"]) == (mechanism, contender)]  # fmt: skip
-                label = mechanism if contender == "aftexport" else None
+                label = mechanism if contender == "aftexport_fp32" else None
                 axes.plot(
                     [r["tokens"] for r in line], [value(r) for r in line],
                     style, color=f"C{index}", label=label,

@@ -14,11 +14,14 @@ _M_MMAP_MAX = -4
 
 COMPILED = Path("build/inductor")
 """What torch.compile has compiled, for the next run."""
+PEERS = Path("build/peers")
+"""The packages of the peers, which ``make`` installs apart from those of aftexport."""
 
 
 def prepare(threads: int) -> None:
     """Prepares this process; call it before anything is allocated or compiled."""
     keep_freed_memory()
+    sys.path.append(str(PEERS.absolute()))
     torch.set_num_threads(threads)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(COMPILED.absolute())
     # A pool of compilers takes longer to start than a few kernels take to compile.

@@ -13,18 +13,11 @@ import matplotlib as mpl
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.titles import TITLES, label
+
 Row = Mapping[str, Any]
-RECORD = Path(__file__).with_name("record.json")
+RECORD = Path(__file__).parent / "records" / "operators-amd-zen-5.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "speedup.svg"
-TITLES = {
-    "aft_full": "AFT-full",
-    "aft_local": "AFT-local, s = 128",
-    "aft_simple": "AFT-simple",
-    "aft_conv": "AFT-conv, 31 taps",
-    "efficient_attention": "Efficient Attention",
-    "fastformer": "Fastformer",
-    "linear_attention": "linear attention",
-}
 CONTENDERS = {"torch_compile": "over torch.compile", "ort_portable": "over its ONNX fallback"}
 
 
@@ -39,13 +32,8 @@ def speedups(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
         own = [row for row in rows if row["mechanism"] == mechanism]
         longest = max(row["tokens"] for row in own)
         seconds = {r["contender"]: r["seconds"] for r in own if r["tokens"] == longest}
-        found[mechanism] = {c: seconds[c] / seconds["aftexport"] for c in CONTENDERS}
+        found[mechanism] = {c: seconds[c] / seconds["aftexport_fp32"] for c in CONTENDERS}
     return found
-
-
-def label(ratio: float) -> str:
-    """Return a ratio with two digits, as the tables show it."""
-    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -1,17 +1,15 @@
-"""The core operator of each mechanism at one size: its inputs, its work, its contenders."""
+"""The core operator of each mechanism at one size: its inputs, its work, its graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import onnx
-import onnxruntime
 import torch
+from numpy.typing import NDArray
 
-import aftplugins
-from aftexport.bench.timing import Run
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.torch_ops import OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, Operator, aft_conv, aft_full, aft_local
 
 HEADS = 8
 TAPS = 31
@@ -28,7 +26,9 @@ OP_TYPES = {
     "linear_attention": "NormalizedLinearAttention",
 }
 
-CONTENDERS = ("torch_eager", "torch_compile", "ort_portable", "aftexport", "sdpa")
+SOFTMAX = "softmax"
+"""The mechanism of the encoder for scale: a model with ordinary attention."""
+_ACTIVATIONS = ("query", "key", "value", "lengths")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -97,60 +97,8 @@ class Workload:
         return {"bytes_moved": moved, "flops": flops, "exps": exps}
 
 
-def contenders(workload: Workload, names: Sequence[str], threads: int) -> dict[str, Run]:
-    """Callables that run the workload once and return its output first, by contender.
-
-    Raises:
-        RuntimeError: where the fused kernels are asked for and were not built.
-    """
-    tensors = workload.inputs()
-    make: dict[str, Callable[[], Run]] = {
-        "torch_eager": lambda: _torch_eager(workload, tensors),
-        "torch_compile": lambda: _torch_compile(workload, tensors),
-        "ort_portable": lambda: _onnxruntime(workload, tensors, threads, fused=False),
-        "aftexport": lambda: _onnxruntime(workload, tensors, threads, fused=True),
-        "sdpa": lambda: _sdpa(workload),
-    }
-    return {name: make[name]() for name in names}
-
-
-def _torch_eager(workload: Workload, tensors: Tensors) -> Run:
-    def run() -> object:
-        with torch.inference_mode():
-            return (workload.operator.compute(*tensors.values(), **workload.attributes),)
-
-    return run
-
-
-def _torch_compile(workload: Workload, tensors: Tensors) -> Run:
-    # The guard against underflow reads a value back, which a compiler cannot fuse over;
-    # the plain form is the stronger contender and is within range on these inputs.
-    # Static shapes: code for any length is slower, and slower to compile.
-    compiled = torch.compile(plain_form(workload), dynamic=False, fullgraph=True)
-
-    def run() -> object:
-        with torch.inference_mode():
-            return (compiled(*tensors.values()),)
-
-    return run
-
-
-def _sdpa(workload: Workload) -> Run:
-    heads = (workload.batch, workload.tokens, HEADS, workload.dim // HEADS)
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(*heads, generator=generator).transpose(1, 2) for _ in range(3))
-
-    def run() -> object:
-        with torch.inference_mode():
-            return (torch.nn.functional.scaled_dot_product_attention(query, key, value),)
-
-    return run
-
-
 def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
     """The mechanism in plain PyTorch without guards, for the compiler to fuse."""
-    from aftexport.operators.torch_ops import aft_conv, aft_full, aft_local
-
     attributes = workload.attributes
     windowed = {"aft_full": aft_full, "aft_local": aft_local, "aft_conv": aft_conv}
     module = windowed.get(workload.mechanism)
@@ -170,29 +118,15 @@ def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
     return form
 
 
-def _onnxruntime(workload: Workload, tensors: Tensors, threads: int, *, fused: bool) -> Run:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    # Its threads would otherwise spin for 45 ms after a call, on cores the next one needs.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    # An arena would hide the memory that a call takes.
-    options.enable_cpu_mem_arena = False
-    if fused:
-        if why := aftplugins.missing("onnxruntime"):
-            raise RuntimeError(why)
-        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
-    constants = [n for n in tensors if n not in ("query", "key", "value", "lengths")]
-    model = single_operator(workload, {n: tensors[n].numpy() for n in constants})
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    feeds = {n: t.numpy() for n, t in tensors.items() if n not in constants}
-    return lambda: session.run(None, feeds)
+def single_operator(
+    workload: Workload, tensors: Tensors
+) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """Return a model of the operator alone, and its feeds.
 
-
-def single_operator(workload: Workload, constants: dict[str, np.ndarray]) -> onnx.ModelProto:  # type: ignore[type-arg]
-    """A model of the operator alone, its weights as initializers, as in an exported model."""
+    Weights are initializers, as in an exported model.
+    """
+    feeds = {n: t.numpy() for n, t in tensors.items() if n in _ACTIVATIONS}
+    constants = {n: t.numpy() for n, t in tensors.items() if n not in _ACTIVATIONS}
     operator, attributes = workload.operator, workload.attributes
     make = onnx.helper
     node = make.make_node(
@@ -210,9 +144,10 @@ def single_operator(workload: Workload, constants: dict[str, np.ndarray]) -> onn
     output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [None, None, None])
     initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
     settings = {a.name: str(attributes[a.name]) for a in operator.settings}
-    return make.make_model(
+    model = make.make_model(
         make.make_graph([node], "operator", inputs, [output], initializers),
         functions=[operator.function(settings, OPSET)],
         opset_imports=[make.make_opsetid("", OPSET), make.make_opsetid(DOMAIN, VERSION)],
         ir_version=10,
     )
+    return model, feeds

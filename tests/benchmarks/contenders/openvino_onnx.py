@@ -1,0 +1,165 @@
+"""OpenVINO on the exported graph: in float32, in bf16, and in int8 by NNCF."""
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import nncf
+import numpy as np
+import onnx
+import onnx.inliner
+import openvino
+
+from aftexport.bench.timing import Run
+from benchmarks.contenders.contender import (
+    CannotReadError,
+    ModelContender,
+    OperatorContender,
+    Precision,
+    Prepared,
+    last_line,
+)
+from benchmarks.task import VOCABULARY, Model, Task
+from benchmarks.workloads import Tensors, Workload, single_operator
+
+_CORE = openvino.Core()
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
+_CALIBRATION_DOCUMENTS, _CALIBRATION_TOKENS = 8, 1_024
+logging.getLogger("nncf").setLevel(logging.ERROR)
+
+
+class _OpenVino(ModelContender):
+    rest: Precision
+    """The precision of operators that are not quantized."""
+
+    def prepare(self, task: Task, threads: int) -> Prepared:
+        """Compile the exported graph for the task's length: code for any length is slower."""
+        capabilities = _CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if self.precision == "bf16" and "BF16" not in capabilities:
+            raise CannotReadError("OpenVINO computes bf16 only where the processor has it")
+        rest = self.rest if "BF16" in capabilities else "fp32"
+        model = self.graph(task.model).clone()
+        request = _compile(model, task.arrays, threads, rest, **self.settings())
+        arrays = task.arrays
+        return Prepared(lambda: request.infer(arrays)[0])
+
+    def graph(self, model: Model) -> openvino.Model:
+        """Return the graph to compile."""
+        return _standard(model)
+
+    def settings(self) -> dict[str, Any]:
+        """Return further properties of the compiled model."""
+        return {}
+
+
+class OpenVinoFloat32(_OpenVino, OperatorContender):
+    """OpenVINO in float32."""
+
+    name = "openvino_fp32"
+    title = "OpenVINO"
+    precision: Precision = "fp32"
+    rest: Precision = "fp32"
+
+    def prepare_operator(self, workload: Workload, tensors: Tensors, threads: int) -> Run:
+        """Compile the operator with its body in its place."""
+        model, feeds = single_operator(workload, tensors)
+        graph = read(onnx.inliner.inline_local_functions(model))
+        request = _compile(graph, feeds, threads, "fp32")
+        # The output is not copied, as that of the other contenders is not.
+        return lambda: list(request.infer(feeds, share_inputs=True, share_outputs=True).values())
+
+
+class OpenVinoBfloat16(_OpenVino):
+    """OpenVINO in bf16."""
+
+    name = "openvino_bf16"
+    title = "OpenVINO bf16"
+    precision: Precision = "bf16"
+    rest: Precision = "bf16"
+
+
+class OpenVinoInt8(_OpenVino):
+    """Quantized by NNCF on documents, with the rest in bf16 where the processor has it."""
+
+    name = "openvino_int8"
+    title = "OpenVINO int8 (NNCF)"
+    precision: Precision = "int8"
+    rest: Precision = "bf16"
+
+    def graph(self, model: Model) -> openvino.Model:
+        """Quantize weights and activations."""
+        return _quantized(model)
+
+
+class OpenVinoDynamicInt8(_OpenVino):
+    """Weights of int8 by NNCF; each run finds the ranges of activations."""
+
+    name = "openvino_dynamic_int8"
+    title = "OpenVINO dynamic int8 (NNCF)"
+    precision: Precision = "int8"
+    rest: Precision = "fp32"
+
+    def graph(self, model: Model) -> openvino.Model:
+        """Quantize the weights."""
+        return nncf.compress_weights(
+            _standard(model).clone(), mode=nncf.CompressWeightsMode.INT8_SYM
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the size of a group that shares a range."""
+        return {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "256"}
+
+
+@lru_cache(maxsize=1)
+def _standard(model: Model) -> openvino.Model:
+    return read(model.standard_graph)
+
+
+@lru_cache(maxsize=1)
+def _quantized(model: Model) -> openvino.Model:
+    random = np.random.default_rng(1)
+    tokens = min(model.module.max_length or _CALIBRATION_TOKENS, _CALIBRATION_TOKENS)
+    documents = [
+        {"input_ids": random.integers(0, VOCABULARY, (1, tokens)), "lengths": np.array([tokens])}
+        for _ in range(_CALIBRATION_DOCUMENTS)
+    ]
+    try:
+        return nncf.quantize(
+            _standard(model), nncf.Dataset(documents), model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(documents),
+        )  # fmt: skip
+    except nncf.InternalError as error:
+        raise CannotReadError(f"NNCF does not quantize the model: {last_line(error)}") from error
+
+
+def read(model: onnx.ModelProto) -> openvino.Model:
+    """Read a graph of standard operators.
+
+    Raises:
+        CannotReadError: if OpenVINO does not support an operator of it.
+    """
+    try:
+        return _CORE.read_model(model.SerializeToString())
+    except RuntimeError as error:
+        summary = str(error).rpartition("Summary:")[2]
+        lines = [line.strip("- ") for line in summary.splitlines() if line.strip()]
+        raise CannotReadError("; ".join(lines)) from error
+
+
+def _compile(
+    model: openvino.Model, feeds: dict[str, Any], threads: int, hint: Precision, **settings: Any
+) -> openvino.InferRequest:
+    properties = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": _HINTS[hint],
+    }
+    try:
+        model.reshape({name: list(array.shape) for name, array in feeds.items()})
+        return _CORE.compile_model(model, "CPU", properties | settings).create_infer_request()
+    except RuntimeError as error:
+        raise CannotReadError(last_line(error)) from error
+
+
+CONTENDERS = (OpenVinoFloat32(), OpenVinoBfloat16(), OpenVinoInt8(), OpenVinoDynamicInt8())

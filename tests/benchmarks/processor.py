@@ -1,0 +1,74 @@
+"""The processor of a run, told by family and model: virtual machines hide its name."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
+         "asimddp", "i8mm", "bf16")  # fmt: skip
+"""The instruction sets that decide the rate of products."""
+_GENERATIONS = (
+    ("AuthenticAMD", 23, range(0x30), "AMD Zen"),
+    ("AuthenticAMD", 23, range(0x30, 0x100), "AMD Zen 2"),
+    ("AuthenticAMD", 25, range(0x10), "AMD Zen 3"),
+    ("AuthenticAMD", 25, range(0x10, 0x20), "AMD Zen 4"),
+    ("AuthenticAMD", 25, range(0x20, 0x60), "AMD Zen 3"),
+    ("AuthenticAMD", 25, range(0x60, 0x100), "AMD Zen 4"),
+    ("AuthenticAMD", 26, range(0x100), "AMD Zen 5"),
+    ("GenuineIntel", 6, range(85, 86), "Intel Skylake or Cascade Lake"),
+    ("GenuineIntel", 6, range(106, 107), "Intel Ice Lake"),
+    ("GenuineIntel", 6, range(143, 144), "Intel Sapphire Rapids"),
+    ("GenuineIntel", 6, range(207, 208), "Intel Emerald Rapids"),
+    ("GenuineIntel", 6, range(173, 174), "Intel Granite Rapids"),
+)
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A model of processors.
+
+    Attributes:
+        title: the generation, or the numbers where it is not in the table.
+        name: the name that the system gives.
+        vendor, family, model, stepping: the numbers of CPUID; empty and 0 on other processors.
+        flags: those of ``FLAGS`` that the processor has.
+    """
+
+    title: str
+    name: str
+    vendor: str
+    family: int
+    model: int
+    stepping: int
+    flags: tuple[str, ...]
+
+    @property
+    def slug(self) -> str:
+        """The title for names of files."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
+    """Return the processor that the kernel describes.
+
+    Args:
+        cpuinfo: the kernel's description.
+    """
+    text = cpuinfo.read_text("utf-8") if cpuinfo.exists() else ""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    vendor = fields.get("vendor_id", "")
+    family, model = int(fields.get("cpu family", 0)), int(fields.get("model", 0))
+    known = fields.get("flags", fields.get("Features", "")).split()
+    name = fields.get("model name", "unknown processor")
+    numbers = f"{vendor} family {family} model {model}" if vendor else name
+    titles = [
+        t for v, f, models, t in _GENERATIONS if (v, f) == (vendor, family) and model in models
+    ]
+    return Processor(
+        titles[0] if titles else numbers, name, vendor, family, model,
+        int(fields.get("stepping", 0)), tuple(flag for flag in FLAGS if flag in known),
+    )  # fmt: skip

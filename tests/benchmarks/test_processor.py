@@ -1,0 +1,62 @@
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from benchmarks import register_rates
+from benchmarks.processor import read_processor
+
+CPUINFO = """processor : 0
+vendor_id : {vendor}
+cpu family : {family}
+model : {model}
+model name : AMD EPYC
+stepping : 1
+flags : fpu avx2 fma {flags}
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "title"),
+    [
+        ("AuthenticAMD", 25, 1, "AMD Zen 3"),
+        ("AuthenticAMD", 25, 17, "AMD Zen 4"),
+        ("AuthenticAMD", 26, 2, "AMD Zen 5"),
+        ("GenuineIntel", 6, 207, "Intel Emerald Rapids"),
+        ("GenuineIntel", 6, 999, "GenuineIntel family 6 model 999"),
+    ],
+)
+def test_generation_follows_from_numbers(
+    tmp_path: Path, vendor: str, family: int, model: int, title: str
+) -> None:
+    path = tmp_path / "cpuinfo"
+    text = CPUINFO.format(vendor=vendor, family=family, model=model, flags="avx512_vnni sse")
+    path.write_text(text, "utf-8")
+    processor = read_processor(path)
+    assert processor.title == title
+    assert processor.flags == ("avx2", "fma", "avx512_vnni")
+    assert (processor.family, processor.model, processor.stepping) == (family, model, 1)
+
+
+def test_slug_has_no_separators(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(CPUINFO.format(vendor="AuthenticAMD", family=25, model=17, flags=""), "utf-8")
+    assert read_processor(path).slug == "amd-zen-4"
+
+
+def test_machine_without_cpuinfo_is_named(tmp_path: Path) -> None:
+    assert read_processor(tmp_path / "none").title == "unknown processor"
+
+
+def test_register_rates_count_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer call does proportionally more work, and an absent instruction has no rate."""
+    monkeypatch.setattr(register_rates, "LIBRARY", tmp_path / "rates.so")
+    library = register_rates.compile_library()
+    assert library.fp32(10) == 10 * library.fp32(1) > 0
+    rates = register_rates.register_rates(1)
+    present = {kind for kind in register_rates.KINDS if getattr(library, kind)(1)}
+    assert rates.keys() == present | {"copy"}
+    assert isinstance(library, ctypes.CDLL)
+    seconds = dict.fromkeys(rates, 0.5)
+    found = register_rates.in_billions(rates, seconds)
+    assert found["fp32"] == pytest.approx(rates["fp32"].work / 0.5e9)

@@ -1,0 +1,85 @@
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.model_plot import points, softmax_points
+from benchmarks.peers import best_peer, grouped
+
+FACTS = {
+    "aftexport_fp32": ("aftexport fp32", "fp32", True),
+    "aftexport_int8": ("aftexport int8", "int8", True),
+    "slow": ("Slow", "fp32", False),
+    "fast_int8": ("Fast int8", "int8", False),
+    "refusing": ("Refusing", "fp32", False),
+}
+
+
+def row(mechanism: str, contender: str, seconds: float, tokens: int = 64) -> dict[str, Any]:
+    limits = {"fp32": 100.0, "copy": 20.0}
+    return {"mechanism": mechanism, "contender": contender, "seconds": seconds, "tokens": tokens,
+            "error_float32": 1e-3, "limits": limits}  # fmt: skip
+
+
+RECORD: dict[str, Any] = {
+    "date": "2026-01-02",
+    "processor": {"title": "Some processor", "family": 1, "model": 2},
+    "threads": 2,
+    "versions": {"torch": "2.13"},
+    "contenders": {
+        name: {"title": title, "precision": precision, "is_ours": ours, "is_same_function": True}
+        for name, (title, precision, ours) in FACTS.items()
+    },
+    "cannot": [
+        {"mechanism": "aft_simple", "tokens": 64, "contender": "refusing",
+         "reason": "cannot read: no Scan"}
+    ],
+    "rows": [
+        row("aft_simple", "aftexport_fp32", 0.1), row("aft_simple", "aftexport_int8", 0.05),
+        row("aft_simple", "slow", 0.3), row("aft_simple", "fast_int8", 0.02),
+        row("softmax", "slow", 2.0), row("softmax", "fast_int8", 1.0),
+        row("softmax", "fast_int8", 9.0, 128),
+    ],
+}  # fmt: skip
+
+
+def test_best_peer_has_same_or_finer_precision() -> None:
+    group = grouped(RECORD["rows"])["aft_simple", 64].values()
+    for precision, name in (("fp32", "slow"), ("bf16", "slow"), ("int8", "fast_int8")):
+        best = best_peer(group, RECORD["contenders"], precision)
+        assert best is not None
+        assert best["contender"] == name
+
+
+def test_best_peer_ignores_other_functions() -> None:
+    facts = RECORD["contenders"] | {"slow": RECORD["contenders"]["slow"] | {"is_same_function": 0}}
+    assert best_peer(RECORD["rows"][:3], facts) is None
+
+
+def test_ratio_names_best_peer() -> None:
+    lines = list(tables.ratio_lines(RECORD, {"aft_simple": 64}))
+    assert lines[-1] == "| AFT-simple | 3.0 (Slow) | not measured | 0.4 (Fast int8) |"
+
+
+def test_refusal_stays_in_tables() -> None:
+    lines = list(tables.time_lines(RECORD, {"aft_simple": 64, "softmax": 64}))
+    assert "| Refusing | cannot read |  |  |" in lines
+    assert "| Slow | 300 | 2000 | 1e-03 |" in lines
+
+
+def test_widest_record_is_chosen() -> None:
+    later = RECORD | {"date": "2027-01-01"}
+    narrow = RECORD | {"date": "2028-01-01", "contenders": {}}
+    assert tables.widest({"a": RECORD, "b": later, "c": narrow}) is later
+
+
+def test_marked_table_is_replaced() -> None:
+    page = "before\n<!-- table: peers -->\nold\n<!-- end of table -->\nafter\n"
+    filled = tables.filled(page)
+    assert tables.peers_table() in filled
+    assert "old" not in filled
+    assert filled.startswith("before\n<!-- table: peers -->\n")
+    assert tables.filled(filled) == filled
+
+
+def test_plot_has_best_softmax_by_length() -> None:
+    assert softmax_points(RECORD) == [(64, 1000.0), (128, 9000.0)]
+    assert points(RECORD, "aft_simple", "slow") == [(64, 300.0)]
