@@ -183,7 +183,8 @@ cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT
 	  $(DEFINE)AFT_MANYLINUX=ON plugins/cuda
 
 # The wheel is installed into the Python versions of this machine from 3.11 on, or into PYTHONS="3.11 3.12", with the
-# packages of constraints.txt, or with the newest by UNPINNED=1.
+# packages of constraints.txt, or with the newest by UNPINNED=1. There a small model is saved, exported, verified and
+# served; each version downloads its torch, some gigabytes.
 check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clean environments without a compiler
 	@ls dist/*.whl > /dev/null 2>&1 || { echo "Expected wheels in dist, got none. Run: make wheels"; exit 1; }
 	$(BIN)/pytest --durations 5 tests/wheels

@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from interpreters import VERSIONS, interpreters
 
 from wheels.distributions import DIST, REPOSITORY
+from wheels.user import User
 
 HERE = Path(__file__).parent
 X86_64_WHEELS = sorted(DIST.glob("aftexport-*_x86_64.whl"))
@@ -32,33 +34,44 @@ def call(*words: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def user(version: str, pythons: dict[str, Path], tmp_path: Path) -> Iterator[User]:
+    """A user with a Python version; the environment of gigabytes is removed after the test."""
+    if version not in pythons:
+        pytest.skip(f"no interpreter to try: Python {version} is missing or not in PYTHONS")
+    yield User(pythons[version], tmp_path)
+    shutil.rmtree(tmp_path)
+
+
 @pytest.mark.skipif(not X86_64_WHEELS, reason="dist has no wheel for x86-64: run `make wheels`")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_wheel_runs_without_compiler(
-    version: str, pythons: dict[str, Path], bundle_folder: Path, tmp_path: Path
-) -> None:
-    """A bundle passes verification by the fused kernels in a fresh environment.
+def test_wheel_runs_without_compiler(version: str, user: User, bundle_folder: Path) -> None:
+    """Every command works in a fresh environment, first without torch, and none of them warns.
 
     With UNPINNED=1 its packages are the newest, else those of ``constraints.txt``.
     """
-    if version not in pythons:
-        pytest.skip(f"no interpreter to try: Python {version} is missing or not in PYTHONS")
     (wheel,) = X86_64_WHEELS
-    call(pythons[version], "-m", "venv", tmp_path / "venv")
-    commands = tmp_path / "venv" / "bin"
-    pip = [commands / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
     pinned = [] if os.environ.get("UNPINNED") == "1" else ["--constraint", CONSTRAINTS]
-    call(*pip, *pinned, f"{wheel}[cpu]")
-    bare = {"PATH": str(commands), "HOME": str(tmp_path)}
-    assert shutil.which("c++", path=bare["PATH"]) is None
+    user.install(*pinned, f"{wheel}[cpu]")
     code = "import aftplugins, sys; print(aftplugins.library('onnxruntime'), sys.version)"
-    library, _, python = call(commands / "python", "-c", code, **bare).partition(" ")
+    library, _, python = user.run("python", "-c", code).partition(" ")
     assert python.startswith(f"{version}.")
-    assert Path(library).is_relative_to(tmp_path)
-    call(commands / "aftexport", "verify", bundle_folder, **bare)
-    assert re.search(
-        r"AftSimple.*fused", call(commands / "aftexport", "inspect", bundle_folder, **bare)
-    )
+    assert Path(library).is_relative_to(user.folder)
+    verify_and_serve(user, bundle_folder)
+
+    user.install(*pinned, f"{wheel}[cpu,torch]")
+    user.run("python", HERE / "save_models.py", warns=True)  # torch.onnx warns by itself
+    user.run("aftexport", "model.pt", "--to", "onnx", "--tokenizer", "bytes")
+    verify_and_serve(user, "model.bundle")
+    assert "AftSimple" in user.run("aftexport", "fuse", "plain.onnx", "fused.onnx")
+    assert (user.folder / "fused.onnx").is_file()
+
+
+def verify_and_serve(user: User, bundle: Path | str) -> None:
+    user.run("aftexport", "verify", bundle)
+    assert re.search(r"AftSimple.*fused", user.run("aftexport", "inspect", bundle))
+    answer = user.answer(bundle, "a long document")
+    assert sum(answer["scores"].values()) == pytest.approx(1)
 
 
 @pytest.mark.skipif(not AARCH64_WHEELS, reason="dist has no wheel for aarch64: run `make wheels`")
