@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import run_python
@@ -101,7 +100,7 @@ def test_response_is_counted_by_route(
 ) -> None:
     before = metric(address, "aftserve_responses_total", path=route, status="200")
     name = bundle_folder.name.removesuffix(".bundle")
-    for request in (httpx.get, httpx.head):
+    for request in (http.get, http.head):
         assert request(address + path.replace("MODEL", name)).status_code == 200
     after = metric(address, "aftserve_responses_total", path=route, status="200")
     assert after == before + 2

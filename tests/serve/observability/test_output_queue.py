@@ -75,9 +75,7 @@ def test_full_output_does_not_stop_server(
     )  # fmt: skip
     try:
         address = f"http://127.0.0.1:{port}"
-        eventually(
-            lambda: process.poll() is not None or answers(address), "the server starts", seconds=60
-        )
+        eventually(lambda: process.poll() is not None or answers(address), "the server starts")
         for _ in range(30):
             assert answers(address, "/" + "a" * 10_000)
         assert metric(address, "aftserve_log_lines_dropped_total") > 0

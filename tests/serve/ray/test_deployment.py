@@ -256,7 +256,6 @@ def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> No
             eventually(
                 lambda: "running on" in log.read_text("utf-8") or process.poll() is not None,
                 "the deployment runs",
-                seconds=120,
             )
             assert processes(mark, REPLICA) != []
             answer = http.post(f"http://{place}/infer", json={"text": "a"}, timeout=30)

@@ -123,7 +123,7 @@ def test_short_lines_share_runs(address: str, pool: ThreadPoolExecutor, grown: G
     lines = b"".join(json.dumps({"input_ids": [n] * 16}).encode() + b"\n" for n in range(24))
     kind = {"Content-Type": "application/x-ndjson"}
     with asking(address, [ENDLESS]):
-        waiting = pool.submit(httpx.post, f"{address}/infer", content=lines, headers=kind)
+        waiting = pool.submit(http.post, f"{address}/infer", content=lines, headers=kind)
         wait_for_documents(address, 24)
     assert b"status" not in waiting.result().content
     assert grown(RUNS) < 24
