@@ -92,7 +92,9 @@ def _stages(modules: Sequence[Module], width: int) -> list[nn.Module]:
 
 def _linear(folder: Path, config: DenseConfig) -> nn.Linear:
     """Return the linear map of a Dense module, after a check of the shapes in its file."""
-    shapes = {"linear.weight": (config.out_features, config.in_features)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "linear.weight": (config.out_features, config.in_features)
+    }
     if config.bias:
         shapes["linear.bias"] = (config.out_features,)
     if (found := find_weight_files(folder).shapes) != shapes:
