@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import environment
+from ports import free_port
 
 UNBLOCKED = "from aftserve.observability.output_queue import *\nunblock_output()\n"
 _STALLING = """
@@ -46,12 +46,6 @@ def left_pipe() -> Iterator[int]:
     os.close(reading)
     yield writing
     os.close(writing)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
 
 
 def answers(address: str, path: str = "/healthz") -> bool:
