@@ -25,7 +25,8 @@ def address(bundle_folder: Path, log: Path) -> Iterator[str]:
 
 def lines(log: Path) -> list[dict[str, Any]]:
     """Return the lines that the server has logged; earlier output is not JSON."""
-    return [json.loads(line) for line in log.read_text("utf-8").splitlines() if line[0] == "{"]
+    complete, _, _ = log.read_text("utf-8").rpartition("\n")  # the last line may arrive in parts
+    return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
 
 def line_of(log: Path, request_id: str) -> dict[str, Any]:
