@@ -141,7 +141,7 @@ def server(bundle_folder: Path, server_log: Path) -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server, timeout=30) as session:
+    with httpx.Client(base_url=server, timeout=60) as session:
         yield session
 
 

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 _CUDA_REMEDY = (
-    "install the wheel of `make cuda-wheel`, or run `make cuda` in aftexport's source folder and "
-    "install that by `pip install --editable`"
+    "run `make cuda-wheel` in aftexport's source folder and install the file that it builds, "
+    "dist/aftexport_cuda-*.whl, or run `make cuda` there and install the folder by "
+    "`pip install --editable`"
 )
 _REMEDIES = {
     "onnxruntime": "install a C++ compiler and install aftexport again",

@@ -203,7 +203,7 @@ def test_server_answers_prometheus(bundle_folder: Path, tmp_path: Path) -> None:
     """On all addresses, as in the image, it answers to the name that Prometheus uses."""
     with serving(bundle_folder, tmp_path / "log", "--host", "0.0.0.0") as (address, _):
         headers = {"Host": prometheus_target()}
-        with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1")) as client:
+        with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1"), timeout=60) as client:
             client.post("/infer", json={"text": "x"}).raise_for_status()
             answer = client.get("/metrics", headers=headers)
     assert answer.status_code == 200, answer.text

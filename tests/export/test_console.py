@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from clocks import replace_time
 from rich.console import Console
 
 from aftexport import console as our_console
@@ -11,7 +12,7 @@ from aftexport import console as our_console
 def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
     """Return the output of a stage with progress at these times after its start."""
     now = 0.0
-    monkeypatch.setattr(our_console.time, "perf_counter", lambda: now)
+    replace_time(monkeypatch, our_console, perf_counter=lambda: now)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
     with our_console.stage(console, "Examining [b].onnx") as progress:
         for now in seconds:

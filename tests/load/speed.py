@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import httpx
 import numpy as np
 from clients import eventually, http
 from commands import environment
+from ports import free_port
 
 from aftserve.model.classifier import Classifier
 from load.client import Connection
@@ -145,9 +145,7 @@ def overhead_seconds(
 @contextmanager
 def contender(program: Sequence[str], checkpoint: Path, threads: int, log: Path) -> Iterator[str]:
     """Run another server with the same model, and yield its address once it answers."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     name, *options = program
     words = [sys.executable, "-m", f"load.contenders.{name}", str(checkpoint), *options]
     words += ["--port", str(port), "--threads", str(threads)]

@@ -5,7 +5,9 @@ import pytest
 import aftplugins
 
 LIBRARY = "libaftplugins_onnxruntime"
-REMEDIES = {"onnxruntime": "compiler", "onnxruntime_cuda": "make cuda", "tensorrt": "make cuda"}
+WHEEL = "the file that it builds, dist/aftexport_cuda-*.whl"
+"""The name of the wheel is not registered at an index, so pip must install the file."""
+REMEDIES = {"onnxruntime": "compiler", "onnxruntime_cuda": WHEEL, "tensorrt": WHEEL}
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
-"""Each request on a connection of its own; ``httpx.get`` would read all certificates for each."""
+http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+"""Each request on a connection of its own; ``httpx.get`` would read all certificates for each.
+
+An answer may take a minute: the 5 s of httpx are short for a machine that runs other tests too."""
 
 
 def metric(address: str, name: str, **labels: str) -> float:
@@ -24,8 +26,8 @@ def metric(address: str, name: str, **labels: str) -> float:
     return 0.0
 
 
-def eventually(condition: Callable[[], object], what: str, *, seconds: int = 30) -> None:
-    """Waits until ``condition`` holds, for half a minute unless told otherwise.
+def eventually(condition: Callable[[], object], what: str, *, seconds: int = 120) -> None:
+    """Waits until ``condition`` holds, for two minutes unless told otherwise.
 
     Counted in looks, not by the clock: a machine that was paused is not late.
     """
@@ -41,7 +43,6 @@ def measured_info(address: str) -> dict[str, Any]:
     eventually(
         lambda: not http.get(f"{address}/info").json()["calibration"]["measuring"],
         "the costs are measured",
-        seconds=120,
     )
     info: dict[str, Any] = http.get(f"{address}/info").json()
     return info

@@ -59,14 +59,14 @@ def serving(
             stderr=file,
         )
     try:
-        address = _written(process, log, r"running on (http://\S+)")
+        address = _written(process, log, r"running on (http://\S+)\s")
         if measured:
             _written(process, log, "(measured the costs)")
         yield address, process
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 class Stub(BaseHTTPRequestHandler):

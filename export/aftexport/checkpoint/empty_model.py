@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from aftexport.checkpoint.weight_files import WeightFiles
-from aftexport.errors import CheckpointError
+from aftexport.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,7 +51,8 @@ def check_size(
     except _TooLargeError as error:
         raise CheckpointError(path, str(error), remedy) from error
     except Exception as error:  # a configuration can make a constructor raise any exception
-        reason = f"{found.__name__} refuses the configuration: {type(error).__name__}: {error}"
+        reason = f"{found.__name__} refuses the configuration: {type(error).__name__}: "
+        reason += first_line(error)
         raise CheckpointError(path, reason, remedy) from error
     size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
     if size > 2 * files.count + _SPARE_NUMBERS:

@@ -19,6 +19,8 @@ from aftexport.checkpoint.factory import call_factory
 from aftexport.checkpoint.foreign_formats import INDEX_SUFFIX, refuse_other_formats, refuse_shards
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import is_program_archive, load_program
+from aftexport.checkpoint.sentence_config import MODULES
+from aftexport.checkpoint.sentence_folder import read_sentence_folder
 from aftexport.checkpoint.torch_file import TorchFile, read_torch_file
 from aftexport.checkpoint.transformers_class import MODEL_TYPE, read_config
 from aftexport.checkpoint.transformers_folder import read_transformers_folder
@@ -88,6 +90,8 @@ def _load_folder(path: Path, factory: str | None, *, trust_remote_code: bool) ->
             factory,
             "; or give the file model.safetensors to load it into the factory's module",
         )
+    if (path / MODULES).is_file():
+        return read_sentence_folder(path, trust_remote_code=trust_remote_code)
     config = read_config(path)
     if MODEL_TYPE in config:
         return read_transformers_folder(path, config, trust_remote_code=trust_remote_code)

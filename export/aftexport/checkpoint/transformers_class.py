@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftexport.contract import IDS
-from aftexport.errors import CheckpointError
+from aftexport.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -54,7 +54,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_class(
-    folder: Path, config: Mapping[str, Any], *, trust_remote_code: bool
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    trust_remote_code: bool,
+    for_vectors: bool = False,
 ) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
     """Return the class that a configuration names, and the configuration in its own type.
 
@@ -62,6 +66,7 @@ def find_class(
         folder: the folder, for messages and for its code.
         config: the content of config.json.
         trust_remote_code: whether a class may come from code in the folder.
+        for_vectors: whether the base class replaces a class of the library with a head.
 
     Raises:
         CheckpointError: if the library lacks the class, no head serves it, or a count in the
@@ -88,7 +93,9 @@ def find_class(
             f"expected a model class of the transformers library, got {name}",
             "Upgrade transformers, or give the weights with --factory package.module:factory.",
         )
-    _check_served(path, name)
+    if for_vectors and not is_base_class(name):
+        found = _base_class(path, found)
+    _check_served(path, found.__name__)
     own = _configuration(path, found, config)
     _check_text(path, found, own)
     return found, own
@@ -174,6 +181,20 @@ def _library_class(name: str) -> type["PreTrainedModel"] | None:
     return found if is_model else None
 
 
+def _base_class(path: Path, found: type["PreTrainedModel"]) -> type["PreTrainedModel"]:
+    """Return the base class of the same configuration."""
+    import transformers
+
+    base = transformers.MODEL_MAPPING.get(found.config_class, None)
+    if not isinstance(base, type):
+        raise CheckpointError(
+            path,
+            f"expected a class with a base class for vectors, got {found.__name__}",
+            "Save the base model, AutoModel.from_pretrained(folder).save_pretrained(other).",
+        )
+    return base
+
+
 def _code_of(config: Mapping[str, Any], name: str) -> str | None:
     """Return the place of a class in code that the folder brings; None for the library's own."""
     places = config.get("auto_map")
@@ -197,7 +218,8 @@ def _class_in_folder(
     except Exception as error:  # code of the folder can raise any exception
         raise CheckpointError(
             folder,
-            f"its class {reference} cannot be imported: {type(error).__name__}: {error}",
+            f"its class {reference} cannot be imported: {type(error).__name__}: "
+            f"{first_line(error)}",
             "Check that the folder holds all files of the code.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
@@ -228,7 +250,7 @@ def _configuration(
     except Exception as error:  # the library checks values by many exceptions
         raise CheckpointError(
             path,
-            f"transformers refuses the configuration: {type(error).__name__}: {error}",
+            f"transformers refuses the configuration: {type(error).__name__}: {first_line(error)}",
             "Give the configuration of the training.",
         ) from error
     return built

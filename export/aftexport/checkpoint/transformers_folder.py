@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,19 @@ KIND = "transformers folder"
 _ADAPTER = "adapter_config.json"
 
 
+@dataclass(frozen=True)
+class FoundModel:
+    """What a folder holds.
+
+    Attributes:
+        model: the model, in float32.
+        tokenizer: JSON of the ``tokenizers`` library; None if the folder has no such tokenizer.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: str | None
+
+
 def read_transformers_folder(
     folder: Path, config: Mapping[str, Any], *, trust_remote_code: bool = False
 ) -> Checkpoint:
@@ -42,25 +56,47 @@ def read_transformers_folder(
         CheckpointError: if transformers is missing, or a file cannot be used.
         SafetensorError: if a weight file is not complete.
     """
-    _check_folder(folder, config)
-    files = find_weight_files(folder)
-    with _quiet_library():
-        found, own = find_class(folder, config, trust_remote_code=trust_remote_code)
-        check_size(folder, found, own, files)
-        model = _with_weights(folder, found, own)
-        tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
-    has_no_head = is_base_class(found.__name__)
-    _check_padding(folder, model.eval())
+    found = read_model(folder, config, trust_remote_code=trust_remote_code)
+    model, class_name = found.model, type(found.model).__name__
+    has_no_head = is_base_class(class_name)
     module = TransformersModel(model, VECTORS if has_no_head else LOGITS)
     refuse_unusable(folder, module)
     return Checkpoint(
         folder,
-        f"{KIND} of {found.__name__}",
+        f"{KIND} of {class_name}",
         module,
-        tokenizer=tokenizer,
+        tokenizer=found.tokenizer,
         task="feature_extraction" if has_no_head else None,
         labels=None if has_no_head else _labels(model),
     )
+
+
+def read_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    trust_remote_code: bool = False,
+    for_vectors: bool = False,
+) -> FoundModel:
+    """Return the model of a folder and its tokenizer; see ``read_transformers_folder``.
+
+    Args:
+        folder: the folder.
+        config: the content of its config.json.
+        trust_remote_code: whether classes may come from code in the folder.
+        for_vectors: whether the base class of a class with a head is read.
+    """
+    _check_folder(folder, config)
+    files = find_weight_files(folder)
+    with _quiet_library():
+        found, own = find_class(
+            folder, config, trust_remote_code=trust_remote_code, for_vectors=for_vectors
+        )
+        check_size(folder, found, own, files)
+        model = _with_weights(folder, found, own)
+        tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
+    _check_padding(folder, model.eval())
+    return FoundModel(model, tokenizer)
 
 
 def _check_folder(folder: Path, config: Mapping[str, Any]) -> None:

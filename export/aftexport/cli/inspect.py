@@ -7,6 +7,9 @@ from rich.console import Console
 from aftexport.cli.options import add_loading_options
 from aftexport.system.arguments import make_parser
 
+_CONFIGS = ("config.json", "modules.json")
+"""Files by which a folder is a model."""
+
 
 def run(words: list[str]) -> int:
     """Run the command; return its exit status."""
@@ -25,7 +28,7 @@ def run(words: list[str]) -> int:
 
     if is_bundle(options.path):
         show_bundle(options.path, Console(emoji=False))
-    elif options.path.is_dir() and not (options.path / "config.json").exists():
+    elif options.path.is_dir() and not any((options.path / name).exists() for name in _CONFIGS):
         raise BundleError(
             options.path,
             f"expected a folder with {MANIFEST} (a bundle) or config.json (a model), got neither",

@@ -3,12 +3,12 @@
 import http.client
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _LOG_LINES = 20
+_ADDRESS = re.compile(rb"running on http://[\d.]+:(\d+)\s")
+"""The line of the server's log with its port, which the system chooses."""
 
 
 class ServerError(AftexportError):
@@ -41,16 +43,14 @@ def serving(bundle: Path, log: Path) -> Iterator[int]:
         ServerError: if the server is not ready within a minute; the message has the end of
             the log.
     """
-    port = _free_port()
     words = [sys.executable, "-m", "aftserve", os.fspath(bundle)]
-    words += ["--host", HOST, "--port", str(port)]
+    words += ["--host", HOST, "--port", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        _wait_until_ready(process, port, log)
-        yield port
+        yield _wait_until_ready(process, log)
     finally:
         _stop(process)
 
@@ -109,7 +109,8 @@ def _request(
         return response.status, response.read()
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", log: Path) -> int:
+    """Return the port of the server once it is ready."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -117,11 +118,11 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) 
                 f"The server ended with status {process.returncode}:\n{_tail(log)}\n",
                 f"Read the whole log in {log}.",
             )
-        try:
-            if _request(port, "GET", "/readyz", timeout=5)[0] == 200:
-                return
-        except (OSError, http.client.HTTPException):
-            pass  # not listening yet
+        if found := _ADDRESS.search(log.read_bytes()):
+            port = int(found[1])
+            with suppress(OSError, http.client.HTTPException):  # it may not listen yet
+                if _request(port, "GET", "/readyz", timeout=5)[0] == 200:
+                    return port
         time.sleep(0.1)
     raise ServerError(
         f"The server was not ready within {_START_SECONDS:.0f} seconds:\n{_tail(log)}\n",
@@ -136,13 +137,6 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log: Path) -> str:

@@ -52,7 +52,8 @@ _TYPES = {
     "tensor(float16)": np.float16,
 }
 """The types of a model's inputs by ONNX Runtime's names."""
-_KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
+KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
+"""The library of fused kernels for each provider, see ``aftplugins.RUNTIMES``."""
 _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxruntime-gpu requires."
 
 
@@ -171,7 +172,7 @@ def session_options(
     options.enable_cpu_mem_arena = True
     # A memory pattern allocates one block, which is larger than tensors that reuse memory.
     options.enable_mem_pattern = False
-    if fused and (library := aftplugins.library(_KERNELS[provider])) is not None:
+    if fused and (library := aftplugins.library(KERNELS[provider])) is not None:
         try:
             options.register_custom_ops_library(str(library))
         except _ERRORS as error:

@@ -85,8 +85,16 @@ class Scheduler:
 
     @property
     def _run(self) -> Run | None:
+        """The current run; None once its documents are answered.
+
+        The engine's thread may note the end later than a client sends its next request.
+        """
         state = self._queue.state
-        return None if isinstance(state, Idle) else state.run
+        if isinstance(state, Idle):
+            return None
+        run = state.run
+        is_over = not run.unfinished and run.ended.done()
+        return None if is_over else run
 
     def wait_seconds(self, *, in_chunks: bool, besides: Backlog | None = None) -> float:
         """Return the predicted time until a document that arrives now has its turn.

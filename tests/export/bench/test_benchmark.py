@@ -9,11 +9,13 @@ import pytest
 import tiny_models
 import torch
 from bundles import changed_manifest, resealed
+from clocks import replace_time
 from commands import assert_refused, listing, run_here, without
 from rich.console import Console
 
 import aftexport
 import aftplugins
+from aftexport.bench import timing
 from aftexport.bench.benchmark import Timing, benchmark, check_lengths
 from aftexport.bench.table import timing_table
 from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
@@ -39,7 +41,7 @@ def test_contenders_take_turns() -> None:
 
 def test_benchmark_calls_slow_contender_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("aftexport.bench.timing.time.perf_counter", lambda: clock[0])
+    replace_time(monkeypatch, timing, perf_counter=lambda: clock[0])
     called = []
 
     def slow() -> None:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import pytest
 import torch
+from clients import http
 from commands import Outcome, assert_refused, run_python
 from export.recognition.graphs import scripted
 from export.recognition.implementations.aft_simple import simple_softmax
@@ -101,7 +101,7 @@ def test_server_answers(folder: Path, tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(folder / 'blocked')!r}); import sitecustomize\n"
     code += BLOCKED + "from aftserve.cli import main\nsys.exit(main())"
     with serving(folder / "model.bundle", tmp_path / "log", program=("-c", code)) as (url, _):
-        answer = httpx.post(f"{url}/infer", json={"text": "a long document"})
+        answer = http.post(f"{url}/infer", json={"text": "a long document"})
     assert answer.json()["label"] in ("invoice", "contract", "letter")
 
 

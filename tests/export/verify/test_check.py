@@ -2,6 +2,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import safetensors.numpy
 from bundles import changed_manifest, classes, resealed
 from commands import assert_refused, listing, run_here, without
 
+import aftplugins
 from aftexport import parity
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -17,6 +19,7 @@ from aftexport.errors import EngineError
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import Tolerance
 from aftexport.parity.run_cases import verify
+from aftexport.verify import check
 
 
 def wrong_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +215,19 @@ def test_factory_is_module_of_fileless_bundle(
         assert_refused(other, "was exported from a file", "--model")
         alone = run_here([command, path, "--allow-pickle"], capsys)
         assert_refused(alone, "--allow-pickle needs a file", "--model")
+
+
+@pytest.mark.parametrize(
+    ("provider", "remedy"), [("cpu", "install a C++ compiler"), ("cuda", "aftexport_cuda-*.whl")]
+)
+def test_note_says_how_to_get_kernels(
+    provider: Any, remedy: str, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aftplugins, "library", lambda _: None)
+    monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
+    (note,) = check._path_notes(Bundle.open(bundle_folder), check.Request(provider=provider))
+    assert note.startswith("The portable bodies ran: ")
+    assert remedy in note
 
 
 def test_documents_over_maximum_are_refused(

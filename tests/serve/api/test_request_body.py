@@ -42,7 +42,7 @@ def server(
 ) -> Iterator[tuple[str, int]]:
     """Yield the address and the process ID of a server."""
     log = tmp_path_factory.mktemp("bodies") / "log"
-    with serving(bundle_folder, log, "--max-tokens", "6000") as (address, process):
+    with serving(bundle_folder, log, "--max-tokens", "6000", measured=True) as (address, process):
         yield address, process.pid
     assert "Traceback" not in log.read_text("utf-8")
 

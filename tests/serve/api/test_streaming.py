@@ -18,7 +18,7 @@ LINES = "application/x-ndjson"
 @pytest.fixture(scope="module")
 def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("streams") / "log"
-    with serving(bundle_folder, log, "--max-tokens", str(LONGEST)) as (address, _):
+    with serving(bundle_folder, log, "--max-tokens", str(LONGEST), measured=True) as (address, _):
         yield address
     assert "Traceback" not in log.read_text("utf-8")
 

@@ -136,7 +136,7 @@ def running_batch(
         return False
 
     try:
-        eventually(lambda: process.poll() is not None or writes(), "the run writes", seconds=120)
+        eventually(lambda: process.poll() is not None or writes(), "the run writes")
         assert process.poll() is None, (folder / "log").read_text()
         yield process
     finally:

@@ -8,6 +8,7 @@ from email.utils import formatdate
 
 import pytest
 from clients import http
+from clocks import replace_time
 from servers import Stub, listening
 
 from aftserve.client import (
@@ -26,7 +27,7 @@ from aftserve.client import client as client_module
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of the client's pauses in seconds; the client does not sleep."""
     seconds: list[float] = []
-    monkeypatch.setattr(time, "sleep", seconds.append)
+    replace_time(monkeypatch, client_module, sleep=seconds.append)
     return seconds
 
 
@@ -39,18 +40,21 @@ def answering(
 ) -> Iterator[tuple[str, list[float]]]:
     """Yield a server that sends these statuses in turn, and the list of received deadlines."""
     deadlines: list[float] = []
-    left = iter(statuses)
+    left, over = iter(statuses), threading.Event()
 
     class Handler(Stub):
         def post(self, body: bytes) -> None:
             deadlines.append(float(self.headers["Deadline-Seconds"]))
             if (status := next(left, 0)) == 0:
-                time.sleep(3)
+                over.wait(60)
             again = {} if wait is None else {"Retry-After": wait}
             self.answer(status or 200, content, {"Content-Encoding": encoding, **again})
 
     with listening(Handler) as address:
-        yield address, deadlines
+        try:
+            yield address, deadlines
+        finally:
+            over.set()
 
 
 def test_unreachable_server_fails_after_retries(waits: list[float]) -> None:
@@ -213,10 +217,10 @@ def test_invalid_requests_are_not_retried(waits: list[float]) -> None:
 
 def test_deadline_is_sent_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_GRACE", 0.1)
-    with answering(0) as (address, deadlines), Client(address, deadline=0.5) as client:
+    with answering(0) as (address, deadlines), Client(address, deadline=3) as client:
         with pytest.raises(DeadlineError):
             client.infer("a")
-        assert 0 < deadlines[0] <= 0.5
+        assert 0 < deadlines[0] <= 3
     with Client("http://127.0.0.1:1") as client, pytest.raises(DeadlineError):
         client.infer("a", deadline=0)
 
@@ -238,5 +242,5 @@ def test_trickling_response_ends_at_deadline(monkeypatch: pytest.MonkeyPatch) ->
 
     with listening(Handler) as address, Client(address) as client:
         with pytest.raises(DeadlineError):
-            client.infer("a", deadline=0.5)
+            client.infer("a", deadline=3)
         assert left.wait(30)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from clients import http
 from labelled_documents import labelled, write_lines
 from servers import serving
 
@@ -93,7 +94,7 @@ def calibrated(
 
 def answers(calibrated: Calibrated) -> list[dict[str, Any]]:
     """Return the answer of each text, with the fields of the head beside the others."""
-    response = httpx.post(f"{calibrated.address}/infer", json={"texts": TEXTS})
+    response = http.post(f"{calibrated.address}/infer", json={"texts": TEXTS})
     results = response.json()["results"]
     return [one | one["heads"]["logits"] if "heads" in one else one for one in results]
 
@@ -109,7 +110,7 @@ def test_answers_have_calibrated_scores(calibrated: Calibrated) -> None:
 def test_lines_have_calibrated_scores(calibrated: Calibrated) -> None:
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     kind = {"Content-Type": "application/x-ndjson"}
-    response = httpx.post(f"{calibrated.address}/infer", content=lines, headers=kind)
+    response = http.post(f"{calibrated.address}/infer", content=lines, headers=kind)
     for line, answer in zip(response.text.splitlines(), answers(calibrated), strict=True):
         one = json.loads(line)
         one = one.get("heads", {}).get("logits", one)
@@ -120,7 +121,7 @@ def test_lines_have_calibrated_scores(calibrated: Calibrated) -> None:
 def test_tensors_have_calibrated_scores(calibrated: Calibrated) -> None:
     start = "logits." if isinstance(calibrated.head, MultiLabelClassification) else ""
     url = f"{calibrated.address}/v2/models/calibrated"
-    known = {output["name"]: output for output in httpx.get(url).json()["outputs"]}
+    known = {output["name"]: output for output in http.get(url).json()["outputs"]}
     assert known[f"{start}calibrated"]["shape"] == [-1, 3]
     assert known[f"{start}abstain"] == {
         "name": f"{start}abstain",
@@ -128,7 +129,7 @@ def test_tensors_have_calibrated_scores(calibrated: Calibrated) -> None:
         "shape": [-1],
     }
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
-    outputs = httpx.post(f"{url}/infer", json={"inputs": inputs}).json()["outputs"]
+    outputs = http.post(f"{url}/infer", json={"inputs": inputs}).json()["outputs"]
     assert [output["name"] for output in outputs] == list(known)
     values = {output["name"]: output["data"] for output in outputs}
     wanted = [list(answer["calibrated"].values()) for answer in answers(calibrated)]
@@ -136,7 +137,7 @@ def test_tensors_have_calibrated_scores(calibrated: Calibrated) -> None:
     assert values[f"{start}abstain"] == [answer["abstain"] for answer in answers(calibrated)]
     binary = {"name": f"{start}abstain", "parameters": {"binary_data": True}}
     body = {"inputs": inputs, "outputs": [binary]}
-    response = httpx.post(f"{url}/infer", json=body)
+    response = http.post(f"{url}/infer", json=body)
     content = response.content[int(response.headers["Inference-Header-Content-Length"]) :]
     assert struct.unpack(f"{len(TEXTS)}?", content) == tuple(values[f"{start}abstain"])
 
@@ -151,7 +152,7 @@ def test_client_reads_calibrated_scores(calibrated: Calibrated) -> None:
 
 
 def test_info_describes_calibration(calibrated: Calibrated) -> None:
-    info = httpx.get(f"{calibrated.address}/info").json()
+    info = http.get(f"{calibrated.address}/info").json()
     given = info["head_calibrations"]["logits"]
     assert Calibration.model_validate_json(json.dumps(given)) == calibrated.calibration
     assert (given["documents"], given["threshold"]["budget"]) == (97, 0.3)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import several_heads
@@ -181,7 +180,7 @@ def test_info_lists_explainable_outputs(address: str) -> None:
 def test_tensors_are_of_requested_heads(address: str) -> None:
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [2], "data": TEXTS}]
     body = {"inputs": inputs, "outputs": [{"name": "age.values"}, {"name": "tokens_used"}]}
-    response = httpx.post(f"{address}/v2/models/model/infer", json=body, timeout=60)
+    response = http.post(f"{address}/v2/models/model/infer", json=body, timeout=60)
     assert response.status_code == 200, response.text
     outputs = {one["name"]: one["data"] for one in response.json()["outputs"]}
     assert outputs.keys() == {"age.values", "tokens_used"}

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 import several_heads
 import tiny_models
 import torch
+from clients import http
 from servers import serving
 
 import aftexport
@@ -37,7 +37,7 @@ def expected(ids: list[int]) -> dict[str, torch.Tensor]:
 
 
 def test_answer_has_each_head(address: str) -> None:
-    response = httpx.post(f"{address}/infer", json={"input_ids": IDS})
+    response = http.post(f"{address}/infer", json={"input_ids": IDS})
     for ids, result in zip(IDS, response.json()["results"], strict=True):
         heads, logits = result["heads"], expected(ids)
         assert list(heads) == NAMES
@@ -51,10 +51,10 @@ def test_answer_has_each_head(address: str) -> None:
 
 
 def test_parity_covers_each_head(address: str) -> None:
-    golden = httpx.get(f"{address}/parity").json()["golden"]
+    golden = http.get(f"{address}/parity").json()["golden"]
     ours = [case for case in golden if case["subject"] == "model"]
     assert {case["output"] for case in ours} == set(NAMES)
-    response = httpx.post(f"{address}/parity", json={"input_ids": IDS[0]}, timeout=120)
+    response = http.post(f"{address}/parity", json={"input_ids": IDS[0]}, timeout=120)
     assert response.status_code == 200, response.text
     check = response.json()
     assert check["within"]
@@ -67,13 +67,13 @@ def test_parity_covers_each_head(address: str) -> None:
 
 def test_evidence_is_of_first_head(address: str) -> None:
     ids = IDS[2]
-    result = httpx.post(f"{address}/infer?evidence=2", json={"input_ids": [ids]}).json()
+    result = http.post(f"{address}/infer?evidence=2", json={"input_ids": [ids]}).json()
     (answer,) = result["results"]
     logits = expected(ids)["topic"]
     assert answer["evidence"]["logit"] == pytest.approx(float(logits.max()), abs=1e-4)
 
 
 def test_info_lists_heads_in_order(address: str) -> None:
-    info = httpx.get(f"{address}/info").json()
+    info = http.get(f"{address}/info").json()
     assert {name: head["task"] for name, head in info["heads"].items()} == several_heads.TASKS
     assert list(info["heads"]) == NAMES

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from clients import http
 from servers import serving
 
 from aftexport.bundle.bundle import Bundle
@@ -52,7 +53,7 @@ class Served:
         return dict(zip(tiny_models.LABELS, logits.softmax(0).tolist(), strict=True))
 
     def post(self, content: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}/infer", json=content, timeout=60, **options)
+        return http.post(f"{self.address}/infer", json=content, timeout=60, **options)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_inputs_change_the_answer(served: Served) -> None:
 
 
 def test_long_document_runs_in_chunks(served: Served) -> None:
-    whole = httpx.get(f"{served.address}/info").json()["limits"]["whole_tokens"]
+    whole = http.get(f"{served.address}/info").json()["limits"]["whole_tokens"]
     text = "".join(chr(97 + i % 26) for i in range(4097))
     assert whole < len(text)
     answer = served.post({"text": text, "inputs": served.fields(text)}).json()
@@ -106,7 +107,7 @@ def test_long_document_runs_in_chunks(served: Served) -> None:
 def test_lines_carry_inputs(served: Served) -> None:
     content = [{"text": t, "inputs": served.fields(t, s)} for s, t in enumerate(TEXTS)]
     content.append({"text": TEXTS[0]})
-    response = httpx.post(
+    response = http.post(
         f"{served.address}/infer",
         content="\n".join(map(json.dumps, content)),
         headers={"Content-Type": "application/x-ndjson"},
@@ -152,7 +153,7 @@ def test_tensors_carry_inputs(served: Served, binary: bool) -> None:
     head = json.dumps({"inputs": inputs}).encode()
     url = f"{served.address}/v2/models/model/infer"
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    response = httpx.post(url, content=head + content, headers=headers, timeout=60).json()
+    response = http.post(url, content=head + content, headers=headers, timeout=60).json()
     scores = next(output for output in response["outputs"] if output["name"] == "scores")
     rows = np.reshape(scores["data"], scores["shape"])
     for seed, (text, row) in enumerate(zip(TEXTS, rows, strict=True)):
@@ -180,13 +181,13 @@ def test_bad_tensors_are_refused(
     else:
         inputs = [one | changes if one["name"] == name else one for one in inputs]
     url = f"{served.address}/v2/models/model/infer"
-    response = httpx.post(url, json={"inputs": inputs}, timeout=60)
+    response = http.post(url, json={"inputs": inputs}, timeout=60)
     assert response.status_code == 422
     assert said in response.json()["error"]
 
 
 def test_metadata_lists_tensors(served: Served) -> None:
-    found = httpx.get(f"{served.address}/v2/models/model").json()["inputs"]
+    found = http.get(f"{served.address}/v2/models/model").json()["inputs"]
     assert {one["name"]: (one["datatype"], one["shape"]) for one in found} == {
         "text": ("BYTES", [-1]),
         "input_ids": ("INT64", [-1, -1]),
@@ -232,7 +233,7 @@ def test_inputs_must_match_the_form(served: Served) -> None:
 
 def test_plain_text_has_no_place_for_inputs(served: Served) -> None:
     for kind in ("text/plain", "application/octet-stream", "application/x-npy"):
-        response = httpx.post(
+        response = http.post(
             f"{served.address}/infer", content=b"abc", headers={"Content-Type": kind}
         )
         assert response.status_code == 422
@@ -266,15 +267,15 @@ def test_client_sends_inputs(served: Served) -> None:
 
 def test_parity_compares_with_same_inputs(served: Served) -> None:
     content = {"text": TEXTS[0], "inputs": served.fields(TEXTS[0])}
-    check = httpx.post(f"{served.address}/parity", json=content, timeout=120).json()
+    check = http.post(f"{served.address}/parity", json=content, timeout=120).json()
     assert check.get("within"), check
     assert check["error"] < 1e-5
 
 
 def test_info_and_openapi_describe_inputs(served: Served) -> None:
-    info = httpx.get(f"{served.address}/info").json()
+    info = http.get(f"{served.address}/info").json()
     assert info["extra_inputs"] == [one.model_dump() for one in served.manifest.extra_inputs]
-    schemas = httpx.get(f"{served.address}/openapi.json").json()["components"]["schemas"]
+    schemas = http.get(f"{served.address}/openapi.json").json()["components"]["schemas"]
     single = schemas["InferRequest"]["oneOf"][0]
     assert single["required"] == ["text", "inputs"]
     assert single["properties"]["inputs"]["properties"]["region"] == {
@@ -285,11 +286,11 @@ def test_info_and_openapi_describe_inputs(served: Served) -> None:
 def test_model_without_extra_inputs_refuses_them(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log") as (address, _):
         content = {"text": "abc", "inputs": {"static": [1]}}
-        response = httpx.post(f"{address}/infer", json=content, timeout=60)
+        response = http.post(f"{address}/infer", json=content, timeout=60)
         assert response.status_code == 422
         assert "inputs of the model, none, got 'static'" in response.json()["detail"]
         content["inputs"] = {}
-        assert httpx.post(f"{address}/infer", json=content, timeout=60).status_code == 200
+        assert http.post(f"{address}/infer", json=content, timeout=60).status_code == 200
 
 
 def test_head_policy_cuts_token_inputs(extra_bundle: Path) -> None:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tiny_models
 import torch
+from clients import http
 from servers import serving
 
 import aftexport
@@ -82,12 +82,12 @@ def numbers_of(answer: Any) -> dict[str, float]:
 
 
 def test_answers_are_those_of_pytorch(served: Served) -> None:
-    results = httpx.post(f"{served.address}/infer", json={"texts": TEXTS}).json()["results"]
+    results = http.post(f"{served.address}/infer", json={"texts": TEXTS}).json()["results"]
     for text, answer in zip(TEXTS, results, strict=True):
         assert numbers_of(answer) == pytest.approx(served.expected(text), rel=1e-4, abs=1e-5)
         assert ("label" in answer) == (served.task == "binary_classification")
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    streamed = httpx.post(
+    streamed = http.post(
         f"{served.address}/infer",
         content=lines,
         headers={"Content-Type": "application/x-ndjson"},
@@ -97,9 +97,9 @@ def test_answers_are_those_of_pytorch(served: Served) -> None:
 
 
 def test_tensors_are_those_of_json(served: Served) -> None:
-    known = httpx.get(f"{served.address}/v2/models/model").json()["outputs"]
+    known = http.get(f"{served.address}/v2/models/model").json()["outputs"]
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
-    answer = httpx.post(f"{served.address}/v2/models/model/infer", json={"inputs": inputs})
+    answer = http.post(f"{served.address}/v2/models/model/infer", json={"inputs": inputs})
     outputs = {output["name"]: output for output in answer.json()["outputs"]}
     assert list(outputs) == [output["name"] for output in known]
     for output in known:
@@ -125,16 +125,16 @@ def test_client_reads_head(served: Served) -> None:
 
 
 def test_parity_is_of_served_numbers(served: Served) -> None:
-    check = httpx.post(f"{served.address}/parity", json={"text": TEXTS[2]}, timeout=120).json()
+    check = http.post(f"{served.address}/parity", json={"text": TEXTS[2]}, timeout=120).json()
     assert check["within"]
     assert 0 <= check["score_error"] <= check["bound"]
-    golden = httpx.get(f"{served.address}/parity").json()["golden"]
+    golden = http.get(f"{served.address}/parity").json()["golden"]
     ours = [case for case in golden if case["subject"] == "model"]
     assert all(case["score_error"] <= case["bound"] for case in ours)
 
 
 def test_info_describes_head(served: Served) -> None:
-    info = httpx.get(f"{served.address}/info").json()
+    info = http.get(f"{served.address}/info").json()
     head = info["heads"]["logits"]
     assert (head["task"], info["labels"]) == (served.task, served.names)
     if served.task == "regression":
@@ -145,7 +145,7 @@ def test_info_describes_head(served: Served) -> None:
 
 
 def test_evidence_names_its_number(served: Served) -> None:
-    answer = httpx.post(f"{served.address}/infer?evidence=3", json={"text": TEXTS[2]}).json()
+    answer = http.post(f"{served.address}/infer?evidence=3", json={"text": TEXTS[2]}).json()
     evidence = answer["evidence"]
     if served.task == "binary_classification":
         assert evidence.get("name", answer["label"]) == served.names[1]

@@ -41,7 +41,7 @@ def readiness(address: str) -> tuple[int, str]:
 
 
 def test_draining_server_still_answers(bundle_folder: Path, tmp_path: Path) -> None:
-    with serving(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as (address, process):
+    with serving(bundle_folder, tmp_path / "log", "--drain-seconds", "8") as (address, process):
         assert readiness(address) == (200, "ready")
         assert metric(address, "aftserve_ready") == 1
         process.send_signal(signal.SIGTERM)
@@ -186,7 +186,8 @@ def code_of(address: str) -> int:
 def test_dead_engine_thread_ends_server(bundle_folder: Path, tmp_path: Path) -> None:
     """Waiting requests get status 503, and the process exits with 1."""
     log = tmp_path / "log"
-    with serving(bundle_folder, log, program=MORTAL) as (address, process):
+    # Otherwise the thread may end in a measurement, and the process before the next request.
+    with serving(bundle_folder, log, program=MORTAL, measured=True) as (address, process):
         assert post(address, [5]).status_code == 200
         process.send_signal(signal.SIGUSR1)
         assert post(address, [5]).status_code == 503

@@ -18,7 +18,7 @@ from aftserve.model.classifier import Classifier
 classify = Classifier.classify
 
 def sleeping(self, documents, *arguments):
-    print("classified", [len(one) for one in documents], file=sys.stderr, flush=True)
+    print("classified", [len(one) for one in documents], flush=True)
     time.sleep(0.6)
     return classify(self, documents, *arguments)
 
@@ -40,6 +40,8 @@ def address(bundle_folder: Path, log: Path) -> Iterator[str]:
 
 
 def test_slow_machine_is_ready_after_one_run(address: str, log: Path) -> None:
+    # Other threads write this stream and the address of the server.
+    eventually(lambda: "done Comparing" in log.read_text("utf-8"), "the comparison is noted")
     before, _ = log.read_text("utf-8").split("done Comparing")
     assert before.count("classified") == 1
     assert "classified [1]" in before

@@ -39,7 +39,7 @@ def test_server_error_closes_the_connection() -> None:
     async def fault() -> None:
         raise RuntimeError
 
-    with running(app) as server, httpx.Client(base_url=address_of(server)) as client:
+    with running(app) as server, httpx.Client(base_url=address_of(server), timeout=60) as client:
         for _ in range(3):
             answer = client.get("/fault")
             assert answer.status_code == 500

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
+from clocks import replace_time
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def watched(machine: Machine, patch: pytest.MonkeyPatch) -> Machine:
     """Let the measurement read the machine's clock."""
-    patch.setattr(cost_measurement.time, "perf_counter", lambda: machine.clock)
+    replace_time(patch, cost_measurement, perf_counter=lambda: machine.clock)
     return machine
 
 

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,9 +57,16 @@ def test_reload_under_load_loses_nothing(
 
     options = ("--threads", "1")
     with serving(served_folder, tmp_path / "log", *options) as (address, process):
-        with ThreadPoolExecutor(6) as pool:
+        with ThreadPoolExecutor(6) as pool, ExitStack() as stack:
+            stack.callback(stopping.set)  # also after a failure
             clients = [pool.submit(client, seed) for seed in range(6)]
+
+            def is_answered_by(bundle: str, since: int) -> bool:
+                return bundle in seen[since:] or any(running.done() for running in clients)
+
+            eventually(lambda: is_answered_by(first, 0), "the first bundle answers")
             for count, bundle in enumerate((other_bundle, bundle_folder, other_bundle), 1):
+                before = len(seen)
                 deploy(bundle, served_folder)
                 process.send_signal(signal.SIGHUP)
                 eventually(
@@ -66,6 +74,10 @@ def test_reload_under_load_loses_nothing(
                     "the reload has ended",
                 )
                 assert served_digest(address) == digest(bundle)
+                eventually(
+                    lambda: is_answered_by(digest(bundle), before),  # noqa: B023
+                    "the bundle answers",
+                )
             stopping.set()
             assert all(answered.result() > 0 for answered in clients)
         assert metric(address, "aftserve_bundle_info", bundle=second) == 1

@@ -25,6 +25,17 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return file, admin, other
 
 
+def _slow(seconds: float) -> tuple[str, str]:
+    """Return arguments of Python for a server whose reloads take longer."""
+    return (
+        "-c",
+        "import sys, time; from aftserve.model import reload\n"
+        "load = reload.load_model\n"
+        f"reload.load_model = lambda *given: (time.sleep({seconds}), load(*given))[1]\n"
+        "from aftserve.cli import main; sys.exit(main())",
+    )
+
+
 def request_reload(address: str, key: str | None) -> httpx.Response:
     headers = {"X-API-Key": key} if key is not None else {}
     return http.post(f"{address}/reload", headers=headers, timeout=60)
@@ -62,8 +73,9 @@ def test_waiting_requests_share_one_reload(
 ) -> None:
     """Requests during a reload wait for one more, which all of them share."""
     file, admin, _ = keys
+    options = ("--api-keys", str(file))
     with (
-        serving(served_folder, tmp_path / "log", "--api-keys", str(file)) as (address, _),
+        serving(served_folder, tmp_path / "log", *options, program=_slow(5)) as (address, _),
         ThreadPoolExecutor(6) as pool,
     ):
         deploy(other_bundle, served_folder)
@@ -79,16 +91,12 @@ def test_stop_during_reload_ends_server(
     served_folder: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     file, admin, _ = keys
-    slow = (
-        "-c",
-        "import sys, time; from aftserve.model import reload\n"
-        "load = reload.load_model\n"
-        "reload.load_model = lambda *given: (time.sleep(1000), load(*given))[1]\n"
-        "from aftserve.cli import main; sys.exit(main())",
-    )
     options = ("--api-keys", str(file), "--drain-seconds", "1")
     with (
-        serving(served_folder, tmp_path / "log", *options, program=slow) as (address, process),
+        serving(served_folder, tmp_path / "log", *options, program=_slow(1000)) as (
+            address,
+            process,
+        ),
         ThreadPoolExecutor(2) as pool,
     ):
         deploy(other_bundle, served_folder)

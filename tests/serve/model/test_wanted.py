@@ -98,10 +98,10 @@ def test_repeated_names_of_many_labels_take_no_time(bundle_folder: Path) -> None
     options = AnswerOptions(spans=1, explain=[labels[-1]] * 256)
     (first,) = options.wanted(manifest).explained
     assert first.index == 9_999
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(20):
         options.wanted(manifest)
-    assert (time.perf_counter() - begin) / 20 < 0.01  # scans of the labels take 0.2 s
+    assert (time.thread_time() - begin) / 20 < 0.01  # scans of the labels take 0.2 s
     replaced = manifest.model_copy(update={"heads": {"flags": HEADS[head.task].of_width(2, None)}})
     with pytest.raises(InputError, match="got 'label 9999'"):
         options.wanted(replaced)

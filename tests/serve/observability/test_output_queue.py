@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import environment
+from ports import free_port
 
 UNBLOCKED = "from aftserve.observability.output_queue import *\nunblock_output()\n"
 _STALLING = """
@@ -48,12 +48,6 @@ def left_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
-
-
 def answers(address: str, path: str = "/healthz") -> bool:
     try:
         return http.get(address + path).status_code in (200, 404)
@@ -75,9 +69,7 @@ def test_full_output_does_not_stop_server(
     )  # fmt: skip
     try:
         address = f"http://127.0.0.1:{port}"
-        eventually(
-            lambda: process.poll() is not None or answers(address), "the server starts", seconds=60
-        )
+        eventually(lambda: process.poll() is not None or answers(address), "the server starts")
         for _ in range(30):
             assert answers(address, "/" + "a" * 10_000)
         assert metric(address, "aftserve_log_lines_dropped_total") > 0

@@ -60,7 +60,6 @@ def test_shadow_compares_rows_of_tokens(tmp_path: Path, monkeypatch: pytest.Monk
         eventually(
             lambda: metric(address, "aftserve_parity_checks_total", **within) == len(ids),
             "every document is compared",
-            seconds=120,
         )
         for kind in ("reference", "batch"):
             outside = {"kind": kind, "verdict": "outside"}

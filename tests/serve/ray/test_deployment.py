@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from biased_model import always
 from clients import eventually, http
 from commands import Outcome, assert_refused, environment, run_python, without
 from load.documents import Document, bare_engine, make_documents
+from ports import free_port
 from ray_cluster import kill, processes
 
 from aftexport.system.installation import install_command
@@ -46,16 +46,9 @@ print(json.dumps(details["applications"]["aftserve"]["deployments"]["aftserve"][
 """
 
 
-def free_place() -> str:
-    """Return a host and a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def place() -> str:
-    return free_place()
+    return f"127.0.0.1:{free_port()}"
 
 
 def replicas(ray: dict[str, str]) -> list[int]:
@@ -149,7 +142,7 @@ def test_killed_replica_loses_no_document(
         return document.is_answered_by(dict(scores))
 
     def kill_one() -> None:
-        third_answered.wait()
+        assert third_answered.wait(300)
         kill(before[0])
 
     with Client(address) as client, ThreadPoolExecutor(8) as pool:
@@ -168,9 +161,8 @@ def test_redeployment_with_short_queue_sends_429(
     config = f"port = {place.split(':')[1]}\nthreads = 1\nmax_queue_seconds = 0\n"
     outcome = deploy(ray, bundle_folder, tmp_path, config)
     assert outcome.code == 0, outcome.err
-    after = replicas(ray)
-    assert len(after) == 1
-    assert not set(before) & set(after)
+    eventually(lambda: not set(before) & set(replicas(ray)), "the earlier replicas end")
+    assert len(replicas(ray)) == 1
     long = "long " * 100_000
 
     def ask(_: int) -> httpx.Response:
@@ -242,7 +234,7 @@ def test_missing_ray_names_the_extra(bundle_folder: Path, tmp_path: Path) -> Non
 
 
 def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> None:
-    place, log, mark = free_place(), tmp_path / "log", f"AFT_TEST={uuid.uuid4().hex}"
+    place, log, mark = f"127.0.0.1:{free_port()}", tmp_path / "log", f"AFT_TEST={uuid.uuid4().hex}"
     (tmp_path / "ray.toml").write_text(f"port = {place.split(':')[1]}\nthreads = 1\n")
     words = ["-m", "aftserve", "deploy", str(bundle_folder), "--engine", "ray"]
     # In tmp_path, the paths of Ray's sockets would be too long.
@@ -256,7 +248,6 @@ def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> No
             eventually(
                 lambda: "running on" in log.read_text("utf-8") or process.poll() is not None,
                 "the deployment runs",
-                seconds=120,
             )
             assert processes(mark, REPLICA) != []
             answer = http.post(f"http://{place}/infer", json={"text": "a"}, timeout=30)

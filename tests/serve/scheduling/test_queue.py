@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clocks import replace_time
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -304,7 +305,7 @@ def test_short_gaps_complete_measurements(
 ) -> None:
     """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
     queue, turns, stops = JobQueue(), Turns(seconds=0.4), 0
-    monkeypatch.setattr(cost_measurement.time, "perf_counter", lambda: turns.now)
+    replace_time(monkeypatch, cost_measurement, perf_counter=lambda: turns.now)
     queue.measure(turns)
     while not turns.measurement.is_done:
         assert turns.now < 1000

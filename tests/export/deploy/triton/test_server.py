@@ -1,7 +1,6 @@
 """Documents of many lengths at once against Triton itself, where it is installed."""
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from ports import free_port
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
@@ -30,9 +30,7 @@ def client(
     write_repository(
         Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = [f"--model-repository={out}", f"--http-port={port}", "--http-address=127.0.0.1",
              "--allow-grpc=false", "--allow-metrics=false"]  # fmt: skip
     log = out.parent / "triton.log"

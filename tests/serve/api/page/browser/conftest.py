@@ -5,11 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 from page_driver import DESK
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
+
+_MILLISECONDS = 60_000
+"""Time for an action or an expectation: other tests share the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +20,7 @@ def browser() -> Iterator[Browser]:
     """Yield a running Chromium, or skip the tests where none is installed."""
     if not CHROMIUM:
         pytest.skip("no Chromium is installed")
+    expect.set_options(timeout=_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         yield browser
@@ -36,7 +40,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
     page.on("request", lambda request: urls.append(request.url))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("console", lambda message: messages.append(message.text))
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(_MILLISECONDS)
     yield page
     origin = page.evaluate("origin")
     assert urls

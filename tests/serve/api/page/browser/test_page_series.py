@@ -196,7 +196,7 @@ def test_million_steps_are_drawn_soon(address: str, page: Page, tmp_path: Path) 
     expect(page.locator("#series-hint")).to_contain_text("calm, peak")
     page.set_input_files("#file", tmp_path / "a.npy")
     read = "Read a.npy: 1,000,000 steps."
-    expect(page.locator("#status")).to_have_text(read, timeout=10_000)
+    expect(page.locator("#status")).to_have_text(read)
     expect(page.locator("#plots figcaption")).to_contain_text(["0 to 0", "0 to 9"])
     drawn = page.evaluate("""() => [...document.querySelectorAll("#plots canvas")].map(canvas => {
         const { data } = canvas.getContext("2d").getImageData(0, 5, canvas.width, 1);

@@ -1,0 +1,280 @@
+"""The files of a sentence-transformers folder that describe its modules."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from aftexport.checkpoint.sentence_stages import ACTIVATIONS, POOLINGS
+from aftexport.errors import CheckpointError
+
+MODULES = "modules.json"
+"""The file by which a folder is one of sentence-transformers."""
+_SETTINGS = "config_sentence_transformers.json"
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The file of the transformer's settings; its name varies with the age of the folder."""
+_MAX_BYTES = 1 << 20
+_MAX_MODULES = 16
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_TYPE = re.compile(r"sentence_transformers\.(?:\w+\.)*(\w+)")
+_VECTOR = "sentence_embedding"
+_POOLING_FLAGS = dict(
+    zip(
+        (
+            "pooling_mode_cls_token",
+            "pooling_mode_max_tokens",
+            "pooling_mode_mean_tokens",
+            "pooling_mode_mean_sqrt_len_tokens",
+            "pooling_mode_weightedmean_tokens",
+            "pooling_mode_lasttoken",
+        ),
+        POOLINGS,
+        strict=True,
+    )
+)
+_WIDTHS = ("embedding_dimension", "word_embedding_dimension")
+_TRANSFORMER_SETTINGS: dict[str, tuple[object, ...]] = {
+    "do_lower_case": (False, None),
+    "transformer_task": ("feature-extraction",),
+    "modality_config": (
+        {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    ),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({}, None),
+    "unpad_inputs": (False, True, None),
+    "query_length": (None,),
+    "document_length": (None,),
+    "query_expansion": (None,),
+}
+"""The values of settings with which the vectors are those of the model's last layer."""
+_REMEDY = (
+    "Give a folder whose modules are a Transformer, a Pooling, and any of Dense and Normalize; or "
+    "wrap the model in a module and export it with --factory package.module:factory."
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of a folder.
+
+    Attributes:
+        kind: Transformer, Pooling, Dense or Normalize.
+        folder: the folder of its files.
+    """
+
+    kind: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """The settings of a Dense module: a linear map and an activation."""
+
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+def read_modules(folder: Path) -> tuple[Module, ...]:
+    """Return the modules of a folder: a Transformer, a Pooling, and those after it.
+
+    Raises:
+        CheckpointError: if there are others, or their vectors would depend on more than the text.
+    """
+    path = folder / MODULES
+    listed = _read_json(path)
+    if not isinstance(listed, list) or not 2 <= len(listed) <= _MAX_MODULES:
+        raise _unexpected(path, f"a list of 2 to {_MAX_MODULES} modules", listed)
+    modules = tuple(_module(path, folder, one) for one in listed)
+    kinds = [one.kind for one in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Dense", "Normalize"}:
+        raise _unexpected(
+            path, "a Transformer, a Pooling, and then Dense or Normalize", ", ".join(kinds)
+        )
+    _check_settings(folder)
+    return modules
+
+
+def read_max_tokens(folder: Path) -> int | None:
+    """Return the maximum tokens in the settings of a transformer; None for none.
+
+    Raises:
+        CheckpointError: if a setting would change texts or vectors.
+    """
+    name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
+    limits = []
+    if name is not None:
+        path = folder / name
+        settings = _object(path)
+        limits.append(_limit(path, settings, "max_seq_length"))
+        _check_known(path, settings, {"max_seq_length": (), **_TRANSFORMER_SETTINGS})
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        declared = _object(path).get("model_max_length")
+        # Without a limit, the library writes a huge number.
+        limits.append(declared if isinstance(declared, int) and 0 < declared < 1 << 32 else None)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def read_pooling(folder: Path, width: int) -> tuple[str, ...]:
+    """Return the kinds of pooling.
+
+    Args:
+        folder: the folder of the module.
+        width: the width of the tokens' vectors.
+
+    Raises:
+        CheckpointError: if a kind is unknown, or the width is another one.
+    """
+    path = folder / "config.json"
+    config = _object(path)
+    known = {"pooling_mode", "include_prompt", *_WIDTHS, *_POOLING_FLAGS}
+    _check_known(path, config, {**dict.fromkeys(known, ()), "include_prompt": (True, False)})
+    declared = next((config[name] for name in _WIDTHS if name in config), None)
+    if type(declared) is not int or declared != width:
+        raise _unexpected(path, f"the width {width} of the model's vectors", declared)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        flagged = {mode: config.get(flag, False) for flag, mode in _POOLING_FLAGS.items()}
+        if wrong := [flag for flag in flagged.values() if not isinstance(flag, bool)]:
+            raise _unexpected(path, "true or false for each kind of pooling", wrong[0])
+        modes = [mode for mode, is_set in flagged.items() if is_set] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if (
+        not isinstance(modes, list)
+        or not 1 <= len(modes) <= len(POOLINGS)
+        or any(mode not in POOLINGS for mode in modes)
+    ):
+        raise _unexpected(path, f"one or several of {', '.join(POOLINGS)} as pooling_mode", modes)
+    return tuple(modes)
+
+
+def read_dense(folder: Path, width: int) -> DenseConfig:
+    """Return the settings of a Dense module.
+
+    Args:
+        folder: the folder of the module.
+        width: the width of the vectors before it.
+
+    Raises:
+        CheckpointError: if a setting is unknown, or the width is another one.
+    """
+    path = folder / "config.json"
+    config = _object(path)
+    own = {"in_features": (width,), "out_features": (), "activation_function": ()}
+    flags: dict[str, tuple[object, ...]] = {"bias": (True, False), "use_residual": (False,)}
+    _check_known(path, config, {**own, **flags, **_of_vector()})
+    out = config.get("out_features")
+    if type(out) is not int or out < 1 or config.get("in_features") != width:
+        sizes = f"in_features {str(config.get('in_features'))[:80]}, out_features {str(out)[:80]}"
+        raise _unexpected(path, f"in_features {width} and out_features of at least 1", sizes)
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    name = str(activation).rpartition(".")[2]
+    if not str(activation).startswith("torch.nn.") or name not in ACTIVATIONS:
+        expected = f"an activation of torch.nn among {', '.join(ACTIVATIONS)}"
+        raise _unexpected(path, expected, activation)
+    return DenseConfig(width, out, bool(config.get("bias", True)), name)
+
+
+def check_normalize(folder: Path) -> None:
+    """Check that a Normalize module takes the vector of the document.
+
+    Raises:
+        CheckpointError: if it takes another one.
+    """
+    path = folder / "config.json"
+    if path.is_file():  # earlier versions of the library write none
+        _check_known(path, _object(path), _of_vector())
+
+
+def _of_vector() -> dict[str, tuple[object, ...]]:
+    return {"module_input_name": (_VECTOR,), "module_output_name": (_VECTOR, None)}
+
+
+def _module(path: Path, folder: Path, entry: object) -> Module:
+    if not isinstance(entry, Mapping):
+        raise _unexpected(path, "an object for each module", entry)
+    kind, place = str(entry.get("type")), entry.get("path", "")
+    found = _TYPE.fullmatch(kind)
+    if found is None or found[1] not in _KINDS:
+        raise _unexpected(path, f"sentence-transformers modules {', '.join(_KINDS)}", kind)
+    pure = PurePosixPath(place) if isinstance(place, str) else None
+    if pure is None or len(pure.parts) > 1 or pure.is_absolute() or ".." in pure.parts:
+        raise _unexpected(path, "the name of a folder beside it as path", place)
+    return Module(found[1], folder / pure)
+
+
+def _check_settings(folder: Path) -> None:
+    """Refuse a folder that puts words before each text, or whose models give other answers."""
+    path = folder / _SETTINGS
+    if not path.is_file():
+        return
+    settings = _object(path)
+    kind = settings.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer":
+        raise _unexpected(path, "model_type SentenceTransformer", kind)
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
+    if name is not None and isinstance(prompts, Mapping) and prompts.get(str(name)) != "":
+        raise _unexpected(
+            path,
+            "no default_prompt_name, as a bundle takes texts as they are",
+            name,
+            "Set it to null, and put the prompt before each text that you send.",
+        )
+
+
+def _limit(path: Path, settings: Mapping[str, Any], name: str) -> int | None:
+    value = settings.get(name)
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise _unexpected(path, f"{name} of at least 1", value)
+
+
+def _check_known(
+    path: Path, config: Mapping[str, Any], known: Mapping[str, Sequence[object]]
+) -> None:
+    """Refuse settings that are unknown, or have values other than the known ones.
+
+    Args:
+        path: the file, for messages.
+        config: its content.
+        known: the values by the name of a setting; none for those that are checked elsewhere.
+    """
+    for name, value in config.items():
+        if name not in known:
+            raise _unexpected(path, f"the settings {', '.join(known)}", name)
+        if known[name] and value not in known[name]:
+            allowed = " or ".join(map(json.dumps, known[name]))
+            raise _unexpected(path, f"{name} {allowed}", value)
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    content = _read_json(path)
+    if not isinstance(content, dict):
+        raise _unexpected(path, "a JSON object", content)
+    return content
+
+
+def _read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise CheckpointError(path, f"no such file, which {MODULES} needs", "Copy it again.")
+    if path.stat().st_size > _MAX_BYTES:
+        raise CheckpointError(
+            path,
+            f"expected at most {_MAX_BYTES} bytes, got {path.stat().st_size}",
+            "Give the folder as the library saved it.",
+        )
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
+
+
+def _unexpected(path: Path, expected: str, given: object, remedy: str = _REMEDY) -> CheckpointError:
+    return CheckpointError(path, f"expected {expected}, got {str(given)[:80]}", remedy)

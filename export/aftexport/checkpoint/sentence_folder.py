@@ -1,0 +1,115 @@
+"""A folder of sentence-transformers: a model of transformers, pooled to a vector of a document."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from aftexport.checkpoint.checkpoint import Checkpoint
+from aftexport.checkpoint.sentence_config import (
+    DenseConfig,
+    Module,
+    check_normalize,
+    read_dense,
+    read_max_tokens,
+    read_modules,
+    read_pooling,
+)
+from aftexport.checkpoint.sentence_stages import (
+    ACTIVATIONS,
+    Normalization,
+    Pooling,
+    SentenceModel,
+)
+from aftexport.checkpoint.transformers_class import read_config
+from aftexport.checkpoint.transformers_folder import read_model
+from aftexport.checkpoint.transformers_module import VECTORS, TransformersModel
+from aftexport.checkpoint.weight_files import WEIGHTS, find_weight_files
+from aftexport.checkpoint.weights import refuse_unusable
+from aftexport.errors import CheckpointError
+
+KIND = "sentence-transformers folder"
+
+
+def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Checkpoint:
+    """Return the model of a folder, in float32, with its tokenizer.
+
+    The library sentence-transformers is not needed.
+
+    Args:
+        folder: the folder.
+        trust_remote_code: whether the class of the transformers model may come from code in the
+            folder, which then runs.
+
+    Raises:
+        CheckpointError: if transformers is missing, or a file cannot be used.
+        SafetensorError: if a weight file is not complete.
+    """
+    transformer, pooling, *others = read_modules(folder)
+    limit = read_max_tokens(transformer.folder)
+    found = read_model(
+        transformer.folder,
+        read_config(transformer.folder),
+        trust_remote_code=trust_remote_code,
+        for_vectors=True,
+    )
+    tokens = TransformersModel(found.model, VECTORS)
+    width = _width(tokens)
+    modes = read_pooling(pooling.folder, width)
+    stages = _stages(others, width * len(modes))
+    limits = [one for one in (tokens.max_length, limit) if one is not None]
+    module = SentenceModel(tokens, Pooling(modes), stages, min(limits, default=None))
+    refuse_unusable(folder, module)
+    return Checkpoint(
+        folder,
+        f"{KIND} of {type(found.model).__name__}",
+        module.eval(),
+        tokenizer=found.tokenizer,
+        task="feature_extraction",
+    )
+
+
+def _width(tokens: TransformersModel) -> int:
+    with torch.inference_mode():
+        return int(tokens(torch.zeros((1, 2), dtype=torch.int64)).shape[-1])
+
+
+def _stages(modules: Sequence[Module], width: int) -> list[nn.Module]:
+    """Return the modules after the pooling, whose vectors have a width."""
+    stages: list[nn.Module] = []
+    for module in modules:
+        if module.kind == "Normalize":
+            check_normalize(module.folder)
+            stages.append(Normalization())
+            continue
+        config = read_dense(module.folder, width)
+        stages += [_linear(module.folder, config), ACTIVATIONS[config.activation]()]
+        width = config.out_features
+    return stages
+
+
+def _linear(folder: Path, config: DenseConfig) -> nn.Linear:
+    """Return the linear map of a Dense module, after a check of the shapes in its file."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "linear.weight": (config.out_features, config.in_features)
+    }
+    if config.bias:
+        shapes["linear.bias"] = (config.out_features,)
+    if (found := find_weight_files(folder).shapes) != shapes:
+        raise CheckpointError(
+            folder,
+            f"expected the weights {_shown(shapes)}, got {_shown(found)}",
+            "Give the configuration and the weights of one training.",
+        )
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        state = {name.removeprefix("linear."): file.get_tensor(name).float() for name in shapes}
+    with torch.device("meta"):
+        linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
+    linear.load_state_dict(state, assign=True)
+    return linear
+
+
+def _shown(shapes: object) -> str:
+    return str(shapes)[:200]
