@@ -4,7 +4,7 @@ import ctypes
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from aftplugins import library
 
@@ -59,7 +59,7 @@ def choose(precision: str, width: int | None) -> MethodChoice | None:
     return MethodChoice(precision=precision, **_describe(path, precision, width))
 
 
-def _describe(path: Path, precision: str, width: int | None) -> dict[str, object]:
+def _describe(path: Path, precision: str, width: int | None) -> dict[str, Any]:
     describe = ctypes.CDLL(str(path)).aftexport_describe_choice
     describe.restype = ctypes.c_int64
     describe.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
@@ -67,5 +67,5 @@ def _describe(path: Path, precision: str, width: int | None) -> dict[str, object
     length = describe(precision.encode(), width or 0, text, _MAX_BYTES)
     if length < 0:
         raise ValueError(text.value.decode())
-    fields: dict[str, object] = json.loads(text.value)
-    return {**fields, "methods": tuple(fields["methods"])}  # type: ignore[arg-type]
+    fields: dict[str, Any] = json.loads(text.value)
+    return {**fields, "methods": tuple(fields["methods"])}

@@ -46,7 +46,7 @@ def method_table(choices: Sequence[MethodChoice]) -> Table:
     """Return a table of the choices and the measured rates."""
     table = plain_table("precision", "products", "method", "chosen by", "G multiply-adds/s")
     for choice in choices:
-        rates = ", ".join(f"{method} {rate:.1f}" for method, rate in choice.rates.items())
+        rates = "\n".join(f"{method} {rate:.1f}" for method, rate in choice.rates.items())
         table.add_row(
             choice.precision, choice.products, _methods(choice), _reason(choice), rates or "-"
         )
