@@ -25,6 +25,8 @@ SHOW = (
     f"print(choose(sys.argv[1] if sys.argv[1:] else 'int8', {WIDTH}))"
 )
 REDUCED = ("bf16", "int8")
+METHODS = ("fp32", "int16", "bf16", "amx_bf16", "int8", "amx_int8")
+"""By error, the smallest first."""
 
 
 def usable() -> tuple[str, ...]:
@@ -34,7 +36,7 @@ def usable() -> tuple[str, ...]:
     return choice.methods
 
 
-@pytest.fixture(params=["fp32", "int16", "bf16", "int8"])
+@pytest.fixture(params=METHODS)
 def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv(METHOD_VARIABLE, raising=False)
     if request.param not in usable():
@@ -97,7 +99,7 @@ def test_forced_method_keeps_aft_full_bound(
 
 
 def test_forced_method_applies_within_its_bound(forced: str) -> None:
-    allowed = {"bf16": {"fp32", "int16", "bf16"}, "int8": {"fp32", "int16", "bf16", "int8"}}
+    allowed = {"bf16": set(METHODS[: METHODS.index("int8")]), "int8": set(METHODS)}
     for precision, methods in allowed.items():
         for width in (WIDTH, None):
             choice = choose(precision, width)
@@ -126,7 +128,6 @@ def test_full_precision_has_one_method() -> None:
 
 def test_choice_follows_rule(cache: Path) -> None:
     """The fastest within the bound; within a tenth of it the one with the smallest error."""
-    order = ("fp32", "int16", "bf16", "int8")
     for precision in REDUCED:
         for width in (16, 90, 300, None):
             choice = choose(precision, width)
@@ -135,7 +136,7 @@ def test_choice_follows_rule(cache: Path) -> None:
             near = [m for m in choice.methods if choice.rates[m] * 1.1 >= fastest * 0.999]
             assert choice.methods[0] in near
             surely = [m for m in choice.methods if choice.rates[m] * 1.1 >= fastest * 1.001]
-            assert order.index(choice.methods[0]) <= min(map(order.index, surely))
+            assert METHODS.index(choice.methods[0]) <= min(map(METHODS.index, surely))
 
 
 def test_later_process_reads_cached_rates(cache: Path) -> None:

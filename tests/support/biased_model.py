@@ -73,7 +73,7 @@ def use_coarsest_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the kernels round as int8 may, where a more exact method is the fastest."""
     choice = choose("int8", None)
     if choice is not None:
-        errors = ("fp32", "int16", "bf16", "int8")
+        errors = ("fp32", "int16", "bf16", "amx_bf16", "int8", "amx_int8")
         monkeypatch.setenv(METHOD_VARIABLE, max(choice.methods, key=errors.index))
 
 
