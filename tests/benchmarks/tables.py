@@ -17,6 +17,8 @@ from benchmarks.workloads import SOFTMAX
 Record = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/benchmarks.md")
+LARGE_ERROR = 0.1
+"""The error of a peer, relative to the largest logit, above which a ratio names it."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -199,6 +201,8 @@ def _ratio_cell(record: Record, group: Mapping[str, Row], precision: str) -> str
     if ours is None or best is None:
         return "not measured"
     title = record["contenders"][best["contender"]]["title"]
+    if best["error_float32"] > LARGE_ERROR:
+        title += f", error {best['error_float32']:.1f}"
     return f"{label(best['seconds'] / ours['seconds'])} ({title})"
 
 

@@ -59,6 +59,12 @@ def test_ratio_names_best_peer() -> None:
     assert lines[-1] == "| AFT-simple | 3.0 (Slow) | not measured | 0.4 (Fast int8) |"
 
 
+def test_ratio_names_large_error_of_peer() -> None:
+    rows = [each | {"error_float32": 0.34} for each in RECORD["rows"]]
+    lines = list(tables.ratio_lines(RECORD | {"rows": rows}, {"aft_simple": 64}))
+    assert lines[-1].endswith("| 0.4 (Fast int8, error 0.3) |")
+
+
 def test_refusal_stays_in_tables() -> None:
     lines = list(tables.time_lines(RECORD, {"aft_simple": 64, "softmax": 64}))
     assert "| Refusing | cannot read |  |  |" in lines
