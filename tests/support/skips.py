@@ -40,7 +40,6 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no tritonserver": lambda: shutil.which("tritonserver") is None,
     "no ONNX Runtime headers": lambda: "ONNXRUNTIME_INCLUDE" not in os.environ,
     "no TensorRT headers": lambda: "TENSORRT_ROOT" not in os.environ,
-    "no AMX": lambda: _lacks("amx_int8"),
     "no AVX512_BF16": lambda: _lacks("avx512_bf16"),
     "no AVX512_VNNI": lambda: _lacks("avx512_vnni"),
     "no IPv6": lambda: not socket.has_dualstack_ipv6(),
