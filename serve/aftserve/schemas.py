@@ -304,6 +304,27 @@ class Reload(BaseModel):
     )
 
 
+class ProductMethod(BaseModel):
+    """The method that computes products of a precision, as chosen on this machine."""
+
+    precision: str = Field(description="Requested precision, a bound on the error.")
+    products: str = Field(description="`aft_full`, or `encoder_` and the width.")
+    methods: list[str] = Field(
+        description="Methods in order of preference. AFT-full takes the first that its position "
+        "biases allow, other operators always take the first."
+    )
+    chosen_by: str = Field(
+        description="`measurement`; `variable` for AFTEXPORT_METHOD; `precision` if the machine "
+        "has only one method within the bound."
+    )
+    rates: dict[str, float] = Field(
+        description="Measured billions of multiply-adds a second on one thread, by method."
+    )
+    kept: bool = Field(description="Whether the rates are in the cache that processes share.")
+    instruction_set: str
+    processor: str
+
+
 class Info(BaseModel):
     """The server, its model and its limits."""
 
@@ -337,6 +358,10 @@ class Info(BaseModel):
         description="Number of nodes by precision, if each has its own (`--precision auto`)."
     )
     operators: dict[str, int]
+    methods: list[ProductMethod] = Field(
+        description="Methods of the CPU kernels for products in reduced precision; empty if there "
+        "are none."
+    )
     tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
     evidence: bool = Field(description="Whether the model returns the contribution of each token.")
     explainable: list[str] = Field(

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from aftexport.parity import TOLERANCES
+from aftplugins.methods import METHOD_VARIABLE
 
 from .checks import check
-from .runner import random_inputs, run, run_with_constant
+from .runner import random_inputs, run, run_with_constant, session
 
 AFT_FULL = ["AftFull", "CausalAftFull"]
 BFLOAT16_BOUND = 1e-2
@@ -136,12 +137,15 @@ def test_unsafe_int8_falls_back_to_bfloat16(op: str) -> None:
     "avx512_vnni" not in Path("/proc/cpuinfo").read_text() or "AFTEXPORT_ISA" in os.environ,
     reason="no AVX512_VNNI here, or AFTEXPORT_ISA may forbid it",
 )
-def test_int8_runs_on_supporting_processors() -> None:
+def test_int8_runs_on_supporting_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METHOD_VARIABLE, "int8")
+    session.cache_clear()
     inputs = random_inputs("AftFull", 1, 90, 24)
     inputs[3] = biases_within(1.0, 90)
     rounded = run("AftFull", inputs, precision="int8")
     for wider in ("fp32", "bf16"):
         assert (rounded != run("AftFull", inputs, precision=wider)).any()
+    session.cache_clear()
 
 
 @pytest.mark.skipif(

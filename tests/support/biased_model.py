@@ -4,7 +4,10 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
+import pytest
 from bundles import resealed
+
+from aftplugins.methods import METHOD_VARIABLE, choose
 
 ODD = 253
 """First token of a document whose logits are off, whoever computes them."""
@@ -64,6 +67,14 @@ def coarse_kernels(folder: Path) -> Path:
                 attribute.s = b"int8"
     onnx.save(model, folder / "model.onnx")
     return resealed(folder)
+
+
+def use_coarsest_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the kernels round as int8 may, where a more exact method is the fastest."""
+    choice = choose("int8", None)
+    if choice is not None:
+        errors = ("fp32", "int16", "bf16", "amx_bf16", "int8", "amx_int8")
+        monkeypatch.setenv(METHOD_VARIABLE, max(choice.methods, key=errors.index))
 
 
 def _add(folder: Path, text: str) -> Path:

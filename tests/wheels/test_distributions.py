@@ -25,7 +25,7 @@ from wheels.distributions import (
 
 VERSION = aftexport.__version__
 ENTRIES = {
-    "libaftplugins_onnxruntime.so": {"RegisterCustomOps"},
+    "libaftplugins_onnxruntime.so": {"RegisterCustomOps", "aftexport_describe_choice"},
     "libaftplugins_onnxruntime_cuda.so": {"RegisterCustomOps"},
     "libaftplugins_tensorrt.so": {"getCreators", "setLoggerFinder"},
 }

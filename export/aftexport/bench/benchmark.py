@@ -15,9 +15,11 @@ from aftexport.contract import MAX_TOKENS
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.engines.product_methods import product_methods
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
 from aftexport.verify.documents import as_inputs, random_document
+from aftplugins.methods import MethodChoice
 
 OTHERS = ("portable", "torch")
 LENGTHS = (1_024, 4_096, 16_384)
@@ -70,12 +72,14 @@ class Result:
         paths: ``fused`` or ``portable`` for each custom operator of the model.
         shares: share of each operator type in the time of the longest document that
             ``onnxruntime`` was timed with; empty if it failed at every length.
+        methods: methods of the products in reduced precision.
     """
 
     timings: Sequence[Timing]
     failures: Sequence[Failure]
     paths: Mapping[str, str]
     shares: Mapping[str, float]
+    methods: Sequence[MethodChoice]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
@@ -84,6 +88,7 @@ class Result:
             "failures": [asdict(failure) for failure in self.failures],
             "operators": dict(self.paths),
             "shares": dict(self.shares),
+            "methods": [asdict(choice) for choice in self.methods],
         }
 
     @property
@@ -144,7 +149,8 @@ def benchmark(
             timings.append(Timing(name, tokens, median(taken), peak_mib(run), max(taken)))
     if not timings:
         raise errors[-1]
-    result = Result(timings, failures, operator_paths(bundle.model_path), {})
+    paths, methods = operator_paths(bundle.model_path), product_methods(bundle.model_path)
+    result = Result(timings, failures, paths, {}, methods)
     if result.longest is None:
         return result
     longest = _document(bundle.manifest, result.longest)

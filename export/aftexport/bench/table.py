@@ -13,6 +13,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
 from aftexport.console import escape, operator_table, plain_table, stage
 from aftexport.engines import Engine
+from aftexport.engines.product_methods import method_table
 from aftexport.system.cores import usable_cores
 from aftexport.system.files import replacing_file, write_json
 
@@ -92,6 +93,8 @@ def print_result(
     if result.longest is not None:
         console.print(share_table(result.shares, result.longest))
     console.print(operator_table(manifest.operators, result.paths))
+    if result.methods:
+        console.print(method_table(result.methods))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
 

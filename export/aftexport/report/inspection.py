@@ -13,6 +13,7 @@ from aftexport.contract import MAX_TOKENS
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
+from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import BundleError, EngineError
 from aftexport.report.calibration import error_table, threshold_sentence
 
@@ -58,6 +59,8 @@ def show_bundle(path: Path, console: Console) -> None:
         if calibration.threshold is not None:
             console.print(threshold_sentence(calibration.threshold), soft_wrap=True)
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
+    if methods := product_methods(bundle.model_path):
+        console.print(method_table(methods))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
     if plan := manifest.engine:

@@ -12,6 +12,13 @@
 namespace aft {
 namespace {
 
+constexpr bool are_in_order() {
+  for (int i = 0; i < kMethodCount; ++i)
+    if (static_cast<int>(kMethods[i].method) != i) return false;
+  return true;
+}
+static_assert(are_in_order(), "kMethods is in the order of Method");
+
 const MethodFacts& facts(Method method) { return kMethods[static_cast<int>(method)]; }
 
 // Of AFTEXPORT_METHOD, which forces a method for each reduced precision whose bound it keeps.

@@ -1,12 +1,13 @@
 """The description of the server for ``GET /info``."""
 
 from collections import Counter
+from dataclasses import asdict
 
 from aftexport import __version__
 from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
 from aftserve.model.wanted import explainable
-from aftserve.schemas import Calibration, Info, Limits
+from aftserve.schemas import Calibration, Info, Limits, ProductMethod
 from aftserve.service import Service
 
 
@@ -33,6 +34,7 @@ def describe(service: Service) -> Info:
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,
+        methods=[ProductMethod(**asdict(choice)) for choice in model.methods],
         tokenizer=classifier.has_tokenizer,
         evidence=manifest.evidence is not None,
         explainable=explainable(manifest),

@@ -14,10 +14,12 @@ from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.product_methods import product_methods
 from aftexport.errors import BundleError, UsageError
 from aftexport.extra_inputs import blank_values
 from aftexport.parity import Comparison
 from aftexport.parity.run_cases import verify, verify_engine
+from aftplugins.methods import MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
@@ -35,6 +37,7 @@ class LoadedModel:
         measurement: measurement of its costs, which begins with first estimates.
         reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
+        methods: methods of its products in reduced precision.
     """
 
     classifier: Classifier
@@ -42,6 +45,7 @@ class LoadedModel:
     measurement: CostMeasurement
     reason: str
     uses_standard_ops_only: bool
+    methods: Sequence[MethodChoice]
 
     @property
     def costs(self) -> CostModel:
@@ -152,7 +156,16 @@ def _prepare(
     measurement.measure_first()
     golden = _golden(bundle, choice, standard_ops_only)
     choice.engine.release()
-    return LoadedModel(classifier, golden, measurement, choice.reason, standard_ops_only)
+    methods = _methods(bundle, choice, standard_ops_only)
+    return LoadedModel(classifier, golden, measurement, choice.reason, standard_ops_only, methods)
+
+
+def _methods(
+    bundle: Bundle, choice: ChosenEngine, standard_ops_only: bool
+) -> Sequence[MethodChoice]:
+    if standard_ops_only or choice.engine.name != OnnxRuntimeEngine.name:
+        return ()
+    return product_methods(bundle.model_path)
 
 
 def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> CostMeasurement:

@@ -20,10 +20,13 @@ def test_info_counts_node_precisions(
         info = http.get(f"{address}/info").json()
     manifest = Bundle.open(out).manifest
     assert info["precision"] == manifest.precision
+    shown = {choice["precision"] for choice in info["methods"]}
+    assert shown == {n.precision for n in manifest.node_precisions} & {"bf16", "int8"}
     counts = info["node_precisions"]
     counted = ", ".join(f"{count} in {name}" for name, count in counts.items())
     assert manifest.precision_title == f"auto: {counted}"
     assert sum(counts.values()) == len(manifest.node_precisions) > 0
     other = http.get(f"{server}/info").json()
     assert other["node_precisions"] is None
+    assert other["methods"] == []
     assert other["scores"] == info["scores"] == "softmax over exclusive labels"

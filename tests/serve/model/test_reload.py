@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from biased_model import always, coarse_kernels
+from biased_model import always, coarse_kernels, use_coarsest_method
 from bundle_swaps import (
     LENGTHS,
     damage,
@@ -141,10 +141,11 @@ def test_reload_follows_links_of_volume(
 
 
 def test_reload_falls_back_from_coarse_kernels(
-    served_folder: Path, other_bundle: Path, tmp_path: Path
+    served_folder: Path, other_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if aftplugins.library("onnxruntime") is None:
         pytest.skip("no fused kernels are built here")
+    use_coarsest_method(monkeypatch)
     with serving(served_folder, tmp_path / "log", "--on-breach", "fallback") as (address, process):
         coarse = coarse_kernels(deploy(other_bundle, served_folder))
         process.send_signal(signal.SIGHUP)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from biased_model import ODD, coarse_kernels, large_batches, odd_first_token
+from biased_model import ODD, coarse_kernels, large_batches, odd_first_token, use_coarsest_method
 from clients import eventually, http, metric
 from numpy.typing import NDArray
 from rich.console import Console
@@ -215,8 +215,10 @@ def test_shared_run_is_compared_with_single(bundle_copy: Path, tmp_path: Path) -
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
 
-def test_golden_breach_makes_server_unready(bundle_copy: Path, tmp_path: Path) -> None:
-    bundle = rounding_bundle(bundle_copy)
+def test_golden_breach_makes_server_unready(
+    bundle_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = rounding_bundle(bundle_copy, monkeypatch)
     with serving(bundle, tmp_path / "log") as (address, _):
         assert not http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/readyz").status_code == 503
@@ -225,8 +227,10 @@ def test_golden_breach_makes_server_unready(bundle_copy: Path, tmp_path: Path) -
         assert http.get(f"{address}/healthz").status_code == 200
 
 
-def test_golden_breach_falls_back_if_configured(bundle_copy: Path, tmp_path: Path) -> None:
-    bundle = rounding_bundle(bundle_copy)
+def test_golden_breach_falls_back_if_configured(
+    bundle_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = rounding_bundle(bundle_copy, monkeypatch)
     with serving(bundle, tmp_path / "log", "--on-breach", "fallback") as (address, _):
         assert http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/info").json()["safe"]
@@ -264,10 +268,11 @@ def test_failed_fallback_makes_server_unready(
         assert post(address, [5]).status_code == 503
 
 
-def rounding_bundle(bundle: Path) -> Path:
+def rounding_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a bundle whose fused kernels exceed the tolerance on this machine."""
     if aftplugins.library("onnxruntime") is None:
         pytest.skip("no fused kernels are built here")
+    use_coarsest_method(monkeypatch)
     coarse_kernels(bundle)
     if all(result.passed for result in verify(Bundle.open(bundle))):
         pytest.skip("this processor has no int8 products: the kernels do not round")

@@ -1,0 +1,87 @@
+"""The methods of a model's products in the CPU kernels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from rich.table import Table
+
+from aftexport.console import plain_table
+from aftexport.errors import EngineError
+from aftexport.operators.domain import DOMAIN
+from aftplugins.methods import MethodChoice, choose
+
+_WEIGHT_INPUTS = {
+    "LayerNormLinear": 3,
+    "LayerNormQueryKeyValue": 3,
+    "LayerNormFeedForward": 3,
+    "LinearResidual": 1,
+    "LayerNormFastformer": 3,
+}
+"""The input of the first weight, whose rows are the width of the operator's products."""
+_AFT_FULL = ("AftFull", "CausalAftFull")
+_REDUCED = ("bf16", "int8")
+
+
+def product_methods(model: Path) -> tuple[MethodChoice, ...]:
+    """Return the choices for a model's products in reduced precision, each once.
+
+    Raises:
+        EngineError: if a variable names an unknown method or instruction set.
+    """
+    graph = onnx.load(model, load_external_data=False).graph
+    wanted = sorted(set(_products(graph)), key=lambda pair: (pair[0], pair[1] or 0))
+    try:
+        choices = [choose(precision, width) for precision, width in wanted]
+    except ValueError as error:
+        raise EngineError(
+            f"The kernels cannot choose a method ({error}).", "Unset the variable."
+        ) from error
+    # Widths that differ little have the same choice.
+    unique = {(c.precision, c.products): c for c in choices if c is not None}
+    return tuple(unique.values())
+
+
+def method_table(choices: Sequence[MethodChoice]) -> Table:
+    """Return a table of the choices and the measured rates."""
+    table = plain_table("precision", "products", "method", "chosen by", "G multiply-adds/s")
+    for choice in choices:
+        rates = "\n".join(f"{method} {rate:.1f}" for method, rate in choice.rates.items())
+        table.add_row(
+            choice.precision, choice.products, _methods(choice), _reason(choice), rates or "-"
+        )
+    return table
+
+
+def _methods(choice: MethodChoice) -> str:
+    if choice.products != "aft_full":
+        return choice.methods[0]
+    # The range of the position biases may exclude the methods in integers; float32 is never.
+    return ", else ".join(choice.methods[: choice.methods.index("fp32") + 1])
+
+
+def _reason(choice: MethodChoice) -> str:
+    if choice.chosen_by == "measurement" and not choice.kept:
+        return "measurement, not cached"
+    return choice.chosen_by
+
+
+def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
+    """Yield the precision and the width of every product; AFT-full has no width."""
+    shapes = _shapes(graph)
+    for node in graph.node:
+        if node.domain != DOMAIN:
+            continue
+        precision = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
+        if precision not in _REDUCED:
+            continue
+        if node.op_type in _AFT_FULL:
+            yield precision, None
+        elif node.op_type in _WEIGHT_INPUTS:
+            shape = shapes.get(node.input[_WEIGHT_INPUTS[node.op_type]])
+            if shape:
+                yield precision, shape[0]
+
+
+def _shapes(graph: onnx.GraphProto) -> Mapping[str, Sequence[int]]:
+    return {tensor.name: tensor.dims for tensor in graph.initializer}

@@ -1,0 +1,206 @@
+"""The choice of the method of products: its rule, its cache, and every method within the bounds."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aftexport.parity import TOLERANCES
+from aftplugins.methods import METHOD_VARIABLE, choose
+
+from .checks import check
+from .encoder_runner import BOUND, error
+from .encoder_runner import run as run_encoder
+from .runner import random_inputs, session
+from .test_encoder_ops import OPS, definition
+from .test_encoder_ops import random_inputs as encoder_inputs
+
+WIDTH = 64
+SHOW = (
+    "import sys; from aftplugins.methods import choose; "
+    f"print(choose(sys.argv[1] if sys.argv[1:] else 'int8', {WIDTH}))"
+)
+REDUCED = ("bf16", "int8")
+BF16 = ("fp32", "int16", "bf16", "amx_bf16")
+BY_ERROR = (*BF16, "int8", "amx_int8")
+"""All methods, the one with the smallest error first; those of BF16 keep bf16's bound."""
+
+
+def usable() -> tuple[str, ...]:
+    """Return the methods of this machine; without instructions for less, only one."""
+    choice = choose("int8", WIDTH)
+    assert choice is not None
+    return choice.methods
+
+
+@pytest.fixture(params=usable())
+def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv(METHOD_VARIABLE, request.param)
+    session.cache_clear()
+    yield request.param
+    session.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(METHOD_VARIABLE, raising=False)
+    if len(usable()) == 1:
+        pytest.skip("one method on this machine: nothing to measure")
+    monkeypatch.setenv("AFTEXPORT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "methods"
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", SHOW, *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    )
+
+
+def shown(*words: str) -> str:
+    """Return the choice of a new process, which prints nothing else."""
+    process = start(*words)
+    text = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, text
+    assert text.startswith("MethodChoice(")
+    assert text.count("\n") == 1
+    return text
+
+
+def only_file(cache: Path) -> Path:
+    (file,) = cache.iterdir()
+    return file
+
+
+@pytest.mark.parametrize("precision", REDUCED)
+@pytest.mark.parametrize("op", OPS)
+def test_forced_method_keeps_encoder_bound(op: str, precision: str, forced: str) -> None:
+    for shape in ((2, 13, 48, 31), (1, 97, 256, 768)):
+        inputs = encoder_inputs(op, *shape)
+        actual = run_encoder(op, inputs, precision=precision)
+        assert error(actual, definition(op, inputs)) <= BOUND[precision]
+
+
+@pytest.mark.parametrize("precision", REDUCED)
+@pytest.mark.parametrize("span", [1.0, 1.5, 4.0])
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
+def test_forced_method_keeps_aft_full_bound(
+    op: str, span: float, precision: str, forced: str
+) -> None:
+    inputs = random_inputs(op, 2, 257, 40, lengths=[257, 85])
+    inputs[3] = (np.random.default_rng(0).random((257, 257)) * span).astype(np.float32)
+    check(op, inputs, bound=TOLERANCES[precision].bound, precision=precision)
+
+
+def test_forced_method_applies_within_its_bound(forced: str) -> None:
+    for precision, methods in (("bf16", BF16), ("int8", BY_ERROR)):
+        for width in (WIDTH, None):
+            choice = choose(precision, width)
+            assert choice is not None
+            assert set(choice.methods) <= set(methods)
+            if forced in methods:
+                assert choice.methods[0] == forced
+                assert choice.chosen_by in ("variable", "precision")
+
+
+def test_unknown_method_lists_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ", ".join(sorted(usable()))
+    monkeypatch.setenv(METHOD_VARIABLE, "int4")
+    with pytest.raises(ValueError, match=r'AFTEXPORT_METHOD is "int4".* fp32') as caught:
+        choose("int8", WIDTH)
+    assert ", ".join(sorted(str(caught.value).rpartition("are ")[2].split(", "))) == known
+
+
+def test_full_precision_has_one_method() -> None:
+    for precision in ("fp32", "fp16"):
+        choice = choose(precision, WIDTH)
+        assert choice is not None
+        assert choice.methods == ("fp32",)
+        assert choice.rates == {}
+
+
+def test_choice_follows_rule(cache: Path) -> None:
+    """The fastest within the bound; within a tenth of it the one with the smallest error."""
+    for precision in REDUCED:
+        for width in (16, 90, 300, None):
+            choice = choose(precision, width)
+            assert choice is not None
+            fastest = max(choice.rates[method] for method in choice.methods)
+            near = [m for m in choice.methods if choice.rates[m] * 1.1 >= fastest * 0.999]
+            assert choice.methods[0] in near
+            surely = [m for m in choice.methods if choice.rates[m] * 1.1 >= fastest * 1.001]
+            assert BY_ERROR.index(choice.methods[0]) <= min(map(BY_ERROR.index, surely))
+
+
+def test_later_process_reads_cached_rates(cache: Path) -> None:
+    """A process that measured would find other rates."""
+    first = shown()
+    assert "kept=True" in first
+    file = only_file(cache)
+    text = file.read_text()
+    *head, last, end = text.splitlines()
+    name, _, rate = last.partition(" ")
+    changed = "\n".join([*head, f"{name} {int(rate) + 7_000_000}", end, ""])
+    file.write_text(changed)
+    assert f"'{name}': {(int(rate) + 7_000_000) / 1000:.1f}" in shown()
+    assert file.read_text() == changed
+    assert f"methods=('{name}'" in shown("int8")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: b"",
+        lambda text: text[:-5],
+        lambda text: text + b"more\n",
+        lambda text: text.replace(b"fp32 ", b"fp32 -"),
+        lambda text: text.replace(b"fp32 ", b"fp32 0"),
+        lambda text: text.replace(b"processor ", b"processor other "),
+        lambda text: text.replace(b"format 1", b"format 2"),
+        lambda text: b"\x00\xff" * 50_000,
+    ],
+)
+def test_damaged_cache_is_replaced(cache: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    shown()
+    file = only_file(cache)
+    damaged = damage(file.read_bytes())
+    file.write_bytes(damaged)
+    again = shown()
+    assert "kept=True" in again
+    assert only_file(cache).read_bytes() != damaged
+    assert shown() == again
+
+
+def test_folder_in_place_of_cache_file_is_ignored(cache: Path) -> None:
+    shown()
+    file = only_file(cache)
+    file.unlink()
+    file.mkdir()
+    assert "kept=False" in shown()
+    assert list(cache.iterdir()) == [file]
+
+
+def test_unwritable_cache_keeps_rates_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AFTEXPORT_CACHE", str(tmp_path / "file" / "cache"))
+    assert "kept=False" in shown()
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_concurrent_first_starts_agree(cache: Path, damaged: bool) -> None:
+    if damaged:
+        shown()
+        only_file(cache).write_text("damaged")
+    processes = [start() for _ in range(20)]
+    texts = {process.communicate(timeout=300)[0] for process in processes}
+    assert all(process.returncode == 0 for process in processes)
+    assert len(texts) == 1
+    assert "kept=True" in next(iter(texts))
+    only_file(cache)  # and no temporary file
