@@ -210,7 +210,7 @@ bench-record: $(VENV)/installed build/peers/installed  ## models into this proce
 	$(BENCHMARKS).tables
 
 # Apart from .venv, and without the packages that .venv has or that send statistics.
-PEERS := openvino==2026.4.1 nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
+PEERS := nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
 build/peers/installed: $(VENV)/installed Makefile
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers $(PEERS)
 	touch $@
