@@ -1,6 +1,6 @@
 // The model of the processor, under which its rates are kept.
 
-#include <fstream>
+#include <cstdio>
 #include <string>
 
 #include "methods/rate_file.h"
@@ -28,9 +28,11 @@ std::string read_model() {
 }
 #else
 std::string read_model() {
-  std::ifstream file("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1");
-  std::string model;
-  return std::getline(file, model) ? "midr " + model : "unknown";
+  std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1", "r");
+  char model[32] = "";
+  const bool is_read = file && std::fscanf(file, "%31s", model) == 1;
+  if (file) std::fclose(file);
+  return is_read ? "midr " + std::string(model) : "unknown";
 }
 #endif
 

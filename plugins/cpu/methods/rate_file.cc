@@ -65,6 +65,10 @@ std::string cache_folder() {
   return home.empty() ? "" : home + "/.cache/aftexport";
 }
 
+Descriptor open_folder(const std::string& folder) {
+  return Descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
 // Makes the folder of rates and those above it; empty where that fails.
 std::string make_folder() {
   if (cache_folder().empty()) return "";
@@ -72,15 +76,14 @@ std::string make_folder() {
   for (size_t end = folder.find('/', 1); end != std::string::npos; end = folder.find('/', end + 1))
     mkdir(folder.substr(0, end).c_str(), 0700);
   mkdir(folder.c_str(), 0700);
-  struct stat status;
-  return stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) ? folder : "";
+  return open_folder(folder).get() >= 0 ? folder : "";
 }
 
 std::optional<MethodRates> read_file(const Products& products, const std::string& path) {
-  // A pipe of that name must not block.
+  // A pipe of that name must not block, and the bound on the size holds for whatever is read. Both replace stat(), which
+  // glibc has as a function only since 2.33.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status;
-  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+  if (file.get() < 0) return std::nullopt;
   std::string text(kMaxBytes + 1, '\0');
   size_t size = 0;
   for (ssize_t count; size < text.size() && (count = read(file.get(), &text[size], text.size() - size)) > 0;)
@@ -161,7 +164,7 @@ KeptRates keep_rates(const Products& products, const std::function<MethodRates()
   const std::string path =
       folder + "/" + product_instruction_set() + "-" + products.name() + "-" + hash(header(products));
   if (const auto rates = read_file(products, path)) return {*rates, true};
-  const Descriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor opened = open_folder(folder);
   if (opened.get() >= 0) lock(opened);
   if (const auto rates = read_file(products, path)) return {*rates, true};
   return publish(products, path, measure());
