@@ -26,7 +26,7 @@ from aftexport.checkpoint.sentence_stages import (
 from aftexport.checkpoint.transformers_class import read_config
 from aftexport.checkpoint.transformers_folder import read_model
 from aftexport.checkpoint.transformers_module import VECTORS, TransformersModel
-from aftexport.checkpoint.weight_files import WEIGHTS, find_weight_files
+from aftexport.checkpoint.weight_files import INDEX, PICKLE, WEIGHTS, read_shapes
 from aftexport.checkpoint.weights import refuse_unusable
 from aftexport.errors import CheckpointError, first_line
 
@@ -113,18 +113,33 @@ def _linear(folder: Path, config: DenseConfig) -> nn.Linear:
     }
     if config.bias:
         shapes["linear.bias"] = (config.out_features,)
-    if (found := find_weight_files(folder).shapes) != shapes:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(
+            folder,
+            f"expected {WEIGHTS} for its Dense module, got {_other_weights(folder)}",
+            "Save the folder again by sentence-transformers 3 or later: "
+            "SentenceTransformer(folder).save_pretrained(other).",
+        )
+    if (found := read_shapes(path)) != shapes:
         raise CheckpointError(
             folder,
             f"expected the weights {_shown(shapes)}, got {_shown(found)}",
             "Give the configuration and the weights of one training.",
         )
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    with safe_open(path, "pt") as file:
         state = {name.removeprefix("linear."): file.get_tensor(name).float() for name in shapes}
     with torch.device("meta"):
         linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
     linear.load_state_dict(state, assign=True)
     return linear
+
+
+def _other_weights(folder: Path) -> str:
+    """Return a description of the weights in other files, for a message."""
+    if (folder / PICKLE).is_file():
+        return f"{PICKLE}, a pickle, which can run code when loaded"
+    return f"{INDEX}, of several files" if (folder / INDEX).is_file() else "no weights"
 
 
 def _shown(shapes: object) -> str:

@@ -1,12 +1,12 @@
 """The model class of the transformers library that a folder's config.json names."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftexport.contract import IDS
 from aftexport.errors import CheckpointError, first_line
+from aftexport.system.json_files import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -36,7 +36,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json.
 
     Raises:
-        CheckpointError: if it is missing, or not a JSON object.
+        CheckpointError: if it is missing, too large, or not a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -45,14 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "the folder has no config.json",
             "Give a folder of config.json and model.safetensors, or a model file.",
         )
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
-    if not isinstance(config, dict):
-        kind = type(config).__name__
-        raise CheckpointError(path, f"expected a JSON object, got {kind}", "Fix the file.")
-    return config
+    return read_json_object(path)
 
 
 def find_class(
