@@ -118,7 +118,7 @@ def _linear(folder: Path, config: DenseConfig) -> nn.Linear:
         raise CheckpointError(
             folder,
             f"expected {WEIGHTS} for its Dense module, got {_other_weights(folder)}",
-            "Save the folder again by sentence-transformers 3 or later: "
+            "Save the folder again by a recent version of sentence-transformers: "
             "SentenceTransformer(folder).save_pretrained(other).",
         )
     if (found := read_shapes(path)) != shapes:
