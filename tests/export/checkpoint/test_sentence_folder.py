@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import encoder_code
 import numpy as np
 import pytest
 import safetensors.torch
@@ -25,14 +24,6 @@ from aftserve.model.classifier import Classifier
 Change = Callable[[Path], None]
 
 
-def vectors_of(model: Any, ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return the vectors of the tokens of each document, alone and in float64."""
-    with torch.inference_mode():
-        found = [model.double()(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids]
-    model.float()
-    return found
-
-
 @pytest.mark.parametrize("modes", [*((mode,) for mode in POOLINGS), POOLINGS])
 @pytest.mark.parametrize("form", [sentences.old_pooling, sentences.new_pooling])
 def test_poolings_are_those_of_library(
@@ -46,7 +37,7 @@ def test_poolings_are_those_of_library(
     mask = torch.tensor([[1] * len(one) + [0] * (5 - len(one)) for one in ids])
     with torch.inference_mode():
         found = module.double()(padded, mask).numpy()
-    for rows, vector in zip(vectors_of(model, ids), found, strict=True):
+    for rows, vector in zip(sentences.token_vectors(model, ids), found, strict=True):
         np.testing.assert_allclose(vector, sentences.pooled(rows, modes), atol=1e-12)
 
 
@@ -81,7 +72,7 @@ def test_served_vectors_are_those_of_library(
     ids = [classifier.encode(text)[:24] for text in folders.TEXTS]
     answers = classifier.classify(ids)  # one padded run
     base = getattr(model, "bert", model)
-    tokens = vectors_of(base, [one.tolist() for one in ids])
+    tokens = sentences.token_vectors(base, [one.tolist() for one in ids])
     for rows, answer in zip(tokens, answers, strict=True):
         expected = sentences.after(folder, kinds, sentences.pooled(rows, modes))
         np.testing.assert_allclose(answer.heads["logits"].vector, expected, atol=2e-5)
@@ -122,7 +113,7 @@ def test_pooling_without_other_flags_is_mean(flags: dict[str, bool], tmp_path: P
     assert module is not None
     with torch.inference_mode():
         found = module.double()(torch.tensor([[2, 8, 9, 3]])).numpy()
-    (rows,) = vectors_of(model, [[2, 8, 9, 3]])
+    (rows,) = sentences.token_vectors(model, [[2, 8, 9, 3]])
     np.testing.assert_allclose(found[0], sentences.pooled(rows, ["mean"]), atol=1e-12)
 
 
@@ -132,66 +123,6 @@ def test_large_settings_of_tokenizer_are_read(tmp_path: Path) -> None:
     changed(TRANSFORMER, max_seq_length=None)(tmp_path)
     changed("tokenizer_config.json", model_max_length=20, note="x" * (3 << 19))(tmp_path)
     assert getattr(load(tmp_path).module, "max_length", None) == 20
-
-
-def save_own_code(folder: Path, auto_map: dict[str, str], code: str) -> Any:
-    """Write a folder whose model is in its own code; return the base model."""
-    sentences.save(folder, sentences.new_pooling("mean"), transformer="0_Transformer")
-    shutil.rmtree(folder / "0_Transformer")
-    return encoder_code.save(folder / "0_Transformer", auto_map, code)
-
-
-@pytest.mark.filterwarnings("ignore")  # the library warns of the code
-def test_vectors_of_own_code_are_of_base_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """config.json names the class with the head; the library takes AutoModel of auto_map."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
-    model = save_own_code(folder, encoder_code.AUTO_MAP, encoder_code.CODE)
-    with pytest.raises(CheckpointError, match="--trust-remote-code"):
-        load(folder)
-    checkpoint = load(folder, trust_remote_code=True)
-    assert checkpoint.kind == "sentence-transformers folder of OwnModel"
-    assert checkpoint.module is not None
-    with torch.inference_mode():
-        found = checkpoint.module.double()(torch.tensor([[2, 8, 9, 3]])).numpy()
-    (rows,) = vectors_of(model, [[2, 8, 9, 3]])
-    np.testing.assert_allclose(found[0], sentences.pooled(rows, ["mean"]), atol=1e-12)
-
-
-HEAD_ONLY = {name: encoder_code.AUTO_MAP[name] for name in ("AutoConfig", "AutoModelForMaskedLM")}
-
-
-@pytest.mark.parametrize(
-    ("auto_map", "change", "message"),
-    [
-        (HEAD_ONLY, ("", ""), r"expected AutoModel in auto_map.*got only OwnForMaskedLM"),
-        (
-            encoder_code.AUTO_MAP | {"AutoModel": "modeling_own.OwnForMaskedLM"},
-            ("", ""),
-            "OwnForMaskedLM to return last_hidden_state .*KeyError: 'last_hidden_state'",
-        ),
-        (
-            encoder_code.AUTO_MAP,
-            (".tanh())", ".no_such_function())"),
-            "OwnModel to return last_hidden_state .*AttributeError",
-        ),
-        (encoder_code.AUTO_MAP, (".tanh())", ".sum(1))"), r"shape \(1, 2, width\), got \(1, 16\)"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")  # the library warns of the code
-def test_own_code_without_vectors_is_refused(
-    auto_map: dict[str, str],
-    change: tuple[str, str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    save_own_code(tmp_path / "model", auto_map, encoder_code.CODE.replace(*change))
-    with pytest.raises(CheckpointError, match=message):
-        load(tmp_path / "model", trust_remote_code=True)
 
 
 @pytest.fixture(scope="module")
