@@ -88,6 +88,14 @@ def save(
     return model
 
 
+def token_vectors(model: Any, ids: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+    """Return the vectors of the tokens of each document, alone and in float64."""
+    with torch.inference_mode():
+        found = [model.double()(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids]
+    model.float()
+    return found
+
+
 def pooled(rows: NDArray[np.float64], modes: Sequence[str]) -> NDArray[np.float64]:
     """Return the vector of one document by the library's formulas.
 

@@ -1,9 +1,10 @@
 """Model files of several kinds, read without running the code in them.
 
-There are six kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
+There are seven kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
 optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
-``config.json`` and ``model.safetensors``, of this project or of the transformers library; and,
-only if the user allows it, a pickled module.
+``config.json`` and ``model.safetensors``, of this project or of the transformers library; a folder
+of sentence-transformers, which has ``modules.json``; and, only if the user allows it, a pickled
+module.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Read a model file of any of the six kinds.
+    """Read a model file of any of the seven kinds.
 
     Args:
         path: the file or folder.

@@ -9,6 +9,7 @@ from typing import Any
 
 from aftexport.checkpoint.sentence_stages import ACTIVATIONS, POOLINGS
 from aftexport.errors import CheckpointError
+from aftexport.system.json_files import MAX_SETTINGS_BYTES, read_json, read_json_object
 
 MODULES = "modules.json"
 """The file by which a folder is one of sentence-transformers."""
@@ -18,7 +19,6 @@ _TRANSFORMER_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """The file of the transformer's settings; its name varies with the age of the folder."""
-_MAX_BYTES = 1 << 20
 _MAX_MODULES = 16
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _TYPE = re.compile(r"sentence_transformers\.(?:\w+\.)*(\w+)")
@@ -104,22 +104,23 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
 def read_max_tokens(folder: Path) -> int | None:
     """Return the maximum tokens in the settings of a transformer; None for none.
 
+    As in the library, model_max_length of the tokenizer counts only without max_seq_length.
+
     Raises:
         CheckpointError: if a setting would change texts or vectors.
     """
     name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
-    limits = []
+    limit = None
     if name is not None:
         path = folder / name
         settings = _object(path)
-        limits.append(_limit(path, settings, "max_seq_length"))
+        limit = _limit(path, settings, "max_seq_length")
         _check_known(path, settings, {"max_seq_length": (), **_TRANSFORMER_SETTINGS})
     path = folder / "tokenizer_config.json"
-    if path.is_file():
-        declared = _object(path).get("model_max_length")
-        # Without a limit, the library writes a huge number.
-        limits.append(declared if isinstance(declared, int) and 0 < declared < 1 << 32 else None)
-    return min((limit for limit in limits if limit is not None), default=None)
+    if limit is None and path.is_file():
+        limit = _limit(path, read_json_object(path), "model_max_length")
+    # Without a limit, transformers writes a huge number.
+    return limit if limit is not None and limit < 1 << 32 else None
 
 
 def read_pooling(folder: Path, width: int) -> tuple[str, ...]:
@@ -141,10 +142,7 @@ def read_pooling(folder: Path, width: int) -> tuple[str, ...]:
         raise _unexpected(path, f"the width {width} of the model's vectors", declared)
     modes = config.get("pooling_mode")
     if modes is None:
-        flagged = {mode: config.get(flag, False) for flag, mode in _POOLING_FLAGS.items()}
-        if wrong := [flag for flag in flagged.values() if not isinstance(flag, bool)]:
-            raise _unexpected(path, "true or false for each kind of pooling", wrong[0])
-        modes = [mode for mode, is_set in flagged.items() if is_set] or ["mean"]
+        modes = _flagged(path, config)
     modes = [modes] if isinstance(modes, str) else modes
     if (
         not isinstance(modes, list)
@@ -153,6 +151,27 @@ def read_pooling(folder: Path, width: int) -> tuple[str, ...]:
     ):
         raise _unexpected(path, f"one or several of {', '.join(POOLINGS)} as pooling_mode", modes)
     return tuple(modes)
+
+
+def _flagged(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of pooling whose flags are true.
+
+    Without the flag of the mean, version 5.3 of the library adds the mean, and version 5.7 does
+    not. If no flag is true, version 5.3 fails, and version 5.7 takes the mean.
+    """
+    given = {mode: config[flag] for flag, mode in _POOLING_FLAGS.items() if flag in config}
+    if wrong := [flag for flag in given.values() if not isinstance(flag, bool)]:
+        raise _unexpected(path, "true or false for each kind of pooling", wrong[0])
+    before = [mode for mode in POOLINGS if given.get(mode, mode == "mean")]
+    since = [mode for mode in POOLINGS if given.get(mode, False)] or ["mean"]
+    if before != since:
+        raise CheckpointError(
+            path,
+            "expected pooling_mode_mean_tokens and a kind of pooling that is true, got "
+            f"{json.dumps(given)}, which versions of sentence-transformers read differently",
+            "Set pooling_mode_mean_tokens as in the training, and one kind of pooling to true.",
+        )
+    return since
 
 
 def read_dense(folder: Path, width: int) -> DenseConfig:
@@ -220,7 +239,8 @@ def _check_settings(folder: Path) -> None:
     if kind != "SentenceTransformer":
         raise _unexpected(path, "model_type SentenceTransformer", kind)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
-    if name is not None and isinstance(prompts, Mapping) and prompts.get(str(name)) != "":
+    prompt = prompts.get(str(name)) if isinstance(prompts, Mapping) else None
+    if name is not None and prompt != "":
         raise _unexpected(
             path,
             "no default_prompt_name, as a bundle takes texts as they are",
@@ -264,16 +284,7 @@ def _object(path: Path) -> Mapping[str, Any]:
 def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(path, f"no such file, which {MODULES} needs", "Copy it again.")
-    if path.stat().st_size > _MAX_BYTES:
-        raise CheckpointError(
-            path,
-            f"expected at most {_MAX_BYTES} bytes, got {path.stat().st_size}",
-            "Give the folder as the library saved it.",
-        )
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
+    return read_json(path, max_bytes=MAX_SETTINGS_BYTES)
 
 
 def _unexpected(path: Path, expected: str, given: object, remedy: str = _REMEDY) -> CheckpointError:

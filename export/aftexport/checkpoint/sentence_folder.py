@@ -26,9 +26,9 @@ from aftexport.checkpoint.sentence_stages import (
 from aftexport.checkpoint.transformers_class import read_config
 from aftexport.checkpoint.transformers_folder import read_model
 from aftexport.checkpoint.transformers_module import VECTORS, TransformersModel
-from aftexport.checkpoint.weight_files import WEIGHTS, find_weight_files
+from aftexport.checkpoint.weight_files import INDEX, PICKLE, WEIGHTS, read_shapes
 from aftexport.checkpoint.weights import refuse_unusable
-from aftexport.errors import CheckpointError
+from aftexport.errors import CheckpointError, first_line
 
 KIND = "sentence-transformers folder"
 
@@ -56,7 +56,7 @@ def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Ch
         for_vectors=True,
     )
     tokens = TransformersModel(found.model, VECTORS)
-    width = _width(tokens)
+    width = _width(transformer.folder, tokens)
     modes = read_pooling(pooling.folder, width)
     stages = _stages(others, width * len(modes))
     limits = [one for one in (tokens.max_length, limit) if one is not None]
@@ -71,9 +71,25 @@ def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Ch
     )
 
 
-def _width(tokens: TransformersModel) -> int:
-    with torch.inference_mode():
-        return int(tokens(torch.zeros((1, 2), dtype=torch.int64)).shape[-1])
+def _width(folder: Path, tokens: TransformersModel) -> int:
+    """Return the width of the tokens' vectors, by a run on two tokens.
+
+    Raises:
+        CheckpointError: if the run fails, or its result is not a vector for each token.
+    """
+    subject = f"expected {type(tokens.model).__name__} to return {VECTORS} of two tokens"
+    remedy = "Give a base class, which returns the vectors of the tokens."
+    try:
+        with torch.inference_mode():
+            shape = tuple(tokens(torch.zeros((1, 2), dtype=torch.int64)).shape)
+    except Exception as error:  # the code of the folder can raise any exception
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise CheckpointError(folder, f"{subject}, got {reason}", remedy) from error
+    if len(shape) != 3 or shape[:2] != (1, 2):
+        raise CheckpointError(
+            folder, f"{subject} in the shape (1, 2, width), got {str(shape)[:80]}", remedy
+        )
+    return int(shape[-1])
 
 
 def _stages(modules: Sequence[Module], width: int) -> list[nn.Module]:
@@ -97,18 +113,33 @@ def _linear(folder: Path, config: DenseConfig) -> nn.Linear:
     }
     if config.bias:
         shapes["linear.bias"] = (config.out_features,)
-    if (found := find_weight_files(folder).shapes) != shapes:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(
+            folder,
+            f"expected {WEIGHTS} for its Dense module, got {_other_weights(folder)}",
+            "Save the folder again by a recent version of sentence-transformers: "
+            "SentenceTransformer(folder).save_pretrained(other).",
+        )
+    if (found := read_shapes(path)) != shapes:
         raise CheckpointError(
             folder,
             f"expected the weights {_shown(shapes)}, got {_shown(found)}",
             "Give the configuration and the weights of one training.",
         )
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    with safe_open(path, "pt") as file:
         state = {name.removeprefix("linear."): file.get_tensor(name).float() for name in shapes}
     with torch.device("meta"):
         linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
     linear.load_state_dict(state, assign=True)
     return linear
+
+
+def _other_weights(folder: Path) -> str:
+    """Return a description of the weights in other files, for a message."""
+    if (folder / PICKLE).is_file():
+        return f"{PICKLE}, a pickle, which can run code when loaded"
+    return f"{INDEX}, of several files" if (folder / INDEX).is_file() else "no weights"
 
 
 def _shown(shapes: object) -> str:

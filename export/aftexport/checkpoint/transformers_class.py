@@ -1,12 +1,12 @@
 """The model class of the transformers library that a folder's config.json names."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftexport.contract import IDS
 from aftexport.errors import CheckpointError, first_line
+from aftexport.system.json_files import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,6 +18,8 @@ MAX_LAYERS = 1 << 12
 _TASK_CLASSES = ("ForSequenceClassification", "ForTokenClassification")
 _BASE_CLASS = "Model"
 _NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
+_AUTO_BASE = "AutoModel"
+"""The entry of auto_map that names the base class in code of a folder."""
 _COUNTS_OF_LAYERS = ("layers", "n_layer", "depth")
 _FIXED = {
     "return_dict": True,
@@ -34,7 +36,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json.
 
     Raises:
-        CheckpointError: if it is missing, or not a JSON object.
+        CheckpointError: if it is missing, too large, or not a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -43,14 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "the folder has no config.json",
             "Give a folder of config.json and model.safetensors, or a model file.",
         )
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
-    if not isinstance(config, dict):
-        kind = type(config).__name__
-        raise CheckpointError(path, f"expected a JSON object, got {kind}", "Fix the file.")
-    return config
+    return read_json_object(path)
 
 
 def find_class(
@@ -66,7 +61,8 @@ def find_class(
         folder: the folder, for messages and for its code.
         config: the content of config.json.
         trust_remote_code: whether a class may come from code in the folder.
-        for_vectors: whether the base class replaces a class of the library with a head.
+        for_vectors: whether the base class replaces a class with a head. In code of the folder,
+            it is the class that auto_map names AutoModel.
 
     Raises:
         CheckpointError: if the library lacks the class, no head serves it, or a count in the
@@ -75,18 +71,13 @@ def find_class(
     path = folder / "config.json"
     name = _class_name(path, config)
     _check_counts(path, config)
-    if reference := _code_of(config, name):
-        if trust_remote_code:
-            return _class_in_folder(folder, config, reference)
-        if _library_class(name) is None:
-            raise CheckpointError(
-                path,
-                f"its class {name} is defined by code ({reference}), which is not run without "
-                "permission",
-                "Add --trust-remote-code only if you trust the author of the folder; or give its "
-                "weights with --factory package.module:factory.",
-            )
     found = _library_class(name)
+    own_code = _code_of(config, name)
+    reference = _code_for_vectors(config) if for_vectors else own_code
+    if reference and trust_remote_code:
+        return _class_in_folder(folder, config, reference)
+    if found is None and (place := own_code or reference):
+        raise _code_error(path, name, place, trust_remote_code=trust_remote_code)
     if found is None:
         raise CheckpointError(
             path,
@@ -202,6 +193,34 @@ def _code_of(config: Mapping[str, Any], name: str) -> str | None:
         return None
     own = [p for p in places.values() if isinstance(p, str) and p.rpartition(".")[2] == name]
     return own[0] if own else None
+
+
+def _code_for_vectors(config: Mapping[str, Any]) -> str | None:
+    """Return the place of the base class in code that the folder brings; None without one."""
+    places = config.get("auto_map")
+    place = places.get(_AUTO_BASE) if isinstance(places, Mapping) else None
+    return place if isinstance(place, str) else None
+
+
+def _code_error(
+    path: Path, name: str, reference: str, *, trust_remote_code: bool
+) -> CheckpointError:
+    """Return the error for a class in code that may not run, or that has no base class."""
+    if trust_remote_code:
+        return CheckpointError(
+            path,
+            f"expected {_AUTO_BASE} in auto_map, the class of the vectors, got only {name} "
+            f"({reference[:200]})",
+            f'Call register_for_auto_class("{_AUTO_BASE}") of the base class, and save the model '
+            "again.",
+        )
+    return CheckpointError(
+        path,
+        f"its class {name} is defined by code ({reference[:200]}), which is not run without "
+        "permission",
+        "Add --trust-remote-code only if you trust the author of the folder; or give its "
+        "weights with --factory package.module:factory.",
+    )
 
 
 def _class_in_folder(

@@ -29,7 +29,7 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class FoundModel:
-    """What a folder holds.
+    """The model and the tokenizer of a folder.
 
     Attributes:
         model: the model, in float32.

@@ -1,6 +1,5 @@
 """The safetensors files of a folder: one, or several that an index lists."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -9,10 +8,12 @@ from pathlib import Path
 from safetensors import safe_open
 
 from aftexport.errors import CheckpointError
+from aftexport.system.json_files import read_json
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLE = "pytorch_model.bin"
+_PICKLES = (PICKLE, f"{PICKLE}.index.json")
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,28 @@ def find_weight_files(folder: Path) -> WeightFiles:
         raise _missing(folder)
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
-        with safe_open(folder / name, "pt") as file:
-            keys = file.keys()
-            shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in keys}
+        shapes |= read_shapes(folder / name)
     return WeightFiles(shapes)
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight in the header of a file.
+
+    Raises:
+        SafetensorError: if the file is not complete.
+    """
+    with safe_open(path, "pt") as file:
+        keys = file.keys()
+        return {key: tuple(file.get_slice(key).get_shape()) for key in keys}
 
 
 def _listed(folder: Path) -> tuple[str, ...]:
     path = folder / INDEX
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text("utf-8"))
         places = content["weight_map"]
         names = tuple(dict.fromkeys(places.values()))
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             path,
             f"expected a JSON object with weight_map, a file for each weight ({error!r})",

@@ -28,6 +28,7 @@ A model file is one of these:
   a torch.export program (.pt2)
   a folder with config.json and model.safetensors
   a folder that save_pretrained of the transformers library wrote
+  a folder of sentence-transformers, with modules.json
   a plain .onnx file, whose own outputs are the reference
   a pickled module, bare or under "model" in a dict, with --allow-pickle. Loading it
     runs code from the file.

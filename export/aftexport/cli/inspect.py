@@ -31,7 +31,8 @@ def run(words: list[str]) -> int:
     elif options.path.is_dir() and not any((options.path / name).exists() for name in _CONFIGS):
         raise BundleError(
             options.path,
-            f"expected a folder with {MANIFEST} (a bundle) or config.json (a model), got neither",
+            f"expected a folder with {MANIFEST} (a bundle), or {' or '.join(_CONFIGS)} (a model), "
+            "got none of them",
             "Give a bundle, a model folder or a model file.",
         )
     else:

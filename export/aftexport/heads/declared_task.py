@@ -1,14 +1,14 @@
 """The task and names that a configuration declares, as those of the transformers library do."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aftexport.errors import UsageError
+from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads import HEADS
+from aftexport.system.json_files import read_json
 
 _PROBLEM_TYPE = "problem_type"
 _NAMES = "id2label"
@@ -146,6 +146,6 @@ def _entry(config: object, name: str) -> object:
 
 def _read_json(path: Path) -> object:
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except (OSError, CheckpointError):
         return None  # the reader that needs the file reports the problem

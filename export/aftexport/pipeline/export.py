@@ -78,7 +78,7 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the six kinds that ``aftexport.load`` reads, or an ONNX file; None for the
+        path: any of the seven kinds that ``aftexport.load`` reads, or an ONNX file; None for the
             module that the factory returns.
         to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.

@@ -80,7 +80,7 @@ def show_checkpoint(
     """Print the kind of a model file and the number of its weights.
 
     Args:
-        path: any of the six kinds that ``aftexport.load`` reads.
+        path: any of the seven kinds that ``aftexport.load`` reads.
         console: the console of the output.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: whether a pickled module is loaded, which runs code from the file.

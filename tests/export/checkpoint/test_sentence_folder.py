@@ -24,14 +24,6 @@ from aftserve.model.classifier import Classifier
 Change = Callable[[Path], None]
 
 
-def vectors_of(model: Any, ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Return the vectors of the tokens of each document, alone and in float64."""
-    with torch.inference_mode():
-        found = [model.double()(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids]
-    model.float()
-    return found
-
-
 @pytest.mark.parametrize("modes", [*((mode,) for mode in POOLINGS), POOLINGS])
 @pytest.mark.parametrize("form", [sentences.old_pooling, sentences.new_pooling])
 def test_poolings_are_those_of_library(
@@ -45,7 +37,7 @@ def test_poolings_are_those_of_library(
     mask = torch.tensor([[1] * len(one) + [0] * (5 - len(one)) for one in ids])
     with torch.inference_mode():
         found = module.double()(padded, mask).numpy()
-    for rows, vector in zip(vectors_of(model, ids), found, strict=True):
+    for rows, vector in zip(sentences.token_vectors(model, ids), found, strict=True):
         np.testing.assert_allclose(vector, sentences.pooled(rows, modes), atol=1e-12)
 
 
@@ -80,19 +72,56 @@ def test_served_vectors_are_those_of_library(
     ids = [classifier.encode(text)[:24] for text in folders.TEXTS]
     answers = classifier.classify(ids)  # one padded run
     base = getattr(model, "bert", model)
-    tokens = vectors_of(base, [one.tolist() for one in ids])
+    tokens = sentences.token_vectors(base, [one.tolist() for one in ids])
     for rows, answer in zip(tokens, answers, strict=True):
         expected = sentences.after(folder, kinds, sentences.pooled(rows, modes))
         np.testing.assert_allclose(answer.heads["logits"].vector, expected, atol=2e-5)
 
 
-def test_limit_is_the_least_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "of_tokenizer", "limit"),
+    [
+        ({"max_seq_length": 24}, 20, 24),
+        ({"max_seq_length": 24}, 30, 24),
+        ({"max_seq_length": 1000}, 20, folders.MAX_TOKENS),
+        ({"max_seq_length": None}, 20, 20),
+        ({}, 20, 20),
+        (None, 20, 20),
+        (None, None, folders.MAX_TOKENS),
+        (None, int(1e30), folders.MAX_TOKENS),
+    ],
+)
+def test_limit_of_tokenizer_counts_last(
+    settings: dict[str, Any] | None, of_tokenizer: int | None, limit: int, tmp_path: Path
+) -> None:
+    """The library writes max_seq_length over the tokenizer's model_max_length."""
     sentences.save(tmp_path, sentences.new_pooling("mean"))
-    (tmp_path / "sentence_bert_config.json").unlink()
+    path = tmp_path / "sentence_bert_config.json"
+    path.unlink()
+    if settings is not None:
+        sentences.write(path, settings)
+    changed("tokenizer_config.json", model_max_length=of_tokenizer)(tmp_path)
+    assert getattr(load(tmp_path).module, "max_length", None) == limit
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"pooling_mode_cls_token": False}, {"pooling_mode_mean_tokens": True}]
+)
+def test_pooling_without_other_flags_is_mean(flags: dict[str, bool], tmp_path: Path) -> None:
+    model = sentences.save(tmp_path, {"word_embedding_dimension": sentences.WIDTH, **flags})
     module = load(tmp_path).module
-    assert getattr(module, "max_length", None) == folders.MAX_TOKENS
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 20}))
+    assert module is not None
+    with torch.inference_mode():
+        found = module.double()(torch.tensor([[2, 8, 9, 3]])).numpy()
+    (rows,) = sentences.token_vectors(model, [[2, 8, 9, 3]])
+    np.testing.assert_allclose(found[0], sentences.pooled(rows, ["mean"]), atol=1e-12)
+
+
+def test_large_settings_of_tokenizer_are_read(tmp_path: Path) -> None:
+    """Some families list thousands of added tokens, in more than 1 MB."""
+    sentences.save(tmp_path, sentences.new_pooling("mean"))
+    changed(TRANSFORMER, max_seq_length=None)(tmp_path)
+    changed("tokenizer_config.json", model_max_length=20, note="x" * (3 << 19))(tmp_path)
     assert getattr(load(tmp_path).module, "max_length", None) == 20
 
 
@@ -142,6 +171,26 @@ def pickled_dense(folder: Path) -> None:
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
 
 
+def sharded_dense(folder: Path) -> None:
+    path = folder / "2_Dense" / "model.safetensors"
+    path.rename(path.with_name("a.safetensors"))
+    index = {"weight_map": dict.fromkeys(("linear.weight", "linear.bias"), "a.safetensors")}
+    sentences.write(path.with_name("model.safetensors.index.json"), index)
+
+
+def pooling_of(**flags: bool) -> Change:
+    entries = {"word_embedding_dimension": sentences.WIDTH, **flags}
+    return lambda folder: sentences.write(folder / "1_Pooling" / "config.json", entries)
+
+
+def limit_of_tokenizer(value: object) -> Change:
+    def change(folder: Path) -> None:
+        changed(TRANSFORMER, max_seq_length=None)(folder)
+        changed("tokenizer_config.json", model_max_length=value)(folder)
+
+    return change
+
+
 LSTM = "sentence_transformers.models.LSTM"
 KINDS = "modules Transformer, Pooling, Dense, Normalize, got"
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -165,6 +214,11 @@ BAD: dict[str, tuple[Change, str]] = {
         changed(POOLING, pooling_mode="median"),
         "one or several of cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken",
     ),
+    "no pooling mode": (changed(POOLING, pooling_mode=[]), "one or several of cls"),
+    "no flag of the mean": (
+        pooling_of(pooling_mode_cls_token=True), "expected pooling_mode_mean_tokens and a kind"),
+    "no flag that is true": (
+        changed(POOLING, pooling_mode_mean_tokens=False), "a kind of pooling that is true"),
     "many poolings": (changed(POOLING, pooling_mode=["mean"] * 50), "one or several of cls"),
     "unknown setting of a pooling": (changed(POOLING, pooling_mode_median=True), "the settings"),
     "another width of the pooling": (
@@ -182,8 +236,21 @@ BAD: dict[str, tuple[Change, str]] = {
         dense_weights(weight=torch.ones(8, 15), bias=torch.ones(8)), "expected the weights"
     ),
     "an absent bias": (dense_weights(weight=torch.ones(8, 16)), "expected the weights"),
-    "a pickled Dense": (pickled_dense, "a pickle, which can run code"),
+    "a pickled Dense": (pickled_dense, "SentenceTransformer(folder).save_pretrained(other)"),
+    "a Dense in several files": (
+        sharded_dense, "expected model.safetensors for its Dense module, got model.safetensors.ind"
+    ),
+    "a Dense without weights": (
+        lambda folder: (folder / "2_Dense" / "model.safetensors").unlink(), "got no weights"),
     "lower case": (changed(TRANSFORMER, do_lower_case=True), "do_lower_case false or null"),
+    "a limit of the tokenizer that is true": (
+        limit_of_tokenizer(True), "model_max_length of at least 1, got True"),
+    "a limit of the tokenizer that is text": (
+        limit_of_tokenizer("20"), "model_max_length of at least 1, got 20"),
+    "huge settings of the tokenizer": (
+        limit_of_tokenizer("x" * (1 << 24)), "at most 16777216 bytes"),
+    "a huge configuration": (
+        changed("config.json", note="x" * (1 << 24)), "at most 16777216 bytes"),
     "a limit of 0": (changed(TRANSFORMER, max_seq_length=0), "max_seq_length of at least 1"),
     "another output": (changed(TRANSFORMER, module_output_name="x"), "module_output_name"),
     "an unknown setting": (changed(TRANSFORMER, tokens_first=True), "the settings max_seq_length"),
@@ -191,6 +258,14 @@ BAD: dict[str, tuple[Change, str]] = {
         changed(SETTINGS, default_prompt_name="query", prompts={"query": "query: "}),
         "no default_prompt_name, as a bundle takes texts as they are, got query",
     ),
+    "an unknown prompt": (
+        changed(SETTINGS, default_prompt_name="query", prompts={"document": ""}),
+        "no default_prompt_name, as a bundle takes texts as they are, got query",
+    ),
+    "a name of a prompt without prompts": (
+        changed(SETTINGS, default_prompt_name="query"), "no default_prompt_name"),
+    "a number as name of a prompt": (
+        changed(SETTINGS, default_prompt_name=5, prompts=None), "no default_prompt_name"),
     "sparse vectors": (changed(SETTINGS, model_type="SparseEncoder"), "SentenceTransformer"),
 }  # fmt: skip
 

@@ -120,6 +120,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "index of a missing file": (
         shards('{"weight_map": {"a": "b.safetensors"}}'), r"lacks b\.safetensors"),
     "index no object": (shards("[]"), "weight_map"),
+    "index no JSON": (shards("[" * 100_000), "not valid JSON"),
+    "index without end": (shards(" " * (1 << 24) + "{}"), "at most 16777216 bytes"),
+    "configuration without end": (config(note="x" * (1 << 24)), "at most 16777216 bytes"),
     "head missing": (
         weights(classifier_weight=None), "missing: classifier.weight.*trained model"),
     "weight of another shape": (weights(classifier_weight=lambda t: t[:2].clone()),

@@ -41,6 +41,7 @@ HELP = {
                   "--force", "--factory", "--labels", "--tokenizer", "--allow-pickle", "verify",
                   "inspect", "calibrate", "build", "bench", "demo", "--min-length", "--opt-length",
                   "--max-batch", "--workspace", "--timing-cache", "--compute-capability",
+                  "modules.json",
                   "Exit status"),
     ("build", "--help"): ("BUNDLE", "--rebuild", "--timing-cache", "AFTEXPORT_CACHE",
                           "Exit status"),
@@ -278,7 +279,7 @@ def test_inspect_of_pickle_needs_permission(
 def test_inspect_refuses_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     outcome = run_here(["inspect", tmp_path / "empty"], capsys)
-    assert_refused(outcome, "empty", "manifest.json", "config.json")
+    assert_refused(outcome, "empty", "manifest.json", "config.json", "modules.json")
     assert_refused(run_here(["inspect", tmp_path / "absent"], capsys), "absent")
 
 

@@ -1,5 +1,6 @@
 """The portable ONNX body of every operator against the reference in float64."""
 
+from collections.abc import Iterable
 from itertools import product
 
 import numpy as np
@@ -34,6 +35,39 @@ def test_body_uses_only_standard_operators(variant: Variant, opset: int) -> None
     assert (function.domain, function.name) == (DOMAIN, variant.op_type)
     assert {o.domain: o.version for o in function.opset_import} == {"": opset}
     assert all(node.domain == "" for node in function.node)
+
+
+LOOPS = {
+    "AftFull": {"Loop"},
+    "CausalAftFull": {"Loop"},
+    "AftLocal": {"Loop", "Scan"},
+    "CausalAftLocal": {"Loop", "Scan"},
+    "AftConv": {"Loop", "Scan"},
+    "CausalAftConv": {"Loop", "Scan"},
+    "CausalAftSimple": {"Scan"},
+    "CausalEfficientAttention": {"Scan"},
+    "CausalFastformer": {"Scan"},
+}
+"""The loops in a body, as docs/operators.md lists them; the other bodies have none."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_body_has_documented_loops(variant: Variant) -> None:
+    (function,) = body_model(variant).functions
+    expected = LOOPS.get(variant.op_type, set())
+    if ("normalization", "scaling") in variant.settings:
+        expected = set()
+    assert loops(function.node) == expected
+
+
+def loops(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Return the kinds of loops among nodes and in their graphs."""
+    found = set()
+    for node in nodes:
+        found |= {node.op_type} & {"Loop", "Scan"}
+        for attribute in node.attribute:
+            found |= loops(attribute.g.node)
+    return found
 
 
 @pytest.mark.table(keep=0.25)
