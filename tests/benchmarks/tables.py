@@ -3,13 +3,14 @@
 PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.tables
 """
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import model_plot
+from benchmarks import aarch64, model_plot
 from benchmarks.peers import PRECISIONS, Row, best_peer, grouped
 from benchmarks.record import read_records
 from benchmarks.registry import read_registry
@@ -18,7 +19,7 @@ from benchmarks.workloads import SOFTMAX
 
 Record = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md")
 LARGE_ERROR = 0.1
 """The error of a peer, relative to the largest logit, above which a ratio names it."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -65,10 +66,22 @@ def peers_table() -> str:
     return "\n".join(lines)
 
 
+def instructions_table() -> str:
+    """Return the instructions per token of each kernel on aarch64."""
+    record = json.loads(aarch64.RECORD.read_text("utf-8"))
+    setting = (
+        f"Instructions per token on QEMU's processor `{record['cpu']}`, for {record['tokens']} "
+        f"tokens and {record['channels']} channels. Counted on {record['date']} in the code of "
+        f"commit {record['commit']}, compiled by GCC {record['compiler'].split()[-1]}:"
+    )
+    return textwrap.fill(setting, 118) + "\n\n" + aarch64.table(record)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed_table,
     "models": model_tables,
     "peers": peers_table,
+    "instructions": instructions_table,
 }
 
 

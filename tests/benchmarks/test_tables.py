@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import aarch64, tables
 from benchmarks.model_plot import points, softmax_points
 from benchmarks.peers import best_peer, grouped
 
@@ -126,6 +126,26 @@ def test_speed_names_common_peer_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "Measured on 2026-01-02 on Some processor (family 1, model 2), with 2 threads and the code "
         "of commit 0123456789ab. Not measured there: Refusing; Absent."
     )
+
+
+def test_instructions_are_by_kernel() -> None:
+    rows = [
+        {"kernel": "aft_simple", "element": element, "method": "fp32", "causal": causal,
+         "instructions_per_token": number}
+        for element, causal, number in [("float32", False, 4_813.6), ("float16", False, 9.0)]
+    ]  # fmt: skip
+    lines = aarch64.table({"rows": rows}).splitlines()
+    assert lines[0] == "| kernel | float32 | causal | float16 tensors | bf16 | int8 |"
+    assert lines[2] == "| `aft_simple` | 4,814 |  | 9 |  |  |"
+
+
+def test_instructions_are_counted_between_markers() -> None:
+    trace = [
+        "IN: aft_count_begin", "0x1: ret", "Trace 0: a [x] aft_count_begin",
+        "IN: work", "0x2: add", "0x3: ret", "Trace 0: b [x] work", "Trace 0: b [x] work",
+        "IN: aft_count_end", "0x4: ret", "Trace 0: c [x] aft_count_end",
+    ]  # fmt: skip
+    assert aarch64.count_by_function(trace) == {"work": 4}
 
 
 def test_processor_of_aarch64_is_described() -> None:
