@@ -51,7 +51,8 @@ test-all: lint build/third_party/installed build/peers/installed cuda sdist whee
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
 	AFT_TEST_ALL=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/docs tests/examples
 
-# One environment of tests/versions/matrix.toml at a time, and only those without a row in tests/versions/record.json.
+# One environment of tests/versions/matrix.toml at a time, and only those without a row of the current tests in
+# tests/versions/record.json.
 # VERSIONS="torch-2.15 --again" runs one again; VERSIONS=--help shows all options.
 VERSIONS ?=
 test-versions: $(VENV)/installed  ## the exporter and the server with each torch and Python; downloads gigabytes
