@@ -46,12 +46,13 @@ test: lint build/third_party/installed build/peers/installed cuda cuda-emulated 
 	  --ignore tests/wheels $(if $(SLOW),,-m "not slow")
 
 test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
-	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
+	AFT_TEST_ALL=1 TORCH=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
 	AFT_TEST_ALL=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/docs tests/examples
 
-# One environment of tests/versions/matrix.toml at a time, and only those without a row in tests/versions/record.json.
+# One environment of tests/versions/matrix.toml at a time, and only those without a row of the current tests in
+# tests/versions/record.json.
 # VERSIONS="torch-2.15 --again" runs one again; VERSIONS=--help shows all options.
 VERSIONS ?=
 test-versions: $(VENV)/installed  ## the exporter and the server with each torch and Python; downloads gigabytes
@@ -183,8 +184,8 @@ cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT
 	  $(DEFINE)AFT_MANYLINUX=ON plugins/cuda
 
 # The wheel is installed into the Python versions of this machine from 3.11 on, or into PYTHONS="3.11 3.12", with the
-# packages of constraints.txt, or with the newest by UNPINNED=1. There a small model is saved, exported, verified and
-# served; each version downloads its torch, some gigabytes.
+# packages of constraints.txt, or with the newest by UNPINNED=1. There a small bundle is verified and served, and with
+# TORCH=1 a model is saved, exported, fused and served too; each version then downloads its torch, some gigabytes.
 check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clean environments without a compiler
 	@ls dist/*.whl > /dev/null 2>&1 || { echo "Expected wheels in dist, got none. Run: make wheels"; exit 1; }
 	$(BIN)/pytest --durations 5 tests/wheels
@@ -204,12 +205,15 @@ bench-model: $(VENV)/installed build/peers/installed  ## the same for a whole mo
 bench-quick: $(VENV)/installed build/peers/installed  ## core operators, the two shorter lengths
 	$(BENCHMARKS) --quick $(BENCH)
 
-# BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model.
+# BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model. A record of another date
+# or commit is replaced only by BENCH=--replace.
 bench-record: $(VENV)/installed build/peers/installed  ## models into this processor's record, tables and pictures
 	$(BENCHMARKS) --model --record --tokens 1024 4096 16384 --rounds 5 $(BENCH)
+	$(BENCHMARKS).registry
 	$(BENCHMARKS).tables
 
-# Apart from .venv, and without the packages that .venv has or that send statistics.
+# Apart from .venv, and without the packages that .venv has. NNCF would send statistics by openvino-telemetry;
+# tests/benchmarks/setup.py sets NNCF_CI, which prevents it.
 PEERS := nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
 build/peers/installed: $(VENV)/installed Makefile
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers $(PEERS)

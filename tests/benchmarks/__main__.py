@@ -52,6 +52,11 @@ def main() -> None:
         action="store_true",
         help="write the rows to this processor's record in tests/benchmarks/records",
     )
+    add(
+        "--replace",
+        action="store_true",
+        help="with --record, drop the rows of another date, commit, version or contender",
+    )
     options = parser.parse_args()
     if SOFTMAX in (options.mechanism or ()) and not options.model:
         parser.error("--mechanism softmax: expected --model with it")
@@ -60,12 +65,16 @@ def main() -> None:
     setup.prepare(options.threads)
     # Imported once the process is prepared.
     from benchmarks import chunks, model, operators
+    from benchmarks.record import RecordError
 
     chosen = model if options.model else chunks if options.chunks else operators
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):
         known = ", ".join(chosen.CONTENDERS) or "none"
         parser.error(f"--contender {' '.join(sorted(unknown))}: known are {known}")
-    chosen.run(options, Console(width=180))
+    try:
+        chosen.run(options, Console(width=180))
+    except RecordError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

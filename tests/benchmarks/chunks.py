@@ -19,7 +19,14 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.passes.finish import finish
 from benchmarks.contenders.contender import Contender
 from benchmarks.processor import read_processor
-from benchmarks.record import Refusals, make_record, record_path, write_record
+from benchmarks.record import (
+    Refusals,
+    make_record,
+    read_earlier,
+    read_setting,
+    record_path,
+    write_record,
+)
 from benchmarks.task import build
 from benchmarks.timing import interleave
 from benchmarks.workloads import OP_TYPES, Workload
@@ -31,16 +38,18 @@ Row = dict[str, Any]
 
 def run(options: argparse.Namespace, console: Console) -> None:
     """Measures the mechanisms that ``options`` name; writes ``build/bench_chunks.json``."""
+    rounds = options.rounds or 3
+    default = record_path("chunks") if options.record else Path("build/bench_chunks.json")
+    out = options.out or default
+    setting = read_setting({}, threads=options.threads, rounds=rounds)
+    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
     both, long = options.tokens or (BOTH_TOKENS, LONG_TOKENS)
     mechanisms = [m for m in options.mechanism or OP_TYPES if m != "aft_full"]
     rows = [
-        measure(mechanism, both, long, options.dim, options.threads, options.rounds or 3)
+        measure(mechanism, both, long, options.dim, options.threads, rounds)
         for mechanism in track(mechanisms, "Documents in chunks", console=console)
     ]
-    default = record_path("chunks") if options.record else Path("build/bench_chunks.json")
-    out = options.out or default
-    rounds = options.rounds or 3
-    write_record(make_record(rows, {}, Refusals(), threads=options.threads, rounds=rounds), out)
+    write_record(make_record(setting, rows, Refusals(), earlier), out)
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))

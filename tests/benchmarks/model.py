@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
     make_record,
-    merge_records,
+    read_earlier,
+    read_setting,
     record_path,
     write_record,
 )
@@ -45,6 +45,7 @@ SOFTMAX_MAX_TOKENS = 4_096
 SLOW_PEER = 2.0
 """A peer that takes so many times as long as the best one gets no document over 4,096 tokens."""
 ALL_PEERS_MAX_TOKENS = 4_096
+LEFT_OUT = "left out"
 PEAK_MAX_TOKENS = 4_096
 MECHANISMS = (*OP_TYPES, SOFTMAX)
 Row = dict[str, Any]
@@ -56,11 +57,13 @@ def run(options: argparse.Namespace, console: Console) -> None:
     lengths = sorted(options.tokens or LENGTHS)
     chosen = [CONTENDERS[name] for name in options.contender or CONTENDERS]
     refusals = Refusals(left_out=[f"{name}: {reason}" for name, reason in MISSING.items()])
-    limits = register_rates(options.threads)
     facts = {contender.name: contender.facts for contender in chosen}
     out = options.out or Path("build/bench_model.json")
     if options.record and not options.out:
         out = record_path("models")
+    setting = read_setting(facts, threads=options.threads, rounds=rounds)
+    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    limits = register_rates(options.threads)
     rows: list[Row] = []
     for mechanism in track(options.mechanism or MECHANISMS, "Timing models", console=console):
         console.print(mechanism)
@@ -70,11 +73,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
             if contenders:
                 task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
                 rows += measure(task, contenders, options.threads, rounds, limits, refusals)
-        record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
         # A run that is stopped keeps the mechanisms before, and another run adds the rest.
-        if options.record and out.exists():
-            record = merge_records(json.loads(out.read_text("utf-8")), record)
-        write_record(record, out)
+        write_record(make_record(setting, rows, refusals, earlier), out)
     console.print(table(rows, facts))
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
     for row in refusals.rows:
@@ -114,7 +114,9 @@ def allowed(
     before = [row for row in rows if row["mechanism"] == SOFTMAX]
     if not before:
         return peers
-    fastest = min(before[-len(peers) :], key=lambda row: row["seconds"])["contender"]
+    longest = max(row["tokens"] for row in before)
+    before = [row for row in before if row["tokens"] == longest]
+    fastest = min(before, key=lambda row: row["seconds"])["contender"]
     return [contender for contender in peers if contender.name == fastest]
 
 
@@ -139,15 +141,31 @@ def without_slow_peers(
     facts = {contender.name: contender.facts for contender in chosen}
     kept = []
     for contender in chosen:
+        if reason := earlier_reason(workload.mechanism, contender, refusals):
+            refusals.add(workload.mechanism, workload.tokens, contender.name, reason)
+            continue
         best = best_peer(before.values(), facts, contender.precision)
         row = before.get(contender.name)
         if contender.is_ours or not (row and best) or row["seconds"] <= SLOW_PEER * best["seconds"]:
             kept.append(contender)
         else:
             times = row["seconds"] / best["seconds"]
-            reason = f"left out: {times:.1f} times the best peer's time at {row['tokens']:,} tokens"
+            reason = (
+                f"{LEFT_OUT}: {times:.1f} times the best peer's time at {row['tokens']:,} tokens"
+            )
             refusals.add(workload.mechanism, workload.tokens, contender.name, reason)
     return kept
+
+
+def earlier_reason(mechanism: str, contender: ModelContender, refusals: Refusals) -> str:
+    """Return the reason for which a contender was left out at a shorter length, or an empty one."""
+    reasons = [
+        row["reason"]
+        for row in refusals.rows
+        if (row["mechanism"], row["contender"]) == (mechanism, contender.name)
+        and row["reason"].startswith(LEFT_OUT)
+    ]
+    return reasons[-1] if reasons else ""
 
 
 def measure(
@@ -231,7 +249,7 @@ def relative_error(output: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, An
 def table(rows: Sequence[Row], contenders: Facts) -> Table:
     """Return every row, with the best peer of its precision for ours."""
     shown = Table("mechanism", "tokens", "contender", "ms", "best peer", "best peer / ours",
-                  "of the register rate", "error to float32", "to float64", "peak MiB")  # fmt: skip
+                  "of fp32 register rate", "error to float32", "to float64", "MiB")  # fmt: skip
     for column in shown.columns[3:]:
         column.justify = "right"
     groups = grouped(rows)
@@ -245,7 +263,8 @@ def table(rows: Sequence[Row], contenders: Facts) -> Table:
             title = contenders[best["contender"]]["title"]
             compared = [title, f"{best['seconds'] / row['seconds']:.2f}"]
         exact, peak = row["error_float64"], row["peak_mib"]
-        rate = row["limits"].get(facts["precision"])
+        # Products in bf16 and int8 may run by another method, whose rate would be another.
+        rate = row["limits"].get("fp32") if facts["precision"] == "fp32" else None
         reached = row["product_multiply_adds"] / row["seconds"] / 1e9
         shown.add_row(
             row["mechanism"], f"{row['tokens']:,}", facts["title"],

@@ -24,7 +24,14 @@ from benchmarks.limits import least_seconds, rates
 from benchmarks.peers import Facts, best_peer, grouped
 from benchmarks.plot import draw
 from benchmarks.processor import read_processor
-from benchmarks.record import Refusals, make_record, record_path, write_record
+from benchmarks.record import (
+    Refusals,
+    make_record,
+    read_earlier,
+    read_setting,
+    record_path,
+    write_record,
+)
 from benchmarks.setup import COMPILED
 from benchmarks.timing import interleave
 from benchmarks.workloads import OP_TYPES, Workload
@@ -49,17 +56,18 @@ def run(options: argparse.Namespace, console: Console) -> None:
         Workload(mechanism, 1, tokens, options.dim): names
         for (mechanism, tokens), names in chosen.items()
     }
+    facts = {name: CONTENDERS[name].facts for name in options.contender or CONTENDERS}
+    default = record_path("operators") if options.record else Path("build/bench.json")
+    out = options.out or default
+    setting = read_setting(facts, threads=options.threads, rounds=rounds)
+    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
     if not COMPILED.exists():
         compiled = [w for w, n in workloads.items() if "torch_compile" in n]
         compile_all(compiled, console)
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
         rows += measure(workload, names, options.threads, rounds, refusals)
-    facts = {name: CONTENDERS[name].facts for name in options.contender or CONTENDERS}
-    record = make_record(rows, facts, refusals, threads=options.threads, rounds=rounds)
-    default = record_path("operators") if options.record else Path("build/bench.json")
-    out = options.out or default
-    write_record(record, out)
+    write_record(make_record(setting, rows, refusals, earlier), out)
     console.print(table(rows, facts))
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
     for row in refusals.rows:

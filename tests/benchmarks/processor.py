@@ -1,6 +1,7 @@
 """The processor of a run, told by family and model: virtual machines hide its name."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,16 @@ _GENERATIONS = (
     ("GenuineIntel", 6, range(207, 208), "Intel Emerald Rapids"),
     ("GenuineIntel", 6, range(173, 174), "Intel Granite Rapids"),
 )
+_ARM = "0x41"
+_ARM_PARTS = {
+    0xD03: "Arm Cortex-A53",
+    0xD08: "Arm Cortex-A72",
+    0xD0B: "Arm Cortex-A76",
+    0xD0C: "Arm Neoverse N1",
+    0xD40: "Arm Neoverse V1",
+    0xD49: "Arm Neoverse N2",
+    0xD4F: "Arm Neoverse V2",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class Processor:
     Attributes:
         title: the generation, or the numbers where it is not in the table.
         name: the name that the system gives.
-        vendor, family, model, stepping: the numbers of CPUID; empty and 0 on other processors.
+        vendor, family, model, stepping: the numbers of CPUID. On aarch64, the implementer, 0, the
+            part and the revision.
         flags: those of ``FLAGS`` that the processor has.
     """
 
@@ -60,15 +72,30 @@ def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    if "CPU implementer" in fields:
+        title, numbers = _aarch64(fields)
+    else:
+        title, numbers = _x86(fields)
+    name = fields.get("model name", "unknown processor")
+    return Processor(title, name, *numbers, tuple(flag for flag in FLAGS if flag in flags))
+
+
+def _x86(fields: Mapping[str, str]) -> tuple[str, tuple[str, int, int, int]]:
     vendor = fields.get("vendor_id", "")
     family, model = int(fields.get("cpu family", 0)), int(fields.get("model", 0))
-    known = fields.get("flags", fields.get("Features", "")).split()
-    name = fields.get("model name", "unknown processor")
-    numbers = f"{vendor} family {family} model {model}" if vendor else name
     titles = [
         t for v, f, models, t in _GENERATIONS if (v, f) == (vendor, family) and model in models
     ]
-    return Processor(
-        titles[0] if titles else numbers, name, vendor, family, model,
-        int(fields.get("stepping", 0)), tuple(flag for flag in FLAGS if flag in known),
-    )  # fmt: skip
+    numbers = f"{vendor} family {family} model {model}"
+    unknown = numbers if vendor else fields.get("model name", "unknown processor")
+    title = titles[0] if titles else unknown
+    return title, (vendor, family, model, int(fields.get("stepping", 0)))
+
+
+def _aarch64(fields: Mapping[str, str]) -> tuple[str, tuple[str, int, int, int]]:
+    implementer, part = fields["CPU implementer"], int(fields["CPU part"], 16)
+    title = f"aarch64 implementer {implementer} part {part:#x}"
+    if implementer == _ARM:
+        title = _ARM_PARTS.get(part, title)
+    return title, (implementer, 0, part, int(fields.get("CPU revision", 0)))

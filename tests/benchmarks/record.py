@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -13,9 +14,15 @@ from benchmarks.processor import read_processor
 
 Row = dict[str, Any]
 Kind = Literal["models", "operators", "chunks"]
-_SETTING = ("date", "processor", "threads", "rounds", "versions", "contenders")
 FOLDER = Path(__file__).with_name("records")
+ROOT = Path(__file__).parents[2]
+MEASURED_FOLDERS = ("export", "plugins", "pyproject.toml")
+"""The paths that a commit names in a record: changes in others do not change what is measured."""
 PACKAGES = ("torch", "onnxruntime", "openvino", "nncf")
+
+
+class RecordError(Exception):
+    """A run would drop rows of a record."""
 
 
 @dataclass
@@ -37,35 +44,60 @@ class Refusals:
         )
 
 
-def make_record(
-    rows: Sequence[Row],
-    contenders: Mapping[str, Mapping[str, Any]],
-    refusals: Refusals,
-    *,
-    threads: int,
-    rounds: int,
+def read_setting(
+    contenders: Mapping[str, Mapping[str, Any]], *, threads: int, rounds: int
 ) -> dict[str, Any]:
-    """Return a record of the rows, with all that tables and pictures need.
+    """Return the properties that all rows of a record share.
 
     Args:
-        rows: the measurements.
         contenders: the properties of the contenders that were asked for, by name.
-        refusals: the runs that are missing, and why.
         threads: number of threads of each contender.
         rounds: timed rounds.
     """
-    return {
+    setting = {
         "date": datetime.now(UTC).date().isoformat(),
-        "processor": json.loads(json.dumps(asdict(read_processor()))),  # tuples become lists
-        "load": os.getloadavg()[2],  # of 15 minutes: other work on the machine shows in it
+        "commit": read_commit(),
+        "processor": asdict(read_processor()),
         "threads": threads,
         "rounds": rounds,
         "versions": {name: v for name in PACKAGES if (v := _version(name))},
         "contenders": dict(contenders),
-        "cannot": refusals.rows,
-        "left_out": refusals.left_out,
+    }
+    parsed: dict[str, Any] = json.loads(json.dumps(setting))  # tuples become lists
+    return parsed
+
+
+def make_record(
+    setting: Mapping[str, Any],
+    rows: Sequence[Row],
+    refusals: Refusals,
+    earlier: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a record of the rows, with all that tables and pictures need.
+
+    Args:
+        setting: the result of ``read_setting``.
+        rows: the measurements.
+        refusals: the runs that are missing, and why.
+        earlier: a record of the same setting, which keeps the rows of mechanisms and lengths
+            that were not measured now.
+    """
+    record = {
+        **setting,
+        "load": os.getloadavg()[2],  # of 15 minutes: other work on the machine shows in it
+        "cannot": list(refusals.rows),
+        "left_out": list(refusals.left_out),
         "rows": list(rows),
     }
+    if earlier is None:
+        return record
+    measured = {(row["mechanism"], row["tokens"]) for row in (*rows, *refusals.rows)}
+    for name in ("rows", "cannot"):
+        kept = [row for row in earlier[name] if (row["mechanism"], row["tokens"]) not in measured]
+        record[name] = kept + record[name]
+    record["left_out"] = list(dict.fromkeys(earlier["left_out"] + record["left_out"]))
+    record["load"] = max(earlier["load"] or 0.0, record["load"])
+    return record
 
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
@@ -74,23 +106,39 @@ def write_record(record: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
-def merge_records(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the mechanisms that only an earlier part of the same run has.
+def read_earlier(path: Path, setting: Mapping[str, Any], *, replace: bool) -> dict[str, Any] | None:
+    """Return the record that a run continues, or None.
 
     Args:
-        earlier: the record so far; it is replaced as a whole if it is of another setting.
-        record: the record of the mechanisms that were measured now.
+        path: the file that the run will write.
+        setting: the setting of the run.
+        replace: whether the run may drop the rows of another setting.
+
+    Raises:
+        RecordError: if the file has rows of another setting.
     """
-    if any(earlier.get(name) != record[name] for name in _SETTING):
-        return dict(record)
-    measured = {row["mechanism"] for row in (*record["rows"], *record["cannot"])}
-    merged = dict(record)
-    for name in ("rows", "cannot"):
-        kept = [row for row in earlier[name] if row["mechanism"] not in measured]
-        merged[name] = kept + record[name]
-    merged["left_out"] = list(dict.fromkeys(earlier["left_out"] + record["left_out"]))
-    merged["load"] = max(earlier["load"], record["load"])
-    return merged
+    if not path.exists():
+        return None
+    earlier: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    differing = [name for name in setting if earlier.get(name) != setting[name]]
+    if not differing:
+        return earlier
+    if replace or not earlier["rows"]:
+        return None
+    raise RecordError(
+        f"Expected in {path.name} a record of this run's setting, got {len(earlier['rows'])} rows "
+        f"with another {', '.join(differing)}. Pass --replace to drop them, or --out FILE."
+    )
+
+
+def read_commit() -> str:
+    """Return the commit of the kernels and the exporter, with a sign of uncommitted changes."""
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changes = _git("status", "--porcelain", "--", *MEASURED_FOLDERS)
+    except (FileNotFoundError, subprocess.CalledProcessError):  # a source archive has no history
+        return "unknown"
+    return f"{commit} with changes" if changes else commit
 
 
 def read_records(kind: Kind) -> dict[str, dict[str, Any]]:
@@ -103,6 +151,11 @@ def read_records(kind: Kind) -> dict[str, dict[str, Any]]:
 def record_path(kind: Kind) -> Path:
     """Return the path of this processor's record."""
     return FOLDER / f"{kind}-{read_processor().slug}.json"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str | None:

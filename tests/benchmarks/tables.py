@@ -3,40 +3,49 @@
 PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.tables
 """
 
+import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import model_plot
+from benchmarks import aarch64, model_plot
 from benchmarks.peers import PRECISIONS, Row, best_peer, grouped
 from benchmarks.record import read_records
+from benchmarks.registry import read_registry
 from benchmarks.titles import TITLES, label
 from benchmarks.workloads import SOFTMAX
 
 Record = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md")
 LARGE_ERROR = 0.1
 """The error of a peer, relative to the largest logit, above which a ratio names it."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
 def speed_table() -> str:
-    """Return the README's table: the record with the most peers, at its longest documents."""
+    """Return the README's table: the record with the most measured, at its longest documents."""
     record = widest(read_records("models"))
     longest = dict(sorted(grouped(record["rows"])))
-    peers = [facts["title"] for facts in record["contenders"].values() if not facts["is_ours"]]
+    missing = [
+        facts["title"]
+        for name, facts in read_registry().items()
+        if not facts["is_ours"] and name not in contenders_of(record)
+    ]
     heading = (
-        f"A model of four layers (D = 256, FFN 1,024), one document of {lengths_of(longest)}: "
-        f"times as fast as the fastest peer at the same or a finer precision. {setting(record)}. "
-        f"Peers: {'; '.join(peers)}."
+        "Times as fast as the fastest peer at the same or a finer precision. The model has four "
+        f"layers (D = 256, FFN 1,024), and the document {lengths_of(longest)}. "
+        f"Measured on {setting(record)}."
     )
-    columns = [_cells(line) for line in ratio_lines(record, longest)]
-    del columns[1]  # the line under the titles
-    titles, *rows = (list(cells) for cells in zip(*columns, strict=True))
-    lines = [row_of(["", *titles[1:]]), row_of(["---"] * len(titles)), *map(row_of, rows)]
-    return f"{heading}\n\n" + "\n".join(lines)
+    if missing:
+        heading += f" Not measured there: {'; '.join(shortest_titles(missing))}."
+    shown = [mechanism for mechanism in TITLES if mechanism in longest]
+    lines = [row_of(["", "fastest peer", *(TITLES[mechanism] for mechanism in shown)])]
+    lines.append(row_of(["---"] * (len(shown) + 2)))
+    lines += [_speed_row(record, longest, shown, precision) for precision in PRECISIONS]
+    return textwrap.fill(heading, 118) + "\n\n" + "\n".join(lines)
 
 
 def model_tables() -> str:
@@ -45,41 +54,71 @@ def model_tables() -> str:
 
 
 def peers_table() -> str:
-    """Return the contenders that each record of models has."""
+    """Return the contenders of the registry, and the dates of those that a record has."""
     records = list(read_records("models").values())
-    facts: dict[str, Any] = {}
-    for record in records:
-        facts = record["contenders"] | facts
+    facts = read_registry()
     lines = [
         row_of(["", *(r["processor"]["title"] for r in records)]),
         row_of(["---"] * (len(records) + 1)),
     ]
     for name, each in sorted(facts.items(), key=lambda item: not item[1]["is_ours"]):
-        cells = [r["date"] if name in r["contenders"] else "not measured" for r in records]
-        lines.append(row_of([each["title"], *cells]))
+        lines.append(row_of([each["title"], *(_measured(record, name) for record in records)]))
     return "\n".join(lines)
+
+
+def instructions_table() -> str:
+    """Return the instructions per token of each kernel on aarch64."""
+    record = json.loads(aarch64.RECORD.read_text("utf-8"))
+    setting = (
+        f"Instructions per token on QEMU's processor `{record['cpu']}`, for {record['tokens']} "
+        f"tokens and {record['channels']} channels. Counted on {record['date']} in the code of "
+        f"commit {record['commit']}, compiled by GCC {record['compiler'].split()[-1]}:"
+    )
+    return textwrap.fill(setting, 118) + "\n\n" + aarch64.table(record)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed_table,
     "models": model_tables,
     "peers": peers_table,
+    "instructions": instructions_table,
 }
 
 
 def widest(records: Mapping[str, Record]) -> Record:
-    """Return the record with the most contenders; of several, the latest."""
-    return max(records.values(), key=lambda record: (len(record["contenders"]), record["date"]))
+    """Return the record with rows of the most contenders and mechanisms; of several, the latest."""
+
+    def width(record: Record) -> tuple[int, str]:
+        measured = {(row["contender"], row["mechanism"]) for row in record["rows"]}
+        return len(measured), record["date"]
+
+    return max(records.values(), key=width)
+
+
+def contenders_of(record: Record) -> set[str]:
+    """Return the names of the contenders that have rows."""
+    return {row["contender"] for row in record["rows"]}
+
+
+def shortest_titles(titles: Sequence[str]) -> list[str]:
+    """Return the titles without those that extend another one, such as by a precision."""
+    return [t for t in titles if not any(t != other and t.startswith(other) for other in titles)]
 
 
 def setting(record: Record) -> str:
-    """Return the processor, the threads and the date of a record."""
+    """Return the date, the processor, the threads and the commit of a record."""
     processor = record["processor"]
-    numbers = f"family {processor['family']}"
-    if processor["model"] is not None:
-        numbers += f", model {processor['model']}"
-    date = record["date"]
-    return f"{processor['title']} ({numbers}), {record['threads']} threads, measured on {date}"
+    if processor["vendor"].startswith("0x"):
+        numbers = f"implementer {processor['vendor']}, part {processor['model']:#x}"
+    else:
+        numbers = f"family {processor['family']}"
+        if processor["model"] is not None:
+            numbers += f", model {processor['model']}"
+    commit = record["commit"]
+    code = "an unknown commit" if commit == "unknown" else f"commit {commit}"
+    threads = f"{record['threads']} threads"
+    named = f"{processor['title']} ({numbers})"
+    return f"{record['date']} on {named}, with {threads} and the code of {code}"
 
 
 def lengths_of(longest: Mapping[str, int]) -> str:
@@ -118,9 +157,10 @@ def time_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
     names = [TITLES.get(mechanism, "softmax, for scale") for mechanism in shown]
     yield row_of(["milliseconds", *names, "largest error"])
     yield row_of(["---"] * (len(shown) + 2))
+    asked = contenders_of(record) | {row["contender"] for row in record["cannot"]}
     refused = {(r["mechanism"], r["tokens"], r["contender"]): r["reason"] for r in record["cannot"]}
-    for name, facts in record["contenders"].items():
-        cells = []
+    for name in (n for n in record["contenders"] if n in asked):
+        facts, cells = record["contenders"][name], []
         for mechanism in shown:
             row = groups[mechanism, tokens[mechanism]].get(name)
             reason = refused.get((mechanism, tokens[mechanism], name), "")
@@ -146,14 +186,10 @@ def row_of(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "---|" * len(cells)
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def _record_parts(record: Record) -> Iterator[str]:
     yield f"### {record['processor']['title']}"
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    yield f"{setting(record)}{f', with {versions}' if versions else ''}."
+    yield f"Measured on {setting(record)}.{f' Versions: {versions}.' if versions else ''}"
     if "note" in record:
         yield record["note"]
     if limits := _limits(record):
@@ -195,15 +231,42 @@ def _limits(record: Record) -> str:
     )
 
 
-def _ratio_cell(record: Record, group: Mapping[str, Row], precision: str) -> str:
+def _ratio(record: Record, group: Mapping[str, Row], precision: str) -> tuple[str, str] | None:
+    """Return a ratio to the best peer and its title, or None where one was not measured."""
     ours = group.get(f"aftexport_{precision}")
     best = best_peer(group.values(), record["contenders"], precision)
     if ours is None or best is None:
-        return "not measured"
+        return None
     title = record["contenders"][best["contender"]]["title"]
     if best["error_float32"] > LARGE_ERROR:
         title += f", error {best['error_float32']:.1f}"
-    return f"{label(best['seconds'] / ours['seconds'])} ({title})"
+    return label(best["seconds"] / ours["seconds"]), title
+
+
+def _ratio_cell(record: Record, group: Mapping[str, Row], precision: str) -> str:
+    found = _ratio(record, group, precision)
+    return f"{found[0]} ({found[1]})" if found else "not measured"
+
+
+def _speed_row(
+    record: Record, tokens: Mapping[str, int], mechanisms: Sequence[str], precision: str
+) -> str:
+    """Return a precision's ratios; the peer is named once if it is the same for all."""
+    groups = grouped(record["rows"])
+    chosen = [groups[mechanism, tokens[mechanism]] for mechanism in mechanisms]
+    found = [_ratio(record, group, precision) for group in chosen]
+    titles = {each[1] if each else None for each in found}
+    if len(titles) == 1 and (title := titles.pop()):
+        return row_of([precision, title, *(each[0] for each in found if each)])
+    return row_of([precision, "", *(_ratio_cell(record, group, precision) for group in chosen)])
+
+
+def _measured(record: Record, name: str) -> str:
+    """Return the date of a contender's rows, or the reason for their absence."""
+    if name in contenders_of(record):
+        return str(record["date"])
+    reasons = [row["reason"] for row in record["cannot"] if row["contender"] == name]
+    return reasons[0].partition(":")[0] if reasons else "not measured"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import contenders, model
 from benchmarks.contenders.contender import CannotReadError, ModelContender, Prepared
 from benchmarks.record import Refusals
+from benchmarks.registry import read_registry
 from benchmarks.task import Task, build, logits
 from benchmarks.workloads import Workload
 
@@ -67,6 +68,14 @@ def test_new_module_adds_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "make build/peers/installed" in missing["broken"]
 
 
+def test_registry_has_every_contender() -> None:
+    """If it fails, run the command in the docstring of ``benchmarks.registry``."""
+    known = {name: contender.facts for name, contender in contenders.MODELS.items()}
+    registry = read_registry()
+    assert {name: registry.get(name) for name in known} == known
+    assert contenders.MISSING or registry.keys() == known.keys()
+
+
 def test_refusals_are_recorded(task: Task) -> None:
     refusals = Refusals()
     eager = contenders.MODELS["torch_eager"]
@@ -76,6 +85,16 @@ def test_refusals_are_recorded(task: Task) -> None:
         ("refusing", "cannot read: no Scan"),
         ("failing", "cannot run: ValueError: shape mismatch"),
     ]
+
+
+def test_register_rate_is_of_fp32_only() -> None:
+    """A precision may run by another method than that of its name."""
+    facts = {n: contenders.MODELS[n].facts for n in ("aftexport_fp32", "aftexport_int8")}
+    row = {"mechanism": "aft_conv", "tokens": 64, "seconds": 1.0, "error_float32": 0.0,
+           "error_float64": None, "peak_mib": None, "product_multiply_adds": 50e9,
+           "limits": {"fp32": 100.0, "int8": 400.0}}  # fmt: skip
+    shown = model.table([row | {"contender": name} for name in facts], facts)
+    assert list(shown.columns[6].cells) == ["50%", ""]
 
 
 def test_own_failure_stops_run(task: Task) -> None:
@@ -114,11 +133,15 @@ def test_openvino_reports_unreadable_graph() -> None:
 
 
 def test_softmax_runs_long_in_fastest_peer_only() -> None:
+    """The rows before have two lengths, and a contender refused the longer one."""
     chosen = list(contenders.MODELS.values())
     tokens = 2 * model.SOFTMAX_MAX_TOKENS
+    measured = [("torch_eager", 1_024, 0.1), ("ort_portable", 1_024, 0.3),
+                ("torch_compile", 1_024, 0.2), ("torch_eager", 4_096, 2.0),
+                ("ort_portable", 4_096, 1.0)]  # fmt: skip
     rows = [
-        {"mechanism": "softmax", "contender": "torch_eager", "seconds": 2.0},
-        {"mechanism": "softmax", "contender": "ort_portable", "seconds": 1.0},
+        {"mechanism": "softmax", "contender": name, "tokens": length, "seconds": seconds}
+        for name, length, seconds in measured
     ]
     refusals = Refusals()
     allowed = model.allowed(Workload("softmax", 1, tokens, 256), chosen, rows, refusals)
@@ -139,3 +162,13 @@ def test_slow_peer_gets_no_long_document() -> None:
     assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
         ("torch_eager", "left out: 9.0 times the best peer's time at 4,096 tokens")
     ]
+    del seconds["torch_eager"]
+    rows += [
+        {"mechanism": "aft_conv", "tokens": 16_384, "contender": name, "seconds": each}
+        for name, each in seconds.items()
+    ]
+    longer = model.allowed(Workload("aft_conv", 1, 65_536, 256), chosen, rows, refusals)
+    assert longer == allowed
+    assert [(row["contender"], row["tokens"]) for row in refusals.rows] == [
+        ("torch_eager", 16_384), ("torch_eager", 65_536)
+    ]  # fmt: skip

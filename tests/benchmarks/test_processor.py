@@ -38,6 +38,29 @@ def test_generation_follows_from_numbers(
     assert (processor.family, processor.model, processor.stepping) == (family, model, 1)
 
 
+@pytest.mark.parametrize(
+    ("implementer", "part", "slug"),
+    [
+        ("0x41", "0xd0c", "arm-neoverse-n1"),
+        ("0x41", "0xd4f", "arm-neoverse-v2"),
+        ("0x41", "0xfff", "aarch64-implementer-0x41-part-0xfff"),
+        ("0xc0", "0xd0c", "aarch64-implementer-0xc0-part-0xd0c"),
+    ],
+)
+def test_aarch64_is_told_by_part(tmp_path: Path, implementer: str, part: str, slug: str) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(
+        "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimddp i8mm\n"
+        f"CPU implementer\t: {implementer}\nCPU architecture: 8\nCPU variant\t: 0x3\n"
+        f"CPU part\t: {part}\nCPU revision\t: 1\n",
+        "utf-8",
+    )
+    processor = read_processor(path)
+    assert processor.slug == slug
+    assert processor.flags == ("asimddp", "i8mm")
+    assert (processor.vendor, processor.model) == (implementer, int(part, 16))
+
+
 def test_slug_has_no_separators(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(CPUINFO.format(vendor="AuthenticAMD", family=25, model=17, flags=""), "utf-8")

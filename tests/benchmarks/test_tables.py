@@ -1,6 +1,8 @@
 from typing import Any
 
-from benchmarks import tables
+import pytest
+
+from benchmarks import aarch64, tables
 from benchmarks.model_plot import points, softmax_points
 from benchmarks.peers import best_peer, grouped
 
@@ -11,6 +13,7 @@ FACTS = {
     "fast_int8": ("Fast int8", "int8", False),
     "refusing": ("Refusing", "fp32", False),
 }
+FACTS_OF_PEER = {"precision": "fp32", "is_ours": False, "is_same_function": True}
 
 
 def row(mechanism: str, contender: str, seconds: float, tokens: int = 64) -> dict[str, Any]:
@@ -21,7 +24,8 @@ def row(mechanism: str, contender: str, seconds: float, tokens: int = 64) -> dic
 
 RECORD: dict[str, Any] = {
     "date": "2026-01-02",
-    "processor": {"title": "Some processor", "family": 1, "model": 2},
+    "commit": "0123456789ab",
+    "processor": {"title": "Some processor", "vendor": "Maker", "family": 1, "model": 2},
     "threads": 2,
     "versions": {"torch": "2.13"},
     "contenders": {
@@ -71,10 +75,84 @@ def test_refusal_stays_in_tables() -> None:
     assert "| Slow | 300 | 2000 | 1e-03 |" in lines
 
 
+def test_contender_without_run_has_no_row() -> None:
+    facts = RECORD["contenders"] | {"asked": FACTS_OF_PEER | {"title": "Asked"}}
+    lines = list(tables.time_lines(RECORD | {"contenders": facts}, {"aft_simple": 64}))
+    assert not [line for line in lines if "Asked" in line]
+
+
 def test_widest_record_is_chosen() -> None:
+    """Contenders and mechanisms count that were measured, not those that were asked for."""
     later = RECORD | {"date": "2027-01-01"}
-    narrow = RECORD | {"date": "2028-01-01", "contenders": {}}
+    asked = {str(number): FACTS_OF_PEER for number in range(50)}
+    narrow = RECORD | {
+        "date": "2028-01-01", "rows": RECORD["rows"][:3], "contenders": asked | RECORD["contenders"]
+    }  # fmt: skip
     assert tables.widest({"a": RECORD, "b": later, "c": narrow}) is later
+
+
+def use_records(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> None:
+    found = {str(number): record for number, record in enumerate(records)}
+    monkeypatch.setattr(tables, "read_records", lambda kind: found)
+    facts = RECORD["contenders"] | {
+        "absent": FACTS_OF_PEER | {"title": "Absent"},
+        "absent_int8": FACTS_OF_PEER | {"title": "Absent int8"},
+    }
+    monkeypatch.setattr(tables, "read_registry", lambda: facts)
+
+
+def test_peers_are_those_of_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_records(monkeypatch, RECORD)
+    lines = tables.peers_table().splitlines()
+    assert "| Slow | 2026-01-02 |" in lines
+    assert "| Refusing | cannot read |" in lines
+    assert "| Absent | not measured |" in lines
+
+
+def test_speed_names_common_peer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = [row("aft_conv", "aftexport_fp32", 0.1), row("aft_conv", "slow", 0.5),
+            row("aft_conv", "aftexport_int8", 0.05), row("aft_conv", "slow_int8", 0.5)]  # fmt: skip
+    facts = RECORD["contenders"] | {
+        "slow_int8": FACTS_OF_PEER | {"title": "Slow int8", "precision": "int8"}
+    }
+    use_records(monkeypatch, RECORD | {"rows": RECORD["rows"] + more, "contenders": facts})
+    heading, lines = tables.speed_table().split("\n\n")
+    assert lines.splitlines()[2:] == [
+        "| fp32 | Slow | 3.0 | 5.0 |",
+        "| bf16 |  | not measured | not measured |",
+        "| int8 |  | 0.4 (Fast int8) | 10 (Slow) |",
+    ]
+    assert " ".join(heading.split()).endswith(
+        "Measured on 2026-01-02 on Some processor (family 1, model 2), with 2 threads and the code "
+        "of commit 0123456789ab. Not measured there: Refusing; Absent."
+    )
+
+
+def test_instructions_are_by_kernel() -> None:
+    rows = [
+        {"kernel": "aft_simple", "element": element, "method": "fp32", "causal": causal,
+         "instructions_per_token": number}
+        for element, causal, number in [("float32", False, 4_813.6), ("float16", False, 9.0)]
+    ]  # fmt: skip
+    lines = aarch64.table({"rows": rows}).splitlines()
+    assert lines[0] == "| kernel | float32 | causal | float16 tensors | bf16 | int8 |"
+    assert lines[2] == "| `aft_simple` | 4,814 |  | 9 |  |  |"
+
+
+def test_instructions_are_counted_between_markers() -> None:
+    trace = [
+        "IN: aft_count_begin", "0x1: ret", "Trace 0: a [x] aft_count_begin",
+        "IN: work", "0x2: add", "0x3: ret", "Trace 0: b [x] work", "Trace 0: b [x] work",
+        "IN: aft_count_end", "0x4: ret", "Trace 0: c [x] aft_count_end",
+    ]  # fmt: skip
+    assert aarch64.count_by_function(trace) == {"work": 4}
+
+
+def test_processor_of_aarch64_is_described() -> None:
+    processor = {"title": "Arm Neoverse N1", "vendor": "0x41", "family": 0, "model": 0xD0C}
+    text = tables.setting(RECORD | {"processor": processor, "commit": "unknown"})
+    assert "Arm Neoverse N1 (implementer 0x41, part 0xd0c)" in text
+    assert text.endswith("the code of an unknown commit")
 
 
 def test_marked_table_is_replaced() -> None:

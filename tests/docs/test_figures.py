@@ -1,5 +1,6 @@
 """The figures of the benchmark page are those of the recorded runs."""
 
+import copy
 import html
 import json
 import re
@@ -33,6 +34,13 @@ def seconds_of(rows: Iterable[Mapping[str, Any]]) -> Seconds:
         times = found.setdefault((row["mechanism"], row["tokens"]), {})
         times[row["contender"]] = row["seconds"]
     return found
+
+
+def curves(picture: Path) -> list[str]:
+    """The coordinates of everything that a picture draws."""
+    found = re.findall(r' d="([^"]+)"', picture.read_text("utf-8"))
+    assert found
+    return [" ".join(path.split()) for path in found]
 
 
 def has_row(title: str, cells: Iterable[str]) -> bool:
@@ -85,6 +93,16 @@ def test_model_picture_matches_record(tmp_path: Path) -> None:
         assert f"{record['processor']['title']}, {record['threads']} threads" in text
         assert record["date"] in text
         assert all(facts["title"] in text for facts in record["contenders"].values())
+    assert curves(model_plot.PICTURE) == curves(tmp_path / "again.svg")
+
+
+def test_model_picture_shows_times(tmp_path: Path) -> None:
+    """The comparison of pictures notices one time that differs."""
+    record = tables.widest(read_records("models"))
+    changed = copy.deepcopy(record)
+    changed["rows"][0]["seconds"] *= 1.1
+    model_plot.draw(changed, tmp_path / "changed.svg")
+    assert curves(model_plot.PICTURE) != curves(tmp_path / "changed.svg")
 
 
 def test_chunks_match_record() -> None:
@@ -105,6 +123,7 @@ def test_picture_matches_record(tmp_path: Path) -> None:
     for picture in (speedup.PICTURE, tmp_path / "again.svg"):
         texts = re.findall(r">([\d.]+)</text>", picture.read_text("utf-8"))
         assert Counter(labels) <= Counter(texts)
+    assert curves(speedup.PICTURE) == curves(tmp_path / "again.svg")
 
 
 def test_pictures_are_small() -> None:

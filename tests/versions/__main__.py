@@ -9,8 +9,8 @@ from pathlib import Path
 from interpreters import InterpreterError
 
 from versions.installation import installed, make_environment, make_wheel
-from versions.matrix import Environment, read_matrix
-from versions.record import LIBRARIES, put_row, read_record
+from versions.matrix import Environment, digest_tests, read_matrix, read_tests
+from versions.record import LIBRARIES, names_with, put_row, read_record
 from versions.suite import Outcome, run_suite
 
 WORK = Path("build/versions")
@@ -24,23 +24,26 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(names)}; by default each of them"
     )
-    parser.add_argument("--again", action="store_true", help="also those with a row in the record")
+    parser.add_argument(
+        "--again", action="store_true", help="also those whose row in the record has the same tests"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"expected {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    done = set() if options.again else {row["name"] for row in read_record()}
+    digest = digest_tests(read_tests(tests))
+    done = set() if options.again else names_with(digest, read_record())
     chosen = [e for e in environments if e.name in (options.names or names) and e.name not in done]
     if not chosen:
         return 0
     wheel = make_wheel(WORK / "wheels")
     status = 0
     for environment in chosen:
-        status |= run(environment, tests, wheel, keep=options.keep)
+        status |= run(environment, tests, digest, wheel, keep=options.keep)
     return status
 
 
-def run(environment: Environment, tests: list[str], wheel: Path, *, keep: bool) -> int:
+def run(environment: Environment, tests: list[str], digest: str, wheel: Path, *, keep: bool) -> int:
     """Run one environment and add its row; return 1 if a test fails unexpectedly."""
     print(f"== {environment.name}", flush=True)
     folder = WORK / environment.name
@@ -56,7 +59,7 @@ def run(environment: Environment, tests: list[str], wheel: Path, *, keep: bool) 
     if unexpected := outcome.unexpected(environment.known):
         print(f"{environment.name}: unexpected: {', '.join(unexpected)}", file=sys.stderr)
         return 1
-    put_row(row_of(environment, outcome, versions))
+    put_row(row_of(environment, outcome, versions) | {"tests": digest})
     return 0
 
 

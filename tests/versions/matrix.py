@@ -1,6 +1,9 @@
 """The environments of ``matrix.toml``."""
 
+import ast
+import hashlib
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,27 @@ class Environment:
     python: str
     packages: tuple[str, ...]
     known: tuple[Known, ...]
+
+
+def digest_tests(files: Mapping[str, str]) -> str:
+    """Return a digest of the names of the tests in some files.
+
+    Args:
+        files: the source of each file, by its path.
+    """
+    names = sorted(
+        f"{path}::{node.name}"
+        for path, source in files.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    )
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def read_tests(paths: Sequence[str]) -> dict[str, str]:
+    """Return the sources of files of tests, by their paths."""
+    return {path: (ROOT / path).read_text("utf-8") for path in paths}
 
 
 def read_matrix() -> tuple[list[str], list[Environment]]:

@@ -1,6 +1,7 @@
 """The committed record of runs, one row for each environment: its last run."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ def read_record() -> list[Row]:
     """Return the rows in the order of the file."""
     rows: list[Row] = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else []
     return rows
+
+
+def names_with(digest: str, rows: Iterable[Row]) -> set[str]:
+    """Return the environments whose last run had the tests of a digest."""
+    return {row["name"] for row in rows if row["tests"] == digest}
 
 
 def put_row(row: Row) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,8 @@ from packaging.version import Version
 from aftexport.internals import torch_operators, torch_shapes, torch_translation
 from versions.installation import free_constraints
 from versions.lowest import LOWEST, lower_bounds, read_bounds
-from versions.matrix import ROOT, Known, read_matrix
-from versions.record import put_row, read_record
+from versions.matrix import ROOT, Known, digest_tests, read_matrix
+from versions.record import names_with, put_row, read_record
 from versions.suite import Outcome, read_report
 
 TESTS, ENVIRONMENTS = read_matrix()
@@ -100,6 +101,24 @@ def test_row_replaces_earlier_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         {"name": "a"},
         {"name": "b", "passed": 2},
     ]
+
+
+def test_new_test_makes_row_missing() -> None:
+    old = {"tests/a.py": "def test_one(): ...", "tests/b.py": "class A:\n def test_two(self): ..."}
+    edited = old | {"tests/a.py": "# More.\ndef test_one(): return"}
+    new = old | {"tests/a.py": "def test_one(): ...\ndef test_three(): ..."}
+    rows = [{"name": "early", "tests": digest_tests(old)}]
+    assert names_with(digest_tests(edited), rows) == {"early"}
+    assert names_with(digest_tests(new), rows) == set()
+    assert names_with(digest_tests({"tests/a.py": old["tests/a.py"]}), rows) == set()
+
+
+def test_changelog_names_every_version() -> None:
+    text = " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())
+    sentences = text.partition("The test suite runs with torch")[2].partition("`make")[0]
+    for row in read_record():
+        torch = ".".join(row["versions"]["torch"].split(".")[:2])
+        assert {torch, row["python"]} - {"3.11"} <= set(re.findall(r"\d+\.\d+", sentences))
 
 
 def test_documentation_has_every_row() -> None:

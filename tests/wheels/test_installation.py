@@ -11,13 +11,15 @@ import pytest
 from interpreters import VERSIONS, interpreters
 
 from wheels.distributions import DIST, REPOSITORY
-from wheels.user import User
+from wheels.user import User, without_foreign_warnings
 
 HERE = Path(__file__).parent
 X86_64_WHEELS = sorted(DIST.glob("aftexport-*_x86_64.whl"))
 AARCH64_WHEELS = sorted(DIST.glob("aftexport-*_aarch64.whl"))
 EMULATOR = shutil.which("qemu-aarch64-static")
 CONSTRAINTS = REPOSITORY / "constraints.txt"
+UNPINNED = os.environ.get("UNPINNED") == "1"
+WITH_TORCH = os.environ.get("TORCH") == "1"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def user(version: str, pythons: dict[str, Path], tmp_path: Path) -> Iterator[Use
     """A user with a Python version; the environment of gigabytes is removed after the test."""
     if version not in pythons:
         pytest.skip(f"no interpreter to try: Python {version} is missing or not in PYTHONS")
-    yield User(pythons[version], tmp_path)
+    yield User(pythons[version], tmp_path, newest=UNPINNED)
     shutil.rmtree(tmp_path)
 
 
@@ -48,23 +50,34 @@ def user(version: str, pythons: dict[str, Path], tmp_path: Path) -> Iterator[Use
 def test_wheel_runs_without_compiler(version: str, user: User, bundle_folder: Path) -> None:
     """Every command works in a fresh environment, first without torch, and none of them warns.
 
-    With UNPINNED=1 its packages are the newest, else those of ``constraints.txt``.
+    With UNPINNED=1 its packages are the newest, else those of ``constraints.txt``. Only with
+    TORCH=1 it gets torch, which takes a minute and gigabytes.
     """
     (wheel,) = X86_64_WHEELS
-    pinned = [] if os.environ.get("UNPINNED") == "1" else ["--constraint", CONSTRAINTS]
+    pinned = [] if UNPINNED else ["--constraint", CONSTRAINTS]
     user.install(*pinned, f"{wheel}[cpu]")
     code = "import aftplugins, sys; print(aftplugins.library('onnxruntime'), sys.version)"
     library, _, python = user.run("python", "-c", code).partition(" ")
     assert python.startswith(f"{version}.")
     assert Path(library).is_relative_to(user.folder)
     verify_and_serve(user, bundle_folder)
+    if WITH_TORCH:
+        user.install(*pinned, f"{wheel}[cpu,torch]")
+        export_and_fuse(user)
 
-    user.install(*pinned, f"{wheel}[cpu,torch]")
+
+def export_and_fuse(user: User) -> None:
     user.run("python", HERE / "save_models.py", warns=True)  # torch.onnx warns by itself
     user.run("aftexport", "model.pt", "--to", "onnx", "--tokenizer", "bytes")
     verify_and_serve(user, "model.bundle")
     assert "AftSimple" in user.run("aftexport", "fuse", "plain.onnx", "fused.onnx")
     assert (user.folder / "fused.onnx").is_file()
+
+
+def test_foreign_warnings_are_left_out() -> None:
+    foreign = "/venv/site-packages/other/a.py:3: DeprecationWarning: old\n  call()\n"
+    own = "/venv/site-packages/aftexport/b.py:4: FutureWarning: soon\n  use()\n"
+    assert without_foreign_warnings(f"{foreign}one\n{own}{foreign}two\n") == f"one\n{own}two\n"
 
 
 def verify_and_serve(user: User, bundle: Path | str) -> None:
