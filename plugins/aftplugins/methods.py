@@ -10,7 +10,12 @@ from aftplugins import library
 
 METHOD_VARIABLE = "AFTEXPORT_METHOD"
 """A variable that forces a method for each reduced precision whose error bound it keeps."""
-_MAX_BYTES = 4096
+_TEXT_BYTES = 4096
+_UNKNOWN_VALUE = -1
+
+
+class MethodVariableError(ValueError):
+    """An environment variable names an unknown method or instruction set."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ def choose(precision: str, width: int | None) -> MethodChoice | None:
         The choice; None if the kernels are not built or switched off.
 
     Raises:
-        ValueError: if ``AFTEXPORT_METHOD`` or ``AFTEXPORT_ISA`` has an unknown value.
+        MethodVariableError: if ``AFTEXPORT_METHOD`` or ``AFTEXPORT_ISA`` has an unknown value.
+        RuntimeError: if the kernels fail, also for an unknown precision.
     """
     path = library("onnxruntime")
     if path is None:
@@ -63,9 +69,17 @@ def _describe(path: Path, precision: str, width: int | None) -> dict[str, Any]:
     describe = ctypes.CDLL(str(path)).aftexport_describe_choice
     describe.restype = ctypes.c_int64
     describe.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64]
-    text = ctypes.create_string_buffer(_MAX_BYTES)
-    length = describe(precision.encode(), width or 0, text, _MAX_BYTES)
-    if length < 0:
-        raise ValueError(text.value.decode())
+    length = _TEXT_BYTES
+    while True:
+        text = ctypes.create_string_buffer(length + 1)
+        code = describe(precision.encode(), width or 0, text, len(text))
+        if code == _UNKNOWN_VALUE:
+            raise MethodVariableError(text.value.decode())
+        if code < 0:
+            raise RuntimeError(text.value.decode())
+        if code <= length:
+            break
+        length = code  # of the whole text, of which only a part fitted
     fields: dict[str, Any] = json.loads(text.value)
-    return {**fields, "methods": tuple(fields["methods"])}
+    rates = {method: rate / 1000 for method, rate in fields["rates"].items()}
+    return {**fields, "methods": tuple(fields["methods"]), "rates": rates}

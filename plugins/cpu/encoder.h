@@ -26,7 +26,10 @@ struct PackedWeight {
 // The method must be one of usable_methods().
 std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns, Method method);
 
-// The methods that product_instruction_set() has, in the order of kMethods.
+// Whether product_instruction_set() has the method. For a method by tiles, the process asks the system for them.
+bool is_usable(Method);
+
+// All usable methods, in the order of kMethods.
 MethodOrder usable_methods();
 
 // Converts `count` numbers of float16.
@@ -103,7 +106,8 @@ void linear_residual(const LinearResidual&, const Parallel&);
 void layer_norm_fastformer(const LayerNormFastformer&, const Parallel&);
 
 // The instruction set chosen for these products: as instruction_set(), or "avx512_vnni", "avx512_bf16" (which
-// has VNNI too) or "avx512_amx" (which has both) where the machine has more than the other kernels use.
+// has VNNI too) or "avx512_amx" (which has both) where the machine has more than the other kernels use. For the last, the
+// process asks the system for tiles.
 const char* product_instruction_set();
 
 }  // namespace aft

@@ -13,6 +13,13 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+// Headers of Linux before 5.6 lack these bits.
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
+#endif
+#ifndef HWCAP2_BF16
+#define HWCAP2_BF16 (1 << 14)
+#endif
 #endif
 
 namespace aft {
@@ -29,7 +36,7 @@ bool supports_f16c() {
 }
 
 #if defined(AFT_EMULATE_AMX)
-bool may_use_tiles() { return true; }
+bool system_grants_tiles() { return true; }
 #elif defined(AFT_AMX)
 // GCC 10, for one, has no words for it in __builtin_cpu_supports.
 bool has_tiles() {
@@ -46,15 +53,15 @@ bool has_tiles() {
 
 // Linux has a process ask before its first tile, and grants it for all its threads. It refuses where a thread has a
 // signal stack too small for the tiles. Asking again is allowed.
-bool may_use_tiles() {
+bool system_grants_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #else
-bool may_use_tiles() { return false; }  // the compiler lacks the instructions
+bool system_grants_tiles() { return false; }  // the compiler lacks the instructions
 #endif
 
-// Without tiles.
+// Returns the highest instruction set of this processor, apart from tiles.
 InstructionSet highest() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
@@ -71,9 +78,11 @@ InstructionSet highest() {
 #elif defined(__aarch64__) && defined(__linux__)
 InstructionSet highest() {
   if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return InstructionSet::kBaseline;
-  constexpr unsigned long kProducts = HWCAP2_I8MM | HWCAP2_BF16;
-  const bool has_products = (getauxval(AT_HWCAP2) & kProducts) == kProducts;
-  return has_products ? InstructionSet::kNeonI8mmBf16 : InstructionSet::kNeonDotprod;
+  [[maybe_unused]] constexpr unsigned long kProducts = HWCAP2_I8MM | HWCAP2_BF16;
+#if defined(AFT_I8MM_BF16)
+  if ((getauxval(AT_HWCAP2) & kProducts) == kProducts) return InstructionSet::kNeonI8mmBf16;
+#endif
+  return InstructionSet::kNeonDotprod;
 }
 #else
 InstructionSet highest() { return InstructionSet::kBaseline; }
@@ -93,13 +102,14 @@ InstructionSet asked_for() {
 
 }  // namespace
 
-InstructionSet usable_instruction_set() {
-  const InstructionSet asked = asked_for(), without_tiles = highest();
+InstructionSet usable_instruction_set() { return std::min(asked_for(), highest()); }
+
+bool request_tiles() {
 #if defined(__x86_64__)
-  const bool reaches_tiles = asked >= InstructionSet::kAvx512Amx && without_tiles == InstructionSet::kAvx512Bf16;
-  if (reaches_tiles && may_use_tiles()) return InstructionSet::kAvx512Amx;
+  return asked_for() >= InstructionSet::kAvx512Amx && highest() == InstructionSet::kAvx512Bf16 && system_grants_tiles();
+#else
+  return false;
 #endif
-  return std::min(asked, without_tiles);
 }
 
 }  // namespace aft

@@ -15,9 +15,11 @@ enum class InstructionSet {
   kNeonI8mmBf16
 };
 
-// Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names. For the
-// highest, the process asks the system for the tiles of AMX; where it is refused, the one below is returned.
-// Throws std::invalid_argument if the name is unknown.
+// Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names.
+// kAvx512Amx is returned as kAvx512Bf16, which it has too. Throws std::invalid_argument if the name is unknown.
 InstructionSet usable_instruction_set();
+
+// Asks the system for the tiles of AMX, unless AFTEXPORT_ISA names a lower instruction set. Returns whether it grants them.
+bool request_tiles();
 
 }  // namespace aft

@@ -78,19 +78,15 @@ class Parameter {
   Floats constant_{};
 };
 
-// An input that is the right side of a product. The weights of one operator have one side in common, its width, for
-// which their method is chosen.
+// An input that is the right side of a product. The weights of one operator have one chooser and one side in common, its
+// width, for which it chooses their method.
 class Weight {
  public:
   enum class Width { kRows, kColumns };
 
   Weight(const char* name, size_t index, const Settings& settings, const Attributes& attributes,
-         Width width = Width::kRows)
-      : name_(name),
-        index_(index),
-        precision_(read_precision(attributes, kPrecisions)),
-        width_(width),
-        floats_(name, index, settings, attributes) {
+         const aft::MethodChooser& chooser, Width width = Width::kRows)
+      : name_(name), index_(index), chooser_(chooser), width_(width), floats_(name, index, settings, attributes) {
     Tensor tensor;
     if (attributes.constant(index, tensor)) packed_ = pack(tensor);
   }
@@ -109,17 +105,30 @@ class Weight {
     if (tensor.shape.size() != 2 || tensor.shape[0] < 1 || tensor.shape[1] < 1)
       throw Error(std::string(name_) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
     const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-    const aft::Method method = aft::choose_method(precision_, width_ == Width::kRows ? rows : columns);
+    const aft::Method method = chooser_.choose(width_ == Width::kRows ? rows : columns);
     return aft::pack_weight(floats_.to_floats(tensor).data, rows, columns, method);
   }
 
   const char* name_;
   size_t index_;
-  aft::Precision precision_;
+  aft::MethodChooser chooser_;
   Width width_;
   Parameter floats_;
   std::shared_ptr<const aft::PackedWeight> packed_;
 };
+
+aft::MethodChooser read_chooser(const Attributes& attributes) {
+  return aft::MethodChooser(read_precision(attributes, kPrecisions));
+}
+
+// A kernel reads the layout of all its weights by the method of the first.
+void expect_one_method(const aft::PackedWeight& first, const aft::PackedWeight& other) {
+  if (first.method == other.method) return;
+  const auto name = [](const aft::PackedWeight& weight) {
+    return std::string(aft::kMethods[static_cast<int>(weight.method)].name);
+  };
+  throw Error("expected weights of one operator with one method, got " + name(first) + " and " + name(other));
+}
 
 // Inputs 1 and 2 of the operators that begin with a layer norm.
 class Norm {
@@ -158,6 +167,7 @@ class LayerNormLinear : public Kernel {
     std::vector<aft::Linear> linears;
     for (const Parameters& parameters : parameters_) {
       weights.push_back(parameters.weight.get(run, x.width));
+      expect_one_method(*weights.front(), *weights.back());
       const int64_t columns = weights.back()->columns;
       biases.push_back(parameters.bias.get(run, {columns}));
       void* output = run.output(linears.size(), x.with_width(columns));
@@ -165,8 +175,7 @@ class LayerNormLinear : public Kernel {
     }
     if (x.count > 0)
       aft::layer_norm_linear(
-          {element_, x.count, x.data, norm.norm, linears.data(), static_cast<int64_t>(linears.size())},
-          run.parallel());
+          {element_, x.count, x.data, norm.norm, linears.data(), static_cast<int64_t>(linears.size())}, run.parallel());
   }
 
  protected:
@@ -176,9 +185,10 @@ class LayerNormLinear : public Kernel {
 
   LayerNormLinear(const Settings& settings, const Attributes& attributes, std::initializer_list<Names> linears)
       : element_(settings.element), norm_(settings, attributes) {
+    const aft::MethodChooser chooser = read_chooser(attributes);
     size_t index = 3;
     for (const Names& names : linears) {
-      parameters_.push_back({Weight(names.weight, index, settings, attributes),
+      parameters_.push_back({Weight(names.weight, index, settings, attributes, chooser),
                              Parameter(names.bias, index + 1, settings, attributes)});
       index += 2;
     }
@@ -198,9 +208,8 @@ class LayerNormLinear : public Kernel {
 class LayerNormQueryKeyValue final : public LayerNormLinear {
  public:
   LayerNormQueryKeyValue(const Settings& settings, const Attributes& attributes)
-      : LayerNormLinear(
-            settings, attributes,
-            {{"query_weight", "query_bias"}, {"key_weight", "key_bias"}, {"value_weight", "value_bias"}}) {}
+      : LayerNormLinear(settings, attributes,
+                        {{"query_weight", "query_bias"}, {"key_weight", "key_bias"}, {"value_weight", "value_bias"}}) {}
 };
 
 class LayerNormFeedForward final : public Kernel {
@@ -208,9 +217,10 @@ class LayerNormFeedForward final : public Kernel {
   LayerNormFeedForward(const Settings& settings, const Attributes& attributes)
       : element_(settings.element),
         norm_(settings, attributes),
-        weight_in_("weight_in", 3, settings, attributes),
+        chooser_(read_chooser(attributes)),
+        weight_in_("weight_in", 3, settings, attributes, chooser_),
         bias_in_("bias_in", 4, settings, attributes),
-        weight_out_("weight_out", 5, settings, attributes, Weight::Width::kColumns),
+        weight_out_("weight_out", 5, settings, attributes, chooser_, Weight::Width::kColumns),
         bias_out_("bias_out", 6, settings, attributes) {}
 
   void compute(const Run& run) const override {
@@ -223,6 +233,7 @@ class LayerNormFeedForward final : public Kernel {
     if (weight_out->columns != x.width)
       throw Error("weight_out has " + std::to_string(weight_out->columns) + " columns, expected " +
                   std::to_string(x.width));
+    expect_one_method(*weight_in, *weight_out);
     void* output = run.output(0, x.shape);
     if (x.count > 0)
       aft::layer_norm_feed_forward({element_, x.count, x.data, norm.norm, weight_in.get(), bias_in.data,
@@ -233,6 +244,7 @@ class LayerNormFeedForward final : public Kernel {
  private:
   aft::Element element_;
   Norm norm_;
+  aft::MethodChooser chooser_;
   Weight weight_in_;
   Parameter bias_in_;
   Weight weight_out_;
@@ -243,7 +255,7 @@ class LinearResidual final : public Kernel {
  public:
   LinearResidual(const Settings& settings, const Attributes& attributes)
       : element_(settings.element),
-        weight_("weight", 1, settings, attributes),
+        weight_("weight", 1, settings, attributes, read_chooser(attributes)),
         bias_("bias", 2, settings, attributes) {}
 
   void compute(const Run& run) const override {
@@ -254,8 +266,7 @@ class LinearResidual final : public Kernel {
     expect_shape("residual", residual, x.with_width(weight->columns));
     void* output = run.output(0, residual.shape);
     if (x.count > 0)
-      aft::linear_residual({element_, x.count, x.data, weight.get(), bias.data, residual.data, output},
-                           run.parallel());
+      aft::linear_residual({element_, x.count, x.data, weight.get(), bias.data, residual.data, output}, run.parallel());
   }
 
  private:
@@ -270,14 +281,15 @@ class LayerNormFastformer final : public Kernel {
       : element_(settings.element),
         heads_(read_heads(attributes)),
         norm_(settings, attributes),
-        packed_query_weight_("query_weight", 3, settings, attributes),
+        chooser_(read_chooser(attributes)),
+        packed_query_weight_("query_weight", 3, settings, attributes, chooser_),
         query_weight_("query_weight", 3, settings, attributes),
         query_bias_("query_bias", 4, settings, attributes),
         key_weight_("key_weight", 5, settings, attributes),
         key_bias_("key_bias", 6, settings, attributes),
         alpha_weight_("alpha_weight", 7, settings, attributes),
         beta_weight_("beta_weight", 8, settings, attributes),
-        weight_("weight", 9, settings, attributes),
+        weight_("weight", 9, settings, attributes, chooser_),
         bias_("bias", 10, settings, attributes) {}
 
   void compute(const Run& run) const override {
@@ -294,6 +306,7 @@ class LayerNormFastformer final : public Kernel {
     const auto packed_query_weight = packed_query_weight_.get(run, width), weight = weight_.get(run, width);
     if (weight->columns != width)
       throw Error("weight has " + std::to_string(weight->columns) + " columns, expected " + std::to_string(width));
+    expect_one_method(*packed_query_weight, *weight);
     const auto bias = bias_.get(run, {width});
     const Tensor lengths = run.input(11);
     expect_shape("lengths", lengths, {x.shape[0]});
@@ -310,6 +323,7 @@ class LayerNormFastformer final : public Kernel {
   aft::Element element_;
   int64_t heads_;
   Norm norm_;
+  aft::MethodChooser chooser_;
   Weight packed_query_weight_;
   Parameter query_weight_, query_bias_, key_weight_, key_bias_, alpha_weight_, beta_weight_;
   Weight weight_;

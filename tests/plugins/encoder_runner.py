@@ -1,5 +1,6 @@
 """Run one of the encoder's operators in ONNX Runtime with the kernel library."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,29 @@ def outputs(
     library: Path | None = LIBRARY,
     **attributes: Any,
 ) -> list[np.ndarray]:
-    initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
-    fed = {name: x for name, x in inputs.items() if name not in initial}
+    initial = [name for name in inputs if constant and name not in SEQUENCES]
+    session = open_session(op, inputs, initial, threads, library, **attributes)
+    return session.run(None, {name: x for name, x in inputs.items() if name not in initial})
+
+
+def open_session(
+    op: str,
+    inputs: dict[str, np.ndarray],
+    initial: Collection[str],
+    threads: int = 2,
+    library: Path | None = LIBRARY,
+    **attributes: Any,
+) -> onnxruntime.InferenceSession:
+    """Return a session of `op`, with the inputs named by `initial` as initializers."""
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
     results = OUTPUTS.get(op, ["output"])
     node = helper.make_node(op, INPUTS[op], results, **plugin, **attributes)
     graph = helper.make_graph(
         [node],
         "one_op",
-        [declare(name, x) for name, x in fed.items()],
+        [declare(name, x) for name, x in inputs.items() if name not in initial],
         [declare(name, inputs["x"]) for name in results],
-        [numpy_helper.from_array(x, name) for name, x in initial.items()],
+        [numpy_helper.from_array(inputs[name], name) for name in initial],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
     options = onnxruntime.SessionOptions()
@@ -95,10 +108,9 @@ def outputs(
     options.log_severity_level = 4
     options.register_custom_ops_library(str(library))
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    session = onnxruntime.InferenceSession(
+    return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return session.run(None, fed)
 
 
 def declare(name: str, like: np.ndarray) -> ValueInfoProto:

@@ -9,7 +9,7 @@ from rich.table import Table
 from aftexport.console import plain_table
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN
-from aftplugins.methods import MethodChoice, choose
+from aftplugins.methods import MethodChoice, MethodVariableError, choose
 
 _WEIGHT_INPUTS = {
     "LayerNormLinear": 3,
@@ -33,7 +33,7 @@ def product_methods(model: Path) -> tuple[MethodChoice, ...]:
     wanted = sorted(set(_products(graph)), key=lambda pair: (pair[0], pair[1] or 0))
     try:
         choices = [choose(precision, width) for precision, width in wanted]
-    except ValueError as error:
+    except MethodVariableError as error:
         raise EngineError(
             f"The kernels cannot choose a method ({error}).", "Unset the variable."
         ) from error

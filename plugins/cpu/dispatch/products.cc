@@ -31,7 +31,6 @@ namespace {
 
 struct Table {
   const char* name;
-  bool has_tiles;
   bool (*has_method)(Method);
   PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Method);
   PackedWeight* (*pack_position_bias)(const AftFull&);
@@ -39,29 +38,23 @@ struct Table {
   AFT_PRODUCT_KERNELS(AFT_POINTER, )
 };
 
-#define AFT_SET(isa)                                                                               \
-  Table {                                                                                          \
-    #isa, false, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float,          \
-        AFT_PRODUCT_KERNELS(AFT_ENTRY, isa)                                                        \
+#define AFT_SET(isa)                                                                      \
+  Table {                                                                                 \
+    #isa, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float, \
+        AFT_PRODUCT_KERNELS(AFT_ENTRY, isa)                                               \
   }
-
-// The copy for AVX512_BF16 has the products by tiles too.
-[[maybe_unused]] Table with_tiles(Table table) {
-  table.name = "avx512_amx";
-  table.has_tiles = true;
-  return table;
-}
 
 Table choose() {
   switch (usable_instruction_set()) {
 #if defined(__x86_64__)
-    case InstructionSet::kAvx512Amx: return with_tiles(AFT_SET(avx512_bf16));
     case InstructionSet::kAvx512Bf16: return AFT_SET(avx512_bf16);
     case InstructionSet::kAvx512Vnni: return AFT_SET(avx512_vnni);
     case InstructionSet::kAvx512: return AFT_SET(avx512);
     case InstructionSet::kAvx2: return AFT_SET(avx2);
 #elif defined(__aarch64__)
+#if defined(AFT_I8MM_BF16)
     case InstructionSet::kNeonI8mmBf16: return AFT_SET(neon_i8mm_bf16);
+#endif
     case InstructionSet::kNeonDotprod: return AFT_SET(neon_dotprod);
 #endif
     default: return AFT_SET(baseline);
@@ -75,17 +68,25 @@ const Table& table() {
   return chosen;
 }
 
+// The copy for AVX512_BF16 has the products by tiles too. Only they need the system's permission, so that a model in
+// float32 never asks.
+bool has_tiles() {
+  static const bool granted = table().has_method(Method::kAmxBfloat16) && request_tiles();
+  return granted;
+}
+
 }  // namespace
 
 std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns, Method method) {
   return std::unique_ptr<const PackedWeight>(table().pack_weight(weight, rows, columns, method));
 }
 
+bool is_usable(Method method) { return table().has_method(method) && (!needs_tiles(method) || has_tiles()); }
+
 MethodOrder usable_methods() {
   MethodOrder usable{};
   for (const MethodFacts& facts : kMethods)
-    if (table().has_method(facts.method) && (table().has_tiles || !needs_tiles(facts.method)))
-      usable.methods[usable.count++] = facts.method;
+    if (is_usable(facts.method)) usable.methods[usable.count++] = facts.method;
   return usable;
 }
 
@@ -97,6 +98,6 @@ void half_to_float(const void* halves, int64_t count, float* floats) { table().h
 
 AFT_PRODUCT_KERNELS(AFT_FORWARD, )
 
-const char* product_instruction_set() { return table().name; }
+const char* product_instruction_set() { return has_tiles() ? "avx512_amx" : table().name; }
 
 }  // namespace aft

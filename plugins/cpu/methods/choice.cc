@@ -1,10 +1,8 @@
 #include "methods/choice.h"
 
-#include <cstdio>
+#include <atomic>
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <optional>
+#include <memory>
 #include <stdexcept>
 
 #include "methods/rate_file.h"
@@ -21,41 +19,43 @@ static_assert(are_in_order(), "kMethods is in the order of Method");
 
 const MethodFacts& facts(Method method) { return kMethods[static_cast<int>(method)]; }
 
-// Of AFTEXPORT_METHOD, which forces a method for each reduced precision whose bound it keeps.
+// Returns the method that AFTEXPORT_METHOD forces for each reduced precision whose bound it keeps.
 std::optional<Method> forced_method() {
   const char* name = std::getenv("AFTEXPORT_METHOD");
   if (!name || !*name) return std::nullopt;
+  for (const MethodFacts& method : kMethods)
+    if (method.name == std::string(name) && is_usable(method.method)) return method.method;
   const MethodOrder usable = usable_methods();
   std::string known;
-  for (int i = 0; i < usable.count; ++i) {
-    if (facts(usable.methods[i]).name == std::string(name)) return usable.methods[i];
-    known += (i ? ", " : "") + std::string(facts(usable.methods[i]).name);
-  }
+  for (int i = 0; i < usable.count; ++i) known += (i ? ", " : "") + std::string(facts(usable.methods[i]).name);
   throw std::invalid_argument("the environment variable AFTEXPORT_METHOD is \"" + std::string(name) + "\", known for " +
                               product_instruction_set() + " are " + known);
 }
 
 bool is_allowed(Method method, Precision precision) { return facts(method).finest <= precision; }
 
-// By error, the smallest first.
+// Returns the methods within the bound, the one with the smallest error first. Full precision asks for no tiles.
 MethodOrder allowed_methods(Precision precision) {
-  const MethodOrder usable = usable_methods();
   MethodOrder allowed{};
-  for (int i = 0; i < usable.count; ++i)
-    if (is_allowed(usable.methods[i], precision)) allowed.methods[allowed.count++] = usable.methods[i];
+  for (const MethodFacts& candidate : kMethods)
+    if (is_allowed(candidate.method, precision) && is_usable(candidate.method))
+      allowed.methods[allowed.count++] = candidate.method;
   return allowed;
 }
 
-KeptRates rates_of(const Products& products) {
-  static std::mutex mutex;
-  static std::map<int64_t, KeptRates> known;  // by width
-  const std::lock_guard<std::mutex> guard(mutex);
-  const auto found = known.find(products.width);
-  if (found != known.end()) return found->second;
-  return known[products.width] = keep_rates(products, [&] { return measure_rates(products); });
+// Returns the same rates for the life of the process. Threads that measure at once take those of the first to finish. A
+// mutex would stay locked in the child of a process that forks during a measurement.
+const KeptRates& rates_of(const Products& products) {
+  static std::atomic<const KeptRates*> known[kProductsCount];
+  std::atomic<const KeptRates*>& entry = known[products.index()];
+  if (const KeptRates* found = entry.load(std::memory_order_acquire)) return *found;
+  const KeptRates kept = keep_rates(products, [&] { return measure_rates(products); });
+  std::unique_ptr<const KeptRates> own = std::make_unique<const KeptRates>(kept);
+  const KeptRates* first = nullptr;
+  return entry.compare_exchange_strong(first, own.get()) ? *own.release() : *first;
 }
 
-// The fastest first; within a tenth of the fastest the one with the smallest error.
+// Orders methods by rate, the fastest first. Of those within a tenth of the fastest, the smallest error comes first.
 MethodOrder by_rate(const MethodOrder& allowed, const MethodRates& rates) {
   const auto rate = [&](int i) { return rates.of[static_cast<int>(allowed.methods[i])]; };
   MethodOrder order{};
@@ -78,15 +78,14 @@ struct Choice {
   std::optional<KeptRates> kept;
 };
 
-Choice choose(Precision precision, const Products& products) {
+Choice choose(Precision precision, const std::optional<Method>& forced, const Products& products) {
   const MethodOrder allowed = allowed_methods(precision);
   if (allowed.count == 1) return {allowed, "precision", std::nullopt};
-  const std::optional<Method> forced = forced_method();
   const bool keeps_bound = forced && is_allowed(*forced, precision);
   // The method of an encoder's weights needs no second choice, and float32 none anywhere.
   if (keeps_bound && (!products.of_aft_full() || *forced == Method::kFloat32))
     return {{{*forced}, 1}, "variable", std::nullopt};
-  const KeptRates kept = rates_of(products);
+  const KeptRates& kept = rates_of(products);
   const MethodOrder order = by_rate(allowed, kept.rates);
   if (!keeps_bound) return {order, "measurement", kept};
   MethodOrder behind{{*forced}, 1};
@@ -95,29 +94,35 @@ Choice choose(Precision precision, const Products& products) {
   return {behind, "variable", kept};
 }
 
+// Returns nothing for a precision that leaves no choice, which needs no valid variable.
+std::optional<Method> forced_method_of(Precision precision) {
+  return allowed_methods(precision).count > 1 ? forced_method() : std::nullopt;
+}
+
 Products products_of(int64_t width) { return width == 0 ? kAftFullProducts : encoder_products(width); }
 
 std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
 }  // namespace
 
-Method choose_method(Precision precision, int64_t width) {
-  return choose(precision, encoder_products(width)).order.methods[0];
+MethodChooser::MethodChooser(Precision precision) : precision_(precision), forced_(forced_method_of(precision)) {}
+
+Method MethodChooser::choose(int64_t width) const {
+  return aft::choose(precision_, forced_, encoder_products(width)).order.methods[0];
 }
 
-MethodOrder choose_weight_methods(Precision precision) { return choose(precision, kAftFullProducts).order; }
+MethodOrder choose_weight_methods(Precision precision) {
+  return choose(precision, forced_method_of(precision), kAftFullProducts).order;
+}
 
 std::string describe_choice(Precision precision, int64_t width) {
   const Products products = products_of(width);
-  const Choice choice = choose(precision, products);
+  const Choice choice = choose(precision, forced_method_of(precision), products);
   std::string methods, rates;
-  for (int i = 0; i < choice.order.count; ++i)
-    methods += (i ? ", " : "") + quoted(facts(choice.order.methods[i]).name);
+  for (int i = 0; i < choice.order.count; ++i) methods += (i ? ", " : "") + quoted(facts(choice.order.methods[i]).name);
   for (const MethodFacts& method : kMethods) {
     const int64_t rate = choice.kept ? choice.kept->rates.of[static_cast<int>(method.method)] : 0;
-    char number[32];
-    std::snprintf(number, sizeof number, "%.1f", static_cast<double>(rate) / 1000);
-    if (rate) rates += (rates.empty() ? "" : ", ") + quoted(method.name) + ": " + number;
+    if (rate) rates += (rates.empty() ? "" : ", ") + quoted(method.name) + ": " + std::to_string(rate);
   }
   return "{\"methods\": [" + methods + "], \"chosen_by\": " + quoted(choice.by) +
          ", \"products\": " + quoted(products.name()) + ", \"rates\": {" + rates +

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -34,11 +35,12 @@ class Descriptor {
   int fd_;
 };
 
-// All that the rates depend on.
+// Returns the first lines of a file, which name everything that the rates depend on.
 std::string header(const Products& products) {
   const MethodOrder usable = usable_methods();
   std::string methods;
-  for (int i = 0; i < usable.count; ++i) methods += std::string(" ") + kMethods[static_cast<int>(usable.methods[i])].name;
+  for (int i = 0; i < usable.count; ++i)
+    methods += std::string(" ") + kMethods[static_cast<int>(usable.methods[i])].name;
   return std::string("aftexport method rates, format 1, million multiply-adds a second\nprocessor ") +
          processor_model() + "\nlibrary " AFT_VERSION "\ninstructions " + product_instruction_set() + "\nmethods" +
          methods + "\nproducts " + products.name() + "\n";
@@ -53,7 +55,9 @@ std::string hash(const std::string& text) {
   return digits;
 }
 
-// The cache of aftexport/engines/tensorrt/cache.py: $AFTEXPORT_CACHE, $XDG_CACHE_HOME/aftexport or ~/.cache/aftexport.
+// Returns the cache of aftexport/engines/tensorrt/cache.py: $AFTEXPORT_CACHE, $XDG_CACHE_HOME/aftexport or
+// $HOME/.cache/aftexport. Without HOME, Python takes the home of the user database, and here no file is kept: to read the
+// database, getpwuid_r() would load further libraries into the process.
 std::string cache_folder() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -95,28 +99,48 @@ std::optional<MethodRates> read_file(const Products& products, const std::string
 
 bool write_file(const std::string& path, const std::string& text) {
   const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  return file.get() >= 0 && write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-         fsync(file.get()) == 0;
+  return file.get() >= 0 && write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
-// Waits for the process that measures; returns all the same when that takes too long.
-void lock(const Descriptor& folder) {
-  const auto end = std::chrono::steady_clock::now() + kLockTimeout;
-  while (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(kLockPoll);
-}
+// The lock of a folder, for which the constructor waits until the process that measures releases it. After a wait of
+// kLockTimeout it gives up, and so do all later ones of this process.
+class Lock {
+ public:
+  explicit Lock(const std::string& folder) : folder_(open_folder(folder)) {
+    static std::atomic<bool> timed_out{false};
+    const auto end = std::chrono::steady_clock::now() + kLockTimeout;
+    while (!(is_held_ = flock(folder_.get(), LOCK_EX | LOCK_NB) == 0) && errno == EWOULDBLOCK && !timed_out) {
+      if (std::chrono::steady_clock::now() > end) timed_out = true;
+      std::this_thread::sleep_for(kLockPoll);
+    }
+  }
+  // Closing is not enough: a child that was forked meanwhile has the folder open too, and with it the lock.
+  ~Lock() {
+    if (is_held_) flock(folder_.get(), LOCK_UN);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  bool is_held() const { return is_held_; }
 
-// The first to link a whole file wins; a file that cannot be read as one is replaced.
-KeptRates publish(const Products& products, const std::string& path, const MethodRates& rates) {
+ private:
+  Descriptor folder_;
+  bool is_held_;
+};
+
+// The first to link a whole file wins. Only the holder of the lock replaces a file that cannot be read as one: another
+// process may have just replaced it.
+KeptRates publish(const Products& products, const std::string& path, const MethodRates& rates, const Lock& lock) {
+  const std::string text = rate_text(products, rates);
+  if (!read_rate_text(products, text)) return {rates, false};
   const auto unique = std::chrono::steady_clock::now().time_since_epoch().count();
   const std::string temporary = path + "." + std::to_string(getpid()) + "." + std::to_string(unique);
   KeptRates kept{rates, false};
-  if (write_file(temporary, rate_text(products, rates))) {
+  if (write_file(temporary, text)) {
     kept.in_file = link(temporary.c_str(), path.c_str()) == 0;
     if (!kept.in_file) {
       if (const auto others = read_file(products, path))
         kept = {*others, true};
-      else
+      else if (lock.is_held())
         kept.in_file = rename(temporary.c_str(), path.c_str()) == 0;
     }
   }
@@ -147,8 +171,8 @@ std::optional<MethodRates> read_rate_text(const Products& products, const std::s
     char name[16], newline;
     long long rate;
     int length = 0;
-    if (std::sscanf(at, "%15[a-z0-9_] %10lld%c%n", name, &rate, &newline, &length) != 3 || name != std::string(facts.name) ||
-        rate < 1 || rate > kMaxRate || newline != '\n')
+    if (std::sscanf(at, "%15[a-z0-9_] %10lld%c%n", name, &rate, &newline, &length) != 3 ||
+        name != std::string(facts.name) || rate < 1 || rate > kMaxRate || newline != '\n')
       return std::nullopt;
     rates.of[static_cast<int>(facts.method)] = rate;
     at += length;
@@ -164,10 +188,9 @@ KeptRates keep_rates(const Products& products, const std::function<MethodRates()
   const std::string path =
       folder + "/" + product_instruction_set() + "-" + products.name() + "-" + hash(header(products));
   if (const auto rates = read_file(products, path)) return {*rates, true};
-  const Descriptor opened = open_folder(folder);
-  if (opened.get() >= 0) lock(opened);
+  const Lock lock(folder);
   if (const auto rates = read_file(products, path)) return {*rates, true};
-  return publish(products, path, measure());
+  return publish(products, path, measure(), lock);
 }
 
 }  // namespace aft

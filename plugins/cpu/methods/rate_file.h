@@ -15,8 +15,8 @@ struct KeptRates {
 };
 
 // Returns the rates of the file for these products, which one call of `measure` fills for all processes that start at
-// once. A file that is not exactly as this library writes it is replaced. Where the folder cannot be written, the
-// rates are those of `measure`.
+// once. A file that is not exactly as this library writes it is replaced. Where the folder cannot be written, or
+// another process does not release its lock, the rates are those of `measure`.
 KeptRates keep_rates(const Products&, const std::function<MethodRates()>& measure);
 
 // Two parts of keep_rates(), which tests call: the text of a file, and its rates if it is such a text.

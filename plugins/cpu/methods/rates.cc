@@ -17,9 +17,10 @@ namespace aft {
 namespace {
 
 constexpr int64_t kNarrowest = 16, kWidest = 1024;
-constexpr int64_t kRows = 96, kWidestHidden = 1024;   // of the encoder's products
-constexpr int64_t kTokens = 512, kChannels = 64;      // of AFT-full's
-constexpr int64_t kSampleProducts = int64_t{1} << 25;  // half a millisecond, which the clock resolves
+constexpr int64_t kRows = 96, kWidestHidden = 1024;    // of the encoder's products
+constexpr int64_t kTokens = 512, kChannels = 64;       // of AFT-full's
+constexpr int64_t kSampleProducts = int64_t{1} << 25;  // half a millisecond
+constexpr double kMinClockSteps = 10;                  // in a sample: an error below 10 %
 constexpr int kMinRounds = 2, kMaxRounds = 9;
 constexpr auto kBudget = std::chrono::milliseconds(35);
 
@@ -32,6 +33,18 @@ double thread_seconds() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Returns the smallest of some steps of that clock. clock_getres() returns 1 ns even where the clock counts timer ticks.
+double clock_step() {
+  double smallest = INFINITY;
+  for (int i = 0; i < 3; ++i) {
+    const double start = thread_seconds();
+    double end = start;
+    while (end == start) end = thread_seconds();
+    smallest = std::min(smallest, end - start);
+  }
+  return smallest;
 }
 
 // Between -scale and scale.
@@ -65,8 +78,15 @@ class EncoderInputs {
     std::shared_ptr<const PackedWeight> in = pack_weight(weight_.data(), width_, hidden_, method);
     std::shared_ptr<const PackedWeight> out = pack_weight(weight_.data(), hidden_, width_, method);
     return {2 * kRows * width_ * hidden_, [this, in, out] {
-              layer_norm_feed_forward({Element::kFloat32, kRows, x_.data(), {ones_.data(), ones_.data(), 1e-5f},
-                                       in.get(), ones_.data(), out.get(), ones_.data(), output_.data()},
+              layer_norm_feed_forward({Element::kFloat32,
+                                       kRows,
+                                       x_.data(),
+                                       {ones_.data(), ones_.data(), 1e-5f},
+                                       in.get(),
+                                       ones_.data(),
+                                       out.get(),
+                                       ones_.data(),
+                                       output_.data()},
                                       kOneThread);
             }};
   }
@@ -106,33 +126,39 @@ class AftFullInputs {
   int64_t length_ = kTokens;
 };
 
-// Seconds for kSampleProducts multiply-adds.
-double sample(const Workload& workload) {
-  const int64_t runs = std::max<int64_t>(1, kSampleProducts / workload.products);
-  const double start = thread_seconds();
-  for (int64_t i = 0; i < runs; ++i) workload.run();
-  return (thread_seconds() - start) * kSampleProducts / static_cast<double>(runs * workload.products);
+// Returns the seconds for kSampleProducts multiply-adds, from as many runs as take `min_seconds`.
+double sample(const Workload& workload, double min_seconds) {
+  for (int64_t runs = std::max<int64_t>(1, kSampleProducts / workload.products);; runs *= 2) {
+    const double start = thread_seconds();
+    for (int64_t i = 0; i < runs; ++i) workload.run();
+    const double seconds = thread_seconds() - start;
+    if (seconds >= min_seconds) return seconds * kSampleProducts / static_cast<double>(runs * workload.products);
+  }
 }
 
 template <class Inputs>
 MethodRates measure(Inputs inputs) {
   const auto start = std::chrono::steady_clock::now();
+  const double min_seconds = kMinClockSteps * clock_step();
   const MethodOrder usable = usable_methods();
   std::vector<Workload> workloads;
   for (int i = 0; i < usable.count; ++i) workloads.push_back(inputs.workload(usable.methods[i]));
   std::vector<double> shortest(workloads.size(), INFINITY);
   for (int round = 0; round < kMaxRounds; ++round) {
     if (round >= kMinRounds && std::chrono::steady_clock::now() - start > kBudget) break;
-    for (size_t i = 0; i < workloads.size(); ++i) shortest[i] = std::min(shortest[i], sample(workloads[i]));
+    for (size_t i = 0; i < workloads.size(); ++i)
+      shortest[i] = std::min(shortest[i], sample(workloads[i], min_seconds));
   }
   MethodRates rates{};
   for (int i = 0; i < usable.count; ++i)
     rates.of[static_cast<int>(usable.methods[i])] =
-        std::max<int64_t>(1, std::llround(kSampleProducts / std::max(shortest[i], 1e-9) / 1e6));
+        std::max<int64_t>(1, std::llround(kSampleProducts / shortest[i] / 1e6));
   return rates;
 }
 
 }  // namespace
+
+static_assert(kWidest == kNarrowest << (kProductsCount - 2), "Products::index() has a place for every width");
 
 Products encoder_products(int64_t width) {
   int64_t power = kNarrowest;

@@ -13,6 +13,7 @@ struct Products {
   int64_t width;
 
   bool of_aft_full() const { return width == 0; }
+  int index() const { return of_aft_full() ? 0 : __builtin_ctzll(static_cast<uint64_t>(width)) - 3; }
   std::string name() const { return of_aft_full() ? "aft_full" : "encoder_" + std::to_string(width); }
 };
 
@@ -20,6 +21,7 @@ struct Products {
 // widths that were measured before.
 Products encoder_products(int64_t width);
 constexpr Products kAftFullProducts{0};
+constexpr int kProductsCount = 8;  // index() is below
 
 // Million multiply-adds a second on one thread, by method; 0 where it is not usable. Whole numbers: a choice is the
 // same for the process that measured and for those that read its file.

@@ -3,7 +3,7 @@
 //
 //   count_workload KERNEL float32|float16 METHOD CAUSAL TOKENS CHANNELS
 //
-// Where the instruction set has not the method, it is float32.
+// Where the instruction set lacks the method, it is float32.
 
 #include <cstdio>
 #include <functional>

@@ -81,7 +81,7 @@ inline bool finite(const std::vector<char>& data, aft::Element element) {
 
 inline int failures = 0;
 
-// What a test program exits with, as CMakeLists.txt knows it, where the processor has not the instructions that
+// The exit status of a test program, as CMakeLists.txt has it, where the processor lacks the instructions that
 // AFTEXPORT_ISA asks for, and lesser ones would run in their place.
 constexpr int kSkipped = 77;
 
@@ -92,7 +92,7 @@ inline bool instructions_missing() {
     std::printf("FAILED: expected the instruction set %s, got %s\n", asked, aft::product_instruction_set());
     std::exit(EXIT_FAILURE);
   }
-  std::printf("skipped: this processor has not the instructions of %s\n", asked);
+  std::printf("skipped: this processor lacks the instructions of %s\n", asked);
   return true;
 }
 

@@ -88,6 +88,7 @@ class EngineCache:
 def engine_cache(model: str) -> EngineCache:
     """Return the cache of the model whose ``model.onnx`` has this sha256."""
     override = os.environ.get(VARIABLE)
+    # Without HOME, this takes the user database; plugins/cpu/methods/rate_file.cc keeps no file.
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(override) if override else Path(base) / "aftexport"
     return EngineCache(root / "engines" / model[:16])

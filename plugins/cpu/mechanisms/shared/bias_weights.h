@@ -35,8 +35,8 @@ float row_range(const T* bias, int64_t count) {
   return sum != sum ? sum : maximum - lowest;
 }
 
-// exp(bias - maximum) of `seen` keys, and of those up to `count`, which the row does not see, and up to whole steps, no
-// weight.
+// Encodes exp(bias - maximum) of the `seen` keys. Keys up to `count`, which the row does not see, and values up to whole
+// steps have the weight 0.
 template <class Product, class T>
 void encode_weights(const T* bias, int64_t seen, int64_t count, float maximum, float* words) {
   const int64_t end = max(count, steps_of<Product>(count) * Product::kPerWord);
