@@ -19,16 +19,17 @@ AFT_INLINE Vec gelu_by_polynomial(Vec x, float edge, const float (&coefficients)
 }
 
 AFT_INLINE Vec gelu(Vec x) {
-  return gelu_by_polynomial(
-      x, 5.2f, {1.65219762e-4f, -5.30101717e-4f, 7.08516185e-4f, -1.06911524e-3f, 2.54228476e-3f, -4.9704154e-3f,
-                8.07477551e-3f, -1.24024887e-2f, 1.81166637e-2f, -2.4751542e-2f, 3.19644122e-2f, -3.99266104e-2f,
-                5.00260217e-2f, -6.77437711e-2f, 1.35949979e-1f});
+  return gelu_by_polynomial(x, 5.2f,
+                            {1.65219762e-4f, -5.30101717e-4f, 7.08516185e-4f, -1.06911524e-3f, 2.54228476e-3f,
+                             -4.9704154e-3f, 8.07477551e-3f, -1.24024887e-2f, 1.81166637e-2f, -2.4751542e-2f,
+                             3.19644122e-2f, -3.99266104e-2f, 5.00260217e-2f, -6.77437711e-2f, 1.35949979e-1f});
 }
 
 // For results that are rounded to fewer digits.
 AFT_INLINE Vec coarse_gelu(Vec x) {
-  return gelu_by_polynomial(x, 4.4f, {3.25572072e-3f, -8.28916486e-3f, 1.02494312e-2f, -1.54250367e-2f, 2.71197744e-2f,
-                                      -4.02948782e-2f, 5.52111082e-2f, -7.85942972e-2f, 1.60405055e-1f});
+  return gelu_by_polynomial(x, 4.4f,
+                            {3.25572072e-3f, -8.28916486e-3f, 1.02494312e-2f, -1.54250367e-2f, 2.71197744e-2f,
+                             -4.02948782e-2f, 5.52111082e-2f, -7.85942972e-2f, 1.60405055e-1f});
 }
 
 }  // namespace aft::AFT_ISA

@@ -45,7 +45,8 @@ AFT_INLINE void sum_by_element(const float* left, const float* words, int64_t st
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const float32x2_t word = vld1_dup_f32(left + r * kPitch + step);
-      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Product::template multiply_add_element<0>(sum[r][v], word, last[v]);
+      for (int v = 0; v < kTileVectors; ++v)
+        sum[r][v] = Product::template multiply_add_element<0>(sum[r][v], word, last[v]);
     }
   }
 #pragma GCC unroll 16

@@ -188,12 +188,12 @@ class FullChannels {
         const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
         return Panel<Product>{words, steps(count), panel * kPanel, scales(b, u), nullptr};
       };
-      multiply_panels<Product>(
-          left + first * Weights::kPitch, rows - first, panels_, panel_at,
-          [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
-            float* sum = sums + (first + row) * width() + column;
-            for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
-          });
+      multiply_panels<Product>(left + first * Weights::kPitch, rows - first, panels_, panel_at,
+                               [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
+                                 float* sum = sums + (first + row) * width() + column;
+                                 for (int v = 0; v < kTileVectors; ++v)
+                                   store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
+                               });
     }
     for (int64_t t = begin; t < counted; ++t) write_row(b, t, sums + (t - begin) * width());
     for (int64_t t = counted; t < end; ++t)
