@@ -14,6 +14,7 @@ from aftexport.operators.schema import OnnxOperator, as_float
 
 def _body() -> str:
     # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
+    # The root has the type of the product, which is float64 where a float64 engine runs the body.
     names = ("norm_weight", "norm_bias", "weight_in", "bias_in", "weight_out", "bias_out")
     return (
         as_float("x", *names)
@@ -23,7 +24,9 @@ def _body() -> str:
         )
         product_in = MatMul(normed, weight_in_f)
         hidden = Add(product_in, bias_in_f)
-        sqrt_two = Constant <value_float = 1.4142135623730951> ()
+        two_f = Constant <value_float = 2.0> ()
+        two = CastLike(two_f, hidden)
+        sqrt_two = Sqrt(two)
         one_f = Constant <value_float = 1.0> ()
         half = Constant <value_float = 0.5> ()
         scaled = Div(hidden, sqrt_two)

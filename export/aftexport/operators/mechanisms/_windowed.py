@@ -89,9 +89,8 @@ def _padded_windows_body() -> str:
 def _at_place(prefix: str, index: str) -> str:
     """Define ``<prefix>_key`` and ``_bias`` at one place of each window, ``[B, T, C, 1]``."""
     return f"""
-        {prefix}_start = Unsqueeze({index}, zero_1d)
-        {prefix}_end = Add({prefix}_start, tokens)
-        {prefix}_key = Slice(half_window_logits, {prefix}_start, {prefix}_end, axis1)
+        {prefix}_positions = Add(positions, {index})
+        {prefix}_key = Gather <axis = 1> (half_window_logits, {prefix}_positions)
         {prefix}_column = Gather <axis = 1> (half_bias_rows, {index})
         {prefix}_bias = Gather <axis = 0> ({prefix}_column, rows_of_tokens)
     """
@@ -178,7 +177,7 @@ def _window_sums_body() -> str:
         + _doubled_exponential("top", "top_next", "kept_weight")
         + _doubled_exponential("added_relative", "top_next", "added_weight")
         + """
-        added_value = Slice(window_values, added_start, added_end, axis1)
+        added_value = Gather <axis = 1> (window_values, added_positions)
         n_kept = Mul(n, kept_weight)
         n_added = Mul(added_weight, added_value)
         n_next = Add(n_kept, n_added)
