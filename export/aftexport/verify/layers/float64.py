@@ -46,7 +46,7 @@ def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpR
         for name, value in inputs.items()
     }
     with np.errstate(all="ignore"):  # overflowed weights are infinite
-        evaluator = onnx.reference.ReferenceEvaluator(wide, new_ops=[Scan, _GELU, *own])
+        evaluator = onnx.reference.ReferenceEvaluator(wide, new_ops=[Scan, _ERF, _GELU, *own])
         outputs: Any = evaluator.run(None, wide_inputs)
     return np.asarray(outputs[0])
 
@@ -68,6 +68,14 @@ def _gelu(self: Any, x: Array, approximate: str = "none") -> tuple[Array]:
 
 _GELU = type("Gelu", (OpRun,), {"op_domain": "", "_run": _gelu})
 """The operator Gelu, which the reference evaluator lacks."""
+
+
+def _erf(self: Any, x: Array) -> tuple[Array]:
+    return (torch.special.erf(torch.from_numpy(np.array(x))).numpy(),)
+
+
+_ERF = type("Erf", (OpRun,), {"op_domain": "", "_run": _erf})
+"""The operator Erf, which the reference evaluator computes in float32."""
 
 
 class Scan(op_scan.Scan):
