@@ -59,7 +59,7 @@ def compile_library() -> ctypes.CDLL:
     """Compile the loops for this processor.
 
     Raises:
-        RuntimeError: if there is no compiler.
+        RuntimeError: if a compiler is missing.
     """
     if not (compiler := shutil.which("c++")):
         raise RuntimeError(
