@@ -42,6 +42,7 @@ _MAX_THREADS = 1024
 """Limit of threads: the runtime would start any number, whose stacks could fill the memory."""
 _SMALL_BYTES = 1024
 _CHOICE_OF_FILE = padded_choices([()])
+"""The input for a run without a choice of logits: the largest one, as the file has it."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this

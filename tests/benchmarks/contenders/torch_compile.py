@@ -60,7 +60,7 @@ class TorchCompile(_Compiled, OperatorContender):
 
 
 class TorchCompileBfloat16(_Compiled):
-    """The same under bf16 autocast."""
+    """Compiled for static shapes, under bf16 autocast."""
 
     name = "torch_compile_bf16"
     title = "torch.compile, bf16 autocast"
@@ -77,7 +77,7 @@ class TorchCompileFrozen(_Compiled):
 
 
 class TorchCompileFrozenBfloat16(_Compiled):
-    """Frozen, under bf16 autocast."""
+    """Compiled with the weights as constants, under bf16 autocast."""
 
     name = "torch_compile_frozen_bf16"
     title = "torch.compile, freezing, bf16 autocast"

@@ -87,7 +87,11 @@ def _padded_windows_body() -> str:
 
 
 def _at_place(prefix: str, index: str) -> str:
-    """Define ``<prefix>_key`` and ``_bias`` at one place of each window, ``[B, T, C, 1]``."""
+    """Define the keys and biases at one place of each window, ``[B, T, C, 1]``.
+
+    They are ``<prefix>_key`` and ``<prefix>_bias``; ``<prefix>_positions`` are those of the keys.
+    TensorRT-RTX 1.7 builds this Gather, but no Slice whose ends depend on the number of a loop.
+    """
     return f"""
         {prefix}_positions = Add(positions, {index})
         {prefix}_key = Gather <axis = 1> (half_window_logits, {prefix}_positions)
