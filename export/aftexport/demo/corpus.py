@@ -6,7 +6,7 @@ answer. So the names of packages, the usual import aliases (np, nx) and the lead
 comments (licenses, authors) are removed.
 """
 
-import importlib.util
+import importlib.machinery
 import re
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -119,7 +119,8 @@ def _source_files() -> dict[str, list[Path]]:
     library = Path(sysconfig.get_path("stdlib"))
     files = {STANDARD_LIBRARY: _python_files(library, skip=_FOREIGN | _OPTIONAL)}
     for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
+        # Not importlib.util: for pip, setuptools' finder would replace a distutils in use.
+        spec = importlib.machinery.PathFinder.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             files[name] = _python_files(Path(spec.submodule_search_locations[0]), skip=_FOREIGN)
     return files

@@ -1,3 +1,8 @@
+import sys
+from types import ModuleType
+
+import pytest
+
 from aftexport.demo.corpus import PACKAGES, cap, hide_names, installed_packages
 
 
@@ -38,6 +43,14 @@ def test_seed_determines_drawn_files() -> None:
     )
     assert first == again
     assert first.texts != other.texts
+
+
+def test_distutils_in_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """setuptools' finder would replace it with a warning, since pip is among the packages."""
+    used = ModuleType("distutils")
+    monkeypatch.setitem(sys.modules, "distutils", used)
+    assert installed_packages(num_classes=2, per_class=2, seed=0).texts
+    assert sys.modules["distutils"] is used
 
 
 def test_labels_keep_at_most_their_share() -> None:
