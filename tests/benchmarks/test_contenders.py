@@ -132,20 +132,15 @@ def test_openvino_reports_unreadable_graph() -> None:
         openvino_onnx.read(unreadable)
 
 
-def test_softmax_runs_long_in_fastest_peer_only() -> None:
-    """The rows before have two lengths, and a contender refused the longer one."""
+def test_softmax_runs_in_peers_and_short_documents_only() -> None:
     chosen = list(contenders.MODELS.values())
-    tokens = 2 * model.SOFTMAX_MAX_TOKENS
-    measured = [("torch_eager", 1_024, 0.1), ("ort_portable", 1_024, 0.3),
-                ("torch_compile", 1_024, 0.2), ("torch_eager", 4_096, 2.0),
-                ("ort_portable", 4_096, 1.0)]  # fmt: skip
-    rows = [
-        {"mechanism": "softmax", "contender": name, "tokens": length, "seconds": seconds}
-        for name, length, seconds in measured
-    ]
     refusals = Refusals()
-    allowed = model.allowed(Workload("softmax", 1, tokens, 256), chosen, rows, refusals)
-    assert [contender.name for contender in allowed] == ["ort_portable"]
+    longest = Workload("softmax", 1, model.SOFTMAX_MAX_TOKENS, 256)
+    allowed = model.allowed(longest, chosen, [], refusals)
+    assert allowed == [contender for contender in chosen if not contender.is_ours]
+    assert not refusals.left_out
+    longer = Workload("softmax", 1, 2 * model.SOFTMAX_MAX_TOKENS, 256)
+    assert model.allowed(longer, chosen, [], refusals) == []
     assert "quadratic" in refusals.left_out[0]
 
 
