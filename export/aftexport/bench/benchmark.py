@@ -149,7 +149,8 @@ def benchmark(
             timings.append(Timing(name, tokens, median(taken), peak_mib(run), max(taken)))
     if not timings:
         raise errors[-1]
-    paths, methods = operator_paths(bundle.model_path), product_methods(bundle.model_path)
+    paths = operator_paths(bundle.model_path)
+    methods = product_methods(bundle.model_path, bundle.manifest.precision)
     result = Result(timings, failures, paths, {}, methods)
     if result.longest is None:
         return result

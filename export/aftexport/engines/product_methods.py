@@ -23,12 +23,18 @@ _AFT_FULL = ("AftFull", "CausalAftFull")
 _REDUCED = ("bf16", "int8")
 
 
-def product_methods(model: Path) -> tuple[MethodChoice, ...]:
+def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
     """Return the choices for a model's products in reduced precision, each once.
+
+    Args:
+        model: the ONNX file, which may be large. It is read only if ``precision`` is a reduced one.
+        precision: the precision of the bundle.
 
     Raises:
         EngineError: if a variable names an unknown method or instruction set.
     """
+    if precision not in _REDUCED:
+        return ()
     graph = onnx.load(model, load_external_data=False).graph
     wanted = sorted(set(_products(graph)), key=lambda pair: (pair[0], pair[1] or 0))
     try:

@@ -59,7 +59,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if calibration.threshold is not None:
             console.print(threshold_sentence(calibration.threshold), soft_wrap=True)
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
-    if methods := product_methods(bundle.model_path):
+    if methods := product_methods(bundle.model_path, bundle.manifest.precision):
         console.print(method_table(methods))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")

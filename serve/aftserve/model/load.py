@@ -165,7 +165,7 @@ def _methods(
 ) -> Sequence[MethodChoice]:
     if standard_ops_only or choice.engine.name != OnnxRuntimeEngine.name:
         return ()
-    return product_methods(bundle.model_path)
+    return product_methods(bundle.model_path, bundle.manifest.precision)
 
 
 def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> CostMeasurement:

@@ -26,11 +26,12 @@ def int8_bundle(checkpoint_file: Path, tmp_path: Path, capsys: Capture) -> Path:
 
 
 def test_full_precision_has_no_methods_to_show(bundle_folder: Path) -> None:
-    assert product_methods(bundle_folder / "model.onnx") == ()
+    assert product_methods(bundle_folder / "model.onnx", "int8") == ()  # no products in the file
+    assert product_methods(bundle_folder / "absent.onnx", "fp32") == ()  # the file is not read
 
 
 def test_inspect_and_bench_show_methods(int8_bundle: Path, capsys: Capture) -> None:
-    choices = product_methods(int8_bundle / "model.onnx")
+    choices = product_methods(int8_bundle / "model.onnx", "int8")
     assert choices
     assert {choice.precision for choice in choices} == {"int8"}
     for choice in choices:
