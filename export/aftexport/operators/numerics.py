@@ -246,7 +246,7 @@ def check_grouped_heads(
         op_type: the operator, for the message.
         query: ``[B, T, num_heads * d]``.
         key: ``[B, S, kv_num_heads * d]``; S is T without ``key_lengths``.
-        value: ``[B, S, kv_num_heads * e]``.
+        value: ``[B, S, kv_num_heads * e]``; e is d if ``kv_num_heads`` is 0.
         num_heads: the number of heads of the query.
         kv_num_heads: the number of heads of key and value; 0 for ``num_heads``.
         key_lengths: int64 ``[B]``, or None.
@@ -274,6 +274,11 @@ def check_grouped_heads(
         raise ValueError(
             f"{op_type}: value must be [{batch}, {tokens}, a multiple of {groups}], "
             f"got shape {tuple(value.shape)}"
+        )
+    if not kv_num_heads and value.shape[2] != width:
+        raise ValueError(
+            f"{op_type}: value must have the {width} channels of key, got {value.shape[2]}; "
+            f"give kv_num_heads {num_heads} for values of another width"
         )
 
 

@@ -109,7 +109,7 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
     numerator_compensation *= rescale;
     denominator *= rescale;
     denominator_compensation *= rescale;
-    const Vec counted = denominator + exp(log_eps - reference);
+    const Vec counted = denominator + eps_beside(log_eps, reference);
     Vec n{}, d{};
     for (int64_t i = 0; i < rows; ++i, at += stride) {
       const int64_t ahead = at + kPrefetchRows * stride;
@@ -261,7 +261,7 @@ void causal_by_head(const AftSimple& p, const Parallel& parallel) {
   const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
   const float log_eps = std::log(p.eps);
   const auto invert = [&](Vec sum, Vec maximum) AFT_LAMBDA_INLINE {
-    const Vec total = sum + exp(log_eps - maximum), inverse = 1.0f / total;
+    const Vec total = sum + eps_beside(log_eps, maximum), inverse = 1.0f / total;
     return total == 0.0f ? Vec{} : inverse;
   };
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
