@@ -20,21 +20,26 @@ namespace aft::AFT_ISA {
 // Rows of a chunk, `tokens` of them; token t lies `step` elements after token t - 1, which is negative in reverse.
 template <class T>
 struct TokenRows {
-  const T* first;
-  int64_t step;
+  const T* first = nullptr;
+  int64_t step = 0;
 
   AFT_INLINE const T* operator[](int64_t t) const { return first + t * step; }
   TokenRows from(int64_t channel) const { return {first + channel, step}; }
+
+  // Fetches a part of the next chunk's rows: that of step i of a product whose tile of rows starts at t. The steps of
+  // as many channels as a row has fetch all of its lines, spread over the arithmetic: a burst of them would wait for
+  // memory.
+  AFT_INLINE void fetch_next(int64_t t, int64_t i, int64_t width) const {
+    const int64_t channel = i / kTileRows * kLineElements<T>;
+    if (channel < width) prefetch_later((*this)[kChunk + t + i % kTileRows] + channel);
+  }
 };
 
 // rows[t] = row t, 0 past its width and past the last token.
 template <class T>
 inline void load_rows(TokenRows<T> from, int64_t width, int64_t padded, int64_t tokens, float* rows, int64_t row) {
   for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t c = 0; c < padded; c += kLanes) {
-      prefetch(from[t + kChunk] + c);
-      store(rows + t * row + c, load(from[t] + c, width - c));
-    }
+    for (int64_t c = 0; c < padded; c += kLanes) store(rows + t * row + c, load(from[t] + c, width - c));
   for (int64_t t = tokens; t < kChunk; ++t)
     for (int64_t c = 0; c < padded; c += kLanes) store(rows + t * row + c, Vec{});
 }
@@ -130,17 +135,18 @@ class Chunk {
   }
 
   // Computes weights and erase, and decays queries and keys. `decay` is null where the rule has none; `strictly`: no
-  // token reads its own key.
+  // token reads its own key. `query` and `key` are this chunk's, to fetch the next ones.
   template <class T>
-  void weigh(const TokenRows<T>* decay, bool strictly) {
-    if (decay && shape_.channel_decay) return weigh_by_channel(*decay, strictly);
+  void weigh(const TokenRows<T>* decay, bool strictly, TokenRows<T> query, TokenRows<T> key) {
+    if (decay && shape_.channel_decay) return weigh_by_channel(*decay, strictly, query, key);
     if (decay) step_head_decay(*decay);
     if (shape_.erases) {
-      products(keys_, before_, erase_);
+      products(keys_, before_, erase_, key);
       scale_erase();
     }
     for (int64_t j = 0; j < shape_.group; ++j)
-      products(query(j), strictly ? before_ : until_, weights_ + j * kChunk * kChunk);
+      products(this->query(j), strictly ? before_ : until_, weights_ + j * kChunk * kChunk,
+               query.from(j * shape_.key_width), j == 0 && !shape_.erases ? key : TokenRows<T>{});
     if (decay)
       for (int64_t c = 0; c < shape_.padded; ++c)
         for (int64_t u = 0; u < kChunk; u += kLanes) {
@@ -193,13 +199,20 @@ class Chunk {
   }
 
   // result[t, u] = factors[t, u] sum_c rows[t, c] keys[u, c], 0 where the factor is.
-  void products(const float* rows, const float* factors, float* result) const {
+  template <class T>
+  void products(const float* rows, const float* factors, float* result, TokenRows<T> next,
+                TokenRows<T> also = {}) const {
     constexpr int kVecs = kChunk / kLanes < 2 ? 1 : 2;
     for_each_tile(tokens_, [&](auto tile, int64_t t) AFT_LAMBDA_INLINE {
       constexpr int kRows = decltype(tile)::value;
       for (int64_t u = 0; u < kChunk; u += kVecs * kLanes) {
         Vec sum[kRows][kVecs] = {};
-        add_product(sum, rows + t * shape_.row, shape_.row, 1, shape_.key_width, keys_across_ + u, kChunk);
+        const int64_t width = u == 0 ? shape_.key_width : 0, also_width = also.first ? width : 0;
+        add_product(sum, rows + t * shape_.row, shape_.row, shape_.key_width, keys_across_ + u, kChunk,
+                    [&](int64_t i) AFT_LAMBDA_INLINE {
+                      next.fetch_next(t, i, width);
+                      also.fetch_next(t, i, also_width);
+                    });
         for (int r = 0; r < kRows; ++r)
           for (int v = 0; v < kVecs; ++v) {
             const int64_t at = (t + r) * kChunk + u + v * kLanes;
@@ -217,7 +230,7 @@ class Chunk {
   }
 
   template <class T>
-  void weigh_by_channel(TokenRows<T> decay, bool strictly) {
+  void weigh_by_channel(TokenRows<T> decay, bool strictly, TokenRows<T> query, TokenRows<T> key) {
     load_rows(decay, shape_.key_width, shape_.padded, tokens_, decays_, shape_.row);
     for (int64_t t = 0; t < kChunk * shape_.row; t += kLanes) {
       // The rows end in one vector that is never read.
@@ -225,9 +238,9 @@ class Chunk {
     }
     for (int64_t j = 0; j < shape_.group; ++j) {
       if (j == 0 && shape_.erases)
-        strictly ? run_channels<true, true>(j) : run_channels<true, false>(j);
+        strictly ? run_channels<true, true>(j, query, key, decay) : run_channels<true, false>(j, query, key, decay);
       else
-        strictly ? run_channels<false, true>(j) : run_channels<false, false>(j);
+        strictly ? run_channels<false, true>(j, query, key, decay) : run_channels<false, false>(j, query, key, decay);
     }
     if (shape_.erases) scale_erase();
     float* const undecayed = keys_across_;
@@ -256,8 +269,8 @@ class Chunk {
   }
 
   // The weights of query j, and with `erases` those of the keys. running[c, u] becomes key u decayed to the last token.
-  template <bool erases, bool strictly>
-  void run_channels(int64_t j) {
+  template <bool erases, bool strictly, class T>
+  void run_channels(int64_t j, TokenRows<T> query, TokenRows<T> key, TokenRows<T> decay) {
     float* const weights = weights_ + j * kChunk * kChunk;
     for (int64_t i = 0; i < kChunk * kChunk; ++i) weights[i] = 0.0f;
     if (erases)
@@ -267,6 +280,12 @@ class Chunk {
     for (int64_t u = 0; u < tokens_; u += kLanes) {
       const int64_t start = u / kTileRows * kTileRows;
       for (int64_t t = start; t < tokens_; t += kTileRows) {
+        if (u == 0)
+          for (int64_t i = 0; i < shape_.key_width; ++i) {
+            query.from(j * shape_.key_width).fetch_next(t, i, shape_.key_width);
+            if (j == 0) key.fetch_next(t, i, shape_.key_width);
+            if (j == 0) decay.fetch_next(t, i, shape_.key_width);
+          }
         if (t == start)
           channel_tile<erases, strictly, true, true>(j, t, u);
         else if (t < u + kLanes)

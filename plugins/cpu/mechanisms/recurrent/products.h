@@ -17,17 +17,23 @@ static_assert(kChunk % kTileRows == 0);
 constexpr int kPanelVecs = 2;
 constexpr int64_t kPanel = kPanelVecs * kLanes;
 
-// sum[r] += sum_i left[r * row + i * step] right[i * stride]
-template <int rows, int vecs>
-AFT_INLINE void add_product(Vec (&sum)[rows][vecs], const float* left, int64_t row, int64_t step, int64_t depth,
-                            const float* right, int64_t stride) {
+// sum[r] += sum_i left[r * row + i] right[i * stride]; beside(i) is called at every step.
+template <int rows, int vecs, class F>
+AFT_INLINE void add_product(Vec (&sum)[rows][vecs], const float* left, int64_t row, int64_t depth, const float* right,
+                            int64_t stride, const F& beside) {
   for (int64_t i = 0; i < depth; ++i) {
+    beside(i);
     Vec line[vecs];
     for (int v = 0; v < vecs; ++v) line[v] = load(right + i * stride + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < vecs; ++v) sum[r][v] += left[r * row + i * step] * line[v];
+      for (int v = 0; v < vecs; ++v) sum[r][v] += left[r * row + i] * line[v];
   }
+}
+template <int rows, int vecs>
+AFT_INLINE void add_product(Vec (&sum)[rows][vecs], const float* left, int64_t row, int64_t depth, const float* right,
+                            int64_t stride) {
+  add_product(sum, left, row, depth, right, stride, [](int64_t) AFT_LAMBDA_INLINE {});
 }
 
 // Calls f(Constant<rows>, t) for tiles of rows that cover `tokens` rows of a chunk; the last may reach past them. A

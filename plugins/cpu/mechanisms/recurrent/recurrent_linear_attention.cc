@@ -149,12 +149,12 @@ class Task {
     const int64_t decay_channels = shape_.channel_decay ? key_channels : p_.state_heads;
     const TokenRows<T> decay =
         rows(p_.decay, decay_channels, shape_.channel_decay ? head * p_.key_width : head);
-    chunk.load_keys(rows(p_.key, key_channels, head * p_.key_width), p_.beta ? &beta : nullptr,
-                    min(kChunk, length_ - done_));
-    for (int64_t j = 0; j < shape_.group; ++j)
-      chunk.load_query(
-          j, rows(p_.query, p_.query_heads * p_.key_width, (head * shape_.group + j) * p_.key_width));
-    chunk.weigh(p_.decay ? &decay : nullptr, second_);
+    const TokenRows<T> key = rows(p_.key, key_channels, head * p_.key_width);
+    const TokenRows<T> query =
+        rows(p_.query, p_.query_heads * p_.key_width, head * shape_.group * p_.key_width);
+    chunk.load_keys(key, p_.beta ? &beta : nullptr, min(kChunk, length_ - done_));
+    for (int64_t j = 0; j < shape_.group; ++j) chunk.load_query(j, query.from(j * p_.key_width));
+    chunk.weigh(p_.decay ? &decay : nullptr, second_, query, key);
     if (p_.normalized) advance_normalizer(chunk, state, head);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       if (columns_ - panel * kPanel > kLanes)
@@ -167,10 +167,11 @@ class Task {
   template <int vecs>
   void advance_panel(const Chunk& chunk, State state, int64_t head, int64_t panel) {
     const int64_t column = first_column_ + panel * kPanel;
-    load_rows(rows(p_.value, p_.state_heads * p_.value_width, head * p_.value_width + column),
-              columns_ - panel * kPanel, vecs * kLanes, chunk.tokens(), values_, kPanel);
+    const TokenRows<T> value = rows(p_.value, p_.state_heads * p_.value_width, head * p_.value_width + column);
+    load_rows(value, columns_ - panel * kPanel, vecs * kLanes, chunk.tokens(), values_, kPanel);
     if (shape_.erases) erase<vecs>(chunk, state.panel(panel));
-    for (int64_t j = 0; j < shape_.group; ++j) read<vecs>(chunk, state.panel(panel), head * shape_.group + j, j, panel);
+    for (int64_t j = 0; j < shape_.group; ++j) 
+      read<vecs>(chunk, state.panel(panel), head * shape_.group + j, j, panel, value);
     if (compensated())
       write<vecs, true>(chunk, state.panel(panel), state.compensation());
     else
@@ -183,7 +184,7 @@ class Task {
     for_each_tile(chunk.tokens(), [&](auto tile, int64_t t) AFT_LAMBDA_INLINE {
       constexpr int kRows = decltype(tile)::value;
       Vec sum[kRows][vecs] = {};
-      add_product(sum, chunk.keys() + t * shape_.row, shape_.row, 1, shape_.key_width, state, kPanel);
+      add_product(sum, chunk.keys() + t * shape_.row, shape_.row, shape_.key_width, state, kPanel);
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < vecs; ++v) {
           float* at = values_ + (t + r) * kPanel + v * kLanes;
@@ -194,17 +195,19 @@ class Task {
   }
 
   template <int vecs>
-  void read(const Chunk& chunk, const float* state, int64_t query_head, int64_t j, int64_t panel) {
+  void read(const Chunk& chunk, const float* state, int64_t query_head, int64_t j, int64_t panel,
+            TokenRows<T> value) {
     const int64_t channels = p_.query_heads * p_.value_width;
     const int64_t channel = query_head * p_.value_width + first_column_ + panel * kPanel;
     const int64_t left = columns_ - panel * kPanel;
     for_each_tile(chunk.tokens(), [&](auto tile, int64_t t) AFT_LAMBDA_INLINE {
       constexpr int kRows = decltype(tile)::value;
       Vec sum[kRows][vecs] = {};
-      add_product(sum, chunk.query(j) + t * shape_.row, shape_.row, 1, shape_.key_width, state, kPanel);
+      add_product(sum, chunk.query(j) + t * shape_.row, shape_.row, shape_.key_width, state, kPanel,
+                  [&](int64_t i) AFT_LAMBDA_INLINE { value.fetch_next(t, i, j == 0 ? vecs * kLanes : 0); });
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < vecs; ++v) sum[r][v] *= chunk.read_decay(t + r);
-      add_product(sum, chunk.weights(j) + t * kChunk, kChunk, 1, min(t + kRows, chunk.tokens()), values_, kPanel);
+      add_product(sum, chunk.weights(j) + t * kChunk, kChunk, min(t + kRows, chunk.tokens()), values_, kPanel);
       for (int r = 0; r < kRows; ++r)
         if (t + r < chunk.tokens()) finish<vecs>(sum[r], place(t + r) * channels + channel, j, t + r, left);
     });
@@ -234,7 +237,7 @@ class Task {
         for (int r = 0; r < kTileRows; ++r)
           for (int v = 0; v < vecs; ++v)
             sum[r][v] = load(at + r * kPanel + v * kLanes) * chunk.state_decay()[c + r];
-      add_product(sum, chunk.keys_across() + c * kChunk, kChunk, 1, chunk.tokens(), values_, kPanel);
+      add_product(sum, chunk.keys_across() + c * kChunk, kChunk, chunk.tokens(), values_, kPanel);
       for (int r = 0; r < kTileRows; ++r)
         for (int v = 0; v < vecs; ++v) {
           float* const to = at + r * kPanel + v * kLanes;
