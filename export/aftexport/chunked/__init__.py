@@ -19,5 +19,15 @@ per document, and ``tokens`` those per token.
 ``token_outputs``    hands over the outputs per token, block by block
 ``runner``           runs the graphs, without torch
 
+Tokens are appended to a document of a causal model at the cost of these tokens: one chunk runs
+through all layers, and a state of constant size replaces the earlier chunks.
+
+``incremental_model``  the public class
+``append``             runs the graphs for new tokens
+``append_plan``        checks that a model can do this, and lists the values that it keeps
+``document_state``     the state, with its summaries in levels
+``state_bytes``        saves and loads a state
+``token_digest``       the digest of the tokens so far
+
 ``aftexport.passes.token_flow`` checks that a graph can run in chunks.
 """
