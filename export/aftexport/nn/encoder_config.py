@@ -8,7 +8,6 @@ from aftexport.errors import UsageError
 from aftexport.nn.settings import check_choice, check_count
 from aftexport.operators.mechanisms import MECHANISMS
 
-_PARTS_OF_RECURRENT_LAYERS = ("recurrent_linear_attention", "causal_depthwise_conv")
 RECURRENT_LAYERS = (
     "gated_linear_attention",
     "retention",
@@ -18,10 +17,7 @@ RECURRENT_LAYERS = (
     "mamba2",
 )
 """The layers of the operator ``RecurrentLinearAttention``."""
-MECHANISM_LAYERS = (
-    *(name for name in MECHANISMS if name not in _PARTS_OF_RECURRENT_LAYERS),
-    *RECURRENT_LAYERS,
-)
+MECHANISM_LAYERS = (*MECHANISMS, *RECURRENT_LAYERS)
 """The layers of our operators."""
 LAYERS = (*MECHANISM_LAYERS, "dot_product_attention")
 _CHOICES = {
