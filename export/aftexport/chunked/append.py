@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.append_plan import AppendStage, append_plan
 from aftexport.chunked.document_state import (
-    MAX_LEVELS,
     DocumentState,
     Level,
     StageState,
@@ -18,6 +17,7 @@ from aftexport.chunked.document_state import (
     with_summary,
 )
 from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.chunked.spill import Array
 from aftexport.chunked.state_bytes import StateReader
 from aftexport.chunked.token_digest import TokenDigest
@@ -29,7 +29,7 @@ _CHUNK_TOKENS = 8192
 """The maximum number of tokens that run at once."""
 _COMBINE = {"sum": np.add, "max": np.maximum}
 _FIRST_TOKEN = slice(0, 1)
-_NO_TOKENS = StageState((None,) * MAX_LEVELS, MappingProxyType({}))
+_NO_TOKENS = StageState()
 
 
 class AppendModel:
@@ -80,7 +80,9 @@ class AppendModel:
             self._advanced(None, token)[0],
             unsummarized=tuple(s.left if s.causal else 1 for s in self._plan.stages),
             levels=tuple(
-                self._reduced(number, {name: values[name] for name in stage.reads})
+                None
+                if stage.state is not None
+                else self._reduced(number, {name: values[name] for name in stage.reads})
                 for number, stage in enumerate(self._plan.stages)
             ),
         )
@@ -117,8 +119,10 @@ class AppendModel:
         }, state
 
     def _graph_names(self) -> list[str]:
-        parts = ("reduce", "merge", "apply")
-        names = [f"{n}.{part}" for n in range(len(self._plan.stages)) for part in parts]
+        names = []
+        for number, stage in enumerate(self._plan.stages):
+            parts = ("reduce", "merge", "apply") if stage.state is None else ("apply",)
+            names += [f"{number}.{part}" for part in parts]
         late = ["pool", "head"] if self._plan.pooled else []
         return [*names, *late, *(["tokens"] if self._widths else [])]
 
@@ -150,18 +154,33 @@ class AppendModel:
         stages = []
         for number, stage in enumerate(self._plan.stages):
             before = _NO_TOKENS if state is None else state.stages[number]
-            if stage.causal:
+            if stage.state is not None:
+                stages.append(self._recurred(number, stage, before, values))
+            elif stage.causal:
                 stages.append(self._applied(number, stage, before, values))
             else:
                 # The attention is applied to the first token, which its summary leaves out.
                 start = 1 if state is None else 0
                 rows = {name: values[name][:, start:] for name in stage.reads}
                 levels = self._summarized(number, before, rows)
-                stages.append(StageState(levels, before.recent))
+                stages.append(StageState(levels))
         if state is not None:
             return tuple(stages), dict(state.first), values
         first = {name: values[name][:, _FIRST_TOKEN].copy() for name in self._plan.first}
         return tuple(stages), first, values
+
+    def _recurred(
+        self, number: int, stage: AppendStage, before: StageState, values: Values
+    ) -> StageState:
+        """Add the results of a recurrence or convolution to the values of new tokens."""
+        state = before.recurrence
+        if state is None:
+            state = np.zeros((1, *stage.state), np.float32)
+        rows = {name: values[name] for name in stage.reads}
+        outputs = self._run(f"{number}.apply", rows, _count_of(rows), {LEFT_STATE: state})
+        after = outputs.pop(NEXT_STATE).copy()
+        values.update(outputs)
+        return StageState(recurrence=after)
 
     def _applied(
         self, number: int, stage: AppendStage, before: StageState, values: Values

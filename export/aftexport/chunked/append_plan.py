@@ -7,10 +7,12 @@ import onnx
 
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.errors import EngineError
 
-_OF_SUMMARIES = frozenset(("other_keys", "other_values"))
+_OF_STAGES = frozenset(("other_keys", "other_values", LEFT_STATE, RIGHT_STATE))
+_RESULTS_OF_STAGES = frozenset((NEXT_STATE,))
 
 
 class NotAppendable(Exception):  # noqa: N818 (an outcome, not an error)
@@ -19,15 +21,18 @@ class NotAppendable(Exception):  # noqa: N818 (an outcome, not an error)
 
 @dataclass(frozen=True)
 class AppendStage:
-    """One attention of a model that appends tokens.
+    """One attention, recurrence or convolution of a model that appends tokens.
 
     Attributes:
+        state: the shape of the state of a recurrence or convolution; None for an attention, which
+            has summaries.
         causal: whether a token attends only to itself and earlier tokens. Another attention is
             applied to the first token only, whose result alone is pooled.
         left: the number of earlier tokens whose values are kept as they are.
         reads: the names of the values per token that its graphs read.
     """
 
+    state: tuple[int, ...] | None
     causal: bool
     left: int
     reads: tuple[str, ...]
@@ -105,15 +110,22 @@ class _Planner:
 
     def _stage(self, number: int) -> AppendStage:
         stage = self._plan.stages[number]
-        reduced, applied = self._reads(f"{number}.reduce"), self._reads(f"{number}.apply")
-        results = {value.name for value in self._graph(f"{number}.apply").output}
+        recurrence = stage.recurrence
+        if not stage.causal and (stage.left or stage.right or recurrence is not None):
+            raise self._not_causal(number)
+        applied = self._reads(f"{number}.apply")
+        reduced = self._reads(f"{number}.reduce") if recurrence is None else frozenset()
         if unknown := (reduced | applied) - self._of_all - self._of_first:
             raise _damaged(self._archive, f"{number}.apply", f"an input {min(unknown)}")
-        if not stage.causal and (stage.left or stage.right):
-            raise self._not_causal(number)
         self._check_causal(reduced | applied if stage.causal else reduced)
-        (self._of_all if stage.causal else self._of_first).update(results)
-        return AppendStage(stage.causal, stage.left, tuple(sorted(reduced | applied)))
+        results = {value.name for value in self._graph(f"{number}.apply").output}
+        (self._of_all if stage.causal else self._of_first).update(results - _RESULTS_OF_STAGES)
+        return AppendStage(
+            None if recurrence is None else recurrence.shape,
+            stage.causal,
+            stage.left,
+            tuple(sorted(reduced | applied)),
+        )
 
     def _pooling(self) -> Set[str]:
         """Return the values that the graph of pooled values reads."""
@@ -153,12 +165,12 @@ class _Planner:
     def _not_causal(self, number: int) -> NotAppendable:
         count = len(self._plan.stages)
         return NotAppendable(
-            f"it is not causal: its attention {number + 1} of {count} attends to later tokens"
+            f"it is not causal: its layer {number + 1} of {count} depends on later tokens"
         )
 
     def _reads(self, graph: str) -> Set[str]:
         names = {value.name for value in self._graph(graph).input}
-        return names - _OF_SUMMARIES - {LENGTHS, EXPLAINED}
+        return names - _OF_STAGES - {LENGTHS, EXPLAINED}
 
     def _graph(self, name: str, outputs: Collection[str] = ()) -> onnx.GraphProto:
         """Return a graph, which must have ``outputs``."""

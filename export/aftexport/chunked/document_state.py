@@ -1,7 +1,8 @@
 """The state of a document that grows: all that later tokens need of the earlier ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,15 +28,18 @@ Merge = Callable[[Level, Level], Level]
 
 @dataclass(frozen=True)
 class StageState:
-    """The earlier tokens of one attention.
+    """The earlier tokens of one attention, recurrence or convolution.
 
     Attributes:
         levels: the summaries of all tokens but those of ``recent``; None for an empty level.
         recent: each value that the attention reads, of the last tokens ``[1, left, *]``.
+        recurrence: the state of a recurrence or convolution, which has neither; None for an
+            attention.
     """
 
-    levels: tuple[Level | None, ...]
-    recent: Mapping[str, Array]
+    levels: tuple[Level | None, ...] = (None,) * MAX_LEVELS
+    recent: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    recurrence: Array | None = None
 
     @property
     def summaries(self) -> list[Level]:
@@ -91,6 +95,8 @@ class DocumentState:
                     yield f"stage.{number}.values.{place}", level.values
             for name, array in stage.recent.items():
                 yield f"stage.{number}.recent.{name}", array
+            if stage.recurrence is not None:
+                yield f"stage.{number}.recurrence", stage.recurrence
         yield from ((f"pooled.{name}", array) for name, array in self.pooled.items())
         yield from ((f"first.{name}", array) for name, array in self.first.items())
 

@@ -78,12 +78,12 @@ class StateReader:
     Attributes:
         example: the state of a document of one token.
         unsummarized: the maximum number of tokens of each stage that its levels leave out.
-        levels: the summary of one token of each stage.
+        levels: the summary of one token of each stage; None for a recurrence.
     """
 
     example: DocumentState
     unsummarized: tuple[int, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[Level | None, ...]
 
     @property
     def max_bytes(self) -> int:
@@ -91,9 +91,12 @@ class StateReader:
         example = self.example
         size = _HEAD_BYTES + _MAX_OTHER_BYTES
         size += sum(a.nbytes for part in (example.pooled, example.first) for a in part.values())
-        for stage, left, level in zip(example.stages, self.unsummarized, self.levels, strict=True):
-            size += MAX_LEVELS * (level.keys.nbytes + level.values.nbytes)
-            size += left * sum(rows.nbytes for rows in stage.recent.values())
+        for stage, count, level in zip(example.stages, self.unsummarized, self.levels, strict=True):
+            if stage.recurrence is not None:
+                size += stage.recurrence.nbytes
+            if level is not None:
+                size += MAX_LEVELS * (level.keys.nbytes + level.values.nbytes)
+            size += count * sum(rows.nbytes for rows in stage.recent.values())
         return size
 
     def read(self, content: bytes) -> DocumentState:
@@ -161,6 +164,12 @@ class StateReader:
     ) -> StageState:
         """Return one stage, and take its arrays from ``arrays``."""
         one, example = self.levels[number], self.example.stages[number]
+        if one is None:
+            if any(counts):
+                raise ValueError(f"expected no levels of stage {number}, got some")
+            assert example.recurrence is not None  # a stage has levels or a state
+            name = f"stage.{number}.recurrence"
+            return StageState(recurrence=_like(arrays.pop(name), example.recurrence, name))
         levels: list[Level | None] = []
         for place, count in enumerate(counts):
             if not count:

@@ -23,15 +23,18 @@ from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.to_onnx import lower
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.nn.pooling import AttentionPooling
 from aftexport.parity import TOLERANCES
 
 WINDOWED = ("aft_conv", "aft_local")
-MECHANISMS = part_of(
-    [*WINDOWED, "aft_simple", "efficient_attention", "fastformer", "linear_attention"],
-    lambda name: (name, {name in WINDOWED}),
-    0.4,
-)
+SUMMARIZED = ("aft_simple", "efficient_attention", "fastformer", "linear_attention")
+KINDS = {
+    **dict.fromkeys(WINDOWED, "window"),
+    **dict.fromkeys(SUMMARIZED, "summaries"),
+    **dict.fromkeys(RECURRENT_LAYERS, "state"),
+}
+MECHANISMS = part_of(list(KINDS), lambda name: (name, {KINDS[name]}), 0.25)
 WINDOW = 4
 BOUND = TOLERANCES["fp32"].bound
 
@@ -98,7 +101,8 @@ class Appendable:
 def appendable(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Appendable:
-    module = EveryPooling(request.param, causal=True, window=WINDOW)
+    settings = {"state_size": 4} if request.param in RECURRENT_LAYERS else {}
+    module = EveryPooling(request.param, causal=True, window=WINDOW, **settings)
     return Appendable(module, tmp_path_factory.mktemp("append"))
 
 
