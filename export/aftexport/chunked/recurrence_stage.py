@@ -72,12 +72,8 @@ def make_recurrence_stage(
         after: the values that suffice after it.
 
     Raises:
-        NotChunkable: if the model uses the last state, or the shape of a state is unknown.
+        NotChunkable: if the shape of a state is unknown.
     """
-    states = set(node.output[1:]) - {""}
-    used = {name for other in parts.nodes for name in other.input}
-    if states & used.union(parts.outputs):
-        raise NotChunkable(f"{node.op_type} ({node.output[0]}) returns its state to the model")
     recurrence = _RECURRENCES[node.op_type](parts, node)
     return RecurrenceStage(
         _apply(parts, node, kept, after, recurrence),

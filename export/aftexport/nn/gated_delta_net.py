@@ -14,7 +14,7 @@ from aftexport.nn._recurrent import (
 
 
 class GatedDeltaNet(RecurrentLayer):
-    """Gated DeltaNet (arXiv 2412.06464, eq. 10 and section 3.4).
+    """Gated DeltaNet (arXiv 2412.06464, eq. 10 and section 3).
 
         S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
         g_t = -exp(A_log) softplus(x_t W_a + dt_bias),   beta_t = sigmoid(x_t W_b)
@@ -43,7 +43,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.beta = nn.Linear(dim, num_heads, bias=False)
         self.time_step = nn.Linear(dim, num_heads, bias=False)
         self.decay = DecayByTimeStep(num_heads)
-        self.gate = nn.Linear(dim, dim, bias=False)
+        self.output_gate = nn.Linear(dim, dim, bias=False)
         self.norm = RootMeanSquareNorm(dim // num_heads)
         self.output = nn.Linear(dim, dim, bias=False)
 
@@ -60,4 +60,4 @@ class GatedDeltaNet(RecurrentLayer):
             beta=torch.sigmoid(self.beta(x)),
         )
         normed = self.norm(split_heads(mixed, self.num_heads)).flatten(2)
-        return self.output(nn.functional.silu(self.gate(x)) * normed)
+        return self.output(nn.functional.silu(self.output_gate(x)) * normed)

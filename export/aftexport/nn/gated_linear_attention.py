@@ -36,7 +36,7 @@ class GatedLinearAttention(RecurrentLayer):
         self.decay = nn.Sequential(
             nn.Linear(dim, _GATE_RANK, bias=False), nn.Linear(_GATE_RANK, keys)
         )
-        self.gate = nn.Linear(dim, dim)
+        self.output_gate = nn.Linear(dim, dim)
         self.norm = RootMeanSquareNorm(dim // num_heads)
         self.output = nn.Linear(dim, dim, bias=False)
 
@@ -45,4 +45,4 @@ class GatedLinearAttention(RecurrentLayer):
         decay = nn.functional.logsigmoid(self.decay(x)) / _TEMPERATURE
         mixed = self.recur(self.query(x), self.key(x), self.value(x), lengths, decay=decay)
         normed = self.norm(split_heads(mixed, self.num_heads)).flatten(2)
-        return self.output(nn.functional.silu(self.gate(x)) * normed)
+        return self.output(nn.functional.silu(self.output_gate(x)) * normed)

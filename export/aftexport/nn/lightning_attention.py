@@ -31,7 +31,7 @@ class LightningAttention(RecurrentLayer):
     ) -> None:
         super().__init__(dim, num_heads, update_rule="gated", causal=causal, scale=1.0)
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
-        self.gate = nn.Linear(dim, dim, bias=False)
+        self.output_gate = nn.Linear(dim, dim, bias=False)
         self.norm = RootMeanSquareNorm(dim)
         self.output = nn.Linear(dim, dim, bias=False)
         heads = torch.arange(1, num_heads + 1, dtype=torch.float64)
@@ -42,4 +42,4 @@ class LightningAttention(RecurrentLayer):
         """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         query, key, value = nn.functional.silu(self.query_key_value(x)).chunk(3, -1)
         mixed = self.recur(query, key, value, lengths, decay=fixed_decay(self.decay, x))
-        return self.output(torch.sigmoid(self.gate(x)) * self.norm(mixed))
+        return self.output(torch.sigmoid(self.output_gate(x)) * self.norm(mixed))

@@ -31,7 +31,7 @@ class Retention(RecurrentLayer):
         self.query = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
-        self.gate = nn.Linear(dim, dim, bias=False)
+        self.output_gate = nn.Linear(dim, dim, bias=False)
         self.norm_weight = nn.Parameter(torch.ones(dim))
         self.norm_bias = nn.Parameter(torch.zeros(dim))
         self.output = nn.Linear(dim, dim, bias=False)
@@ -46,4 +46,4 @@ class Retention(RecurrentLayer):
         heads = split_heads(mixed, self.num_heads)
         normed = nn.functional.layer_norm(heads, heads.shape[-1:], eps=_EPS).flatten(2)
         normed = normed * self.norm_weight + self.norm_bias
-        return self.output(nn.functional.silu(self.gate(x)) * normed)
+        return self.output(nn.functional.silu(self.output_gate(x)) * normed)

@@ -44,6 +44,8 @@ class Kind(Enum):
     """``[B, ...]``, computed from inputs of the document only, which are known from the start."""
     POOLED = auto()
     """``[B, ...]``, computed from the whole document."""
+    STATE = auto()
+    """The last state of a recurrence."""
     COMBINED = auto()
     """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
 
@@ -88,6 +90,8 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
         kind = _kind(_Step(node, kinds, constants, dims, document))
         kinds.update(dict.fromkeys(node.output, kind))
+        if is_recurrence(node):
+            kinds.update(dict.fromkeys(node.output[1:], Kind.STATE))
     for output in model.graph.output:
         if kinds[output.name] not in (Kind.POOLED, *OF_TOKENS):
             raise NotChunkable(
@@ -129,6 +133,12 @@ def _kind(step: _Step) -> Kind:
 def is_recurrence(node: onnx.NodeProto) -> bool:
     """Return whether an operator passes a state from each token to the next."""
     return node.domain == DOMAIN and node.op_type in _RECURRENCES
+
+
+def _state(step: _Step) -> Kind | None:
+    if Kind.STATE in step.operands:
+        raise _refused(step.node, "uses the last state of a recurrence")
+    return None
 
 
 def _attention(step: _Step) -> Kind | None:
@@ -305,6 +315,7 @@ def _tokens(step: _Step) -> Kind | None:
 
 
 _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
+    _state,
     _attention,
     _constant,
     _shape,
