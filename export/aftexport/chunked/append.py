@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.append_plan import AppendStage, append_plan
+from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.document_state import (
     DocumentState,
     Level,
@@ -157,11 +158,12 @@ class AppendModel:
             if stage.state is not None:
                 stages.append(self._recurred(number, stage, before, values))
             elif stage.causal:
-                stages.append(self._applied(number, stage, before, values))
+                start = 0 if state is None else state.tokens
+                stages.append(self._applied(number, stage, before, values, start))
             else:
                 # The attention is applied to the first token, which its summary leaves out.
-                start = 1 if state is None else 0
-                rows = {name: values[name][:, start:] for name in stage.reads}
+                own = slice(1 if state is None else 0, None)
+                rows = {name: values[name][:, own] for name in stage.reads}
                 levels = self._summarized(number, before, rows)
                 stages.append(StageState(levels))
         if state is not None:
@@ -183,15 +185,17 @@ class AppendModel:
         return StageState(recurrence=after)
 
     def _applied(
-        self, number: int, stage: AppendStage, before: StageState, values: Values
+        self, number: int, stage: AppendStage, before: StageState, values: Values, start: int
     ) -> StageState:
-        """Add the results of a causal attention to the values of new tokens."""
+        """Add the results of a causal attention to the values of tokens from ``start`` on."""
         rows = {name: values[name] for name in stage.reads}
         recent = _count_of(before.recent)
         if recent:
             rows = {n: np.concatenate([before.recent[n], new], 1) for n, new in rows.items()}
         count = _count_of(rows)
-        outputs = self._run(f"{number}.apply", rows, count, self._others(number, before, rows))
+        others = self._others(number, before, rows)
+        position = {FIRST_POSITION: np.array([start - recent])}
+        outputs = self._run(f"{number}.apply", rows, count, others | position)
         values.update({name: array[:, recent:] for name, array in outputs.items()})
         leaving = max(count - stage.left, 0)
         past = {name: array[:, :leaving] for name, array in rows.items()}
@@ -245,6 +249,7 @@ class AppendModel:
         for number, stage in enumerate(self._plan.stages):
             if not stage.causal:
                 others = self._others(number, stages[number], values)
+                others[FIRST_POSITION] = np.zeros(1, np.int64)
                 values.update(self._run(f"{number}.apply", values, 1, others))
         return values
 

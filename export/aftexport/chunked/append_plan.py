@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import onnx
 
 from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.errors import EngineError
 
-_OF_STAGES = frozenset(("other_keys", "other_values", LEFT_STATE, RIGHT_STATE))
+_OF_STAGES = frozenset(("other_keys", "other_values", FIRST_POSITION, LEFT_STATE, RIGHT_STATE))
 _RESULTS_OF_STAGES = frozenset((NEXT_STATE,))
 
 

@@ -15,6 +15,9 @@ from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues
 
+FIRST_POSITION = "chunk_first_position"
+"""The input with the position of a run's first token in the document, int64 ``[1]``."""
+
 
 class Tokens(Protocol):
     """The tokens of a document, an array or an object that reads them from a file."""
@@ -57,6 +60,8 @@ class Document:
                 inputs[name] = self.tokens[start:end][None]
             elif name == LENGTHS:
                 inputs[name] = np.array([end - start])
+            elif name == FIRST_POSITION:
+                inputs[name] = np.array([start])
             elif name in self.kept:
                 inputs[name] = self.kept[name].read(start, end)
         return inputs

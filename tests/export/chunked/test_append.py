@@ -63,9 +63,17 @@ class EveryPooling(token_models.Encoded):
 class Appendable:
     """A model that appends tokens, with the float64 model that it must equal."""
 
-    def __init__(self, module: nn.Module, folder: Path, *, chunk_tokens: int = 50) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        folder: Path,
+        *,
+        chunk_tokens: int = 50,
+        max_tokens: int | None = None,
+    ) -> None:
         path = folder / CHUNKED
-        plan = write_chunked(path, lower(capture(module)), precision="fp32")
+        program = capture(module, max_tokens=max_tokens)
+        plan = write_chunked(path, lower(program), precision="fp32")
         self.windows = [stage.left for stage in plan.stages]
         archive = OpenedArchive(path, threads=1, fused=True)
         self.model = AppendModel(archive, plan, "the bundle", chunk_tokens=chunk_tokens)
@@ -193,3 +201,13 @@ class SeenByTags(EveryPooling):
 def test_gated_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAppendable, match="outputs of earlier tokens depend on later tokens"):
         Appendable(SeenByTags("aft_simple", causal=True, depth=1), tmp_path)
+
+
+def test_position_biases_count_on(tmp_path: Path) -> None:
+    """AFT-local with a bias for each pair of positions, up to its maximum length."""
+    module = EveryPooling("aft_local", causal=True, window=WINDOW, max_length=64)
+    with torch.no_grad():
+        for layer in module.encoder.layers:
+            layer.attention.row_factor.mul_(30)
+    appendable = Appendable(module, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
