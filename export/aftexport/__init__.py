@@ -11,10 +11,11 @@ from aftexport._version import __version__
 
 if TYPE_CHECKING:
     from aftexport.checkpoint import load, save
+    from aftexport.chunked.incremental_model import IncrementalModel
     from aftexport.pipeline.export import export
     from aftserve.predictor import Predictor
 
-__all__ = ["Predictor", "__version__", "export", "load", "save"]
+__all__ = ["IncrementalModel", "Predictor", "__version__", "export", "load", "save"]
 
 # ONNX Runtime's wheels report usage and store an identifier in the home folder on import. A tool
 # that handles private documents must not do this.
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from aftexport.pipeline.export import export
 
         return export
+    if name == "IncrementalModel":
+        from aftexport.chunked.incremental_model import IncrementalModel
+
+        return IncrementalModel
     if name == "Predictor":
         # It lies in aftserve, which this package does not import: an entry point registers it.
         entries = metadata.distribution("aftexport").entry_points

@@ -51,10 +51,10 @@ class ExtraInput(BaseModel):
                 "name: expected up to 64 ASCII letters, digits and '_', the first not a digit, got "
                 f"{self.name[:80]!r}"
             )
-        if self.name in _RESERVED or self.name.startswith(EVIDENCE):
+        if self.name in _RESERVED or self.name.startswith((EVIDENCE, "chunk_")):
             raise ValueError(
                 f"name: expected another name than {', '.join(_RESERVED)} and those that begin "
-                f"with {EVIDENCE}, got {self.name!r}"
+                f"with {EVIDENCE} or chunk_, got {self.name!r}"
             )
         if self.kind == "token" and (self.dtype != "int64" or self.width is not None):
             raise ValueError("kind: expected one int64 of each token, without a width")

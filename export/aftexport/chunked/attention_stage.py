@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from aftexport.bundle.manifest import ChunkedStage
+from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
@@ -20,8 +22,8 @@ class Stage:
     Attributes:
         reduce: the graph from kept values to ``few_keys`` and ``few_values`` of a chunk.
         merge: the graph from ``key`` and ``value`` of several summaries to those of one.
-        apply: the graph from kept values, ``other_keys`` and ``other_values`` to the next kept
-            values.
+        apply: the graph from kept values, ``other_keys``, ``other_values`` and, for biases by
+            position, ``FIRST_POSITION`` to the next kept values.
         window: the tokens around a chunk in the inputs of ``apply``.
         causal: whether a token attends only to itself and earlier tokens.
         keeps: the names of values kept from before the attention for after it.
@@ -33,6 +35,19 @@ class Stage:
     window: Window
     causal: bool
     keeps: tuple[str, ...]
+
+    @property
+    def graphs(self) -> dict[str, onnx.ModelProto]:
+        """The graphs by their names in the archive, without the number of the stage."""
+        return {"reduce": self.reduce, "merge": self.merge, "apply": self.apply}
+
+    @property
+    def plan(self) -> ChunkedStage:
+        """The description of the stage in the manifest."""
+        window = self.window
+        return ChunkedStage(
+            left=window.left, right=window.right, causal=self.causal, keeps=self.keeps
+        )
 
 
 def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: list[str]) -> Stage:
@@ -70,10 +85,15 @@ def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: 
     apply = parts.subgraph([*kept, *parts.given], new)
     place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
     before, after_it = apply.node[:place], apply.node[place + 1 :]
+    by_position = node.op_type.endswith("AftLocal") and bias is not None and bias.shape[0] > 1
+    own = _attend_with_others(node, window.left, by_position)
     del apply.node[:]
-    apply.node.extend([*before, *_attend_with_others(node, window.left), *after_it])
+    apply.node.extend([*before, *own, *after_it])
     apply.initializer.extend(_constants(window.left))
     apply.input.extend([described("other_keys", _FLOAT), described("other_values", _FLOAT)])
+    if by_position:
+        position = onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, (1,))
+        apply.input.append(position)
     return Stage(
         parts.model(to_summary, function),
         parts.model(merge, function),
@@ -84,11 +104,16 @@ def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: 
     )
 
 
-def _attend_with_others(node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]:
+def _attend_with_others(node: onnx.NodeProto, left: int, by_position: bool) -> list[onnx.NodeProto]:
     """Return the attention in float32 over summaries, ``left`` filler tokens, and the chunk.
 
     The filler has no weight. It keeps the summaries, which have no position, out of the window
     of the first token.
+
+    Args:
+        node: the attention.
+        left: the number of filler tokens.
+        by_position: whether its first bias has a row for each position of the document.
     """
     query, key, value, *biases, _ = node.input
     result = node.output[0]
@@ -112,8 +137,16 @@ def _attend_with_others(node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]
             ]
             operands.insert(1, filler)
         nodes.append(make("Concat", operands, [f"chunk_{name}"], axis=1))
+    nodes += [
+        make("Shape", ["chunk_key"], ["chunk_length"], start=1, end=2),
+        make("Shape", ["chunk_query_own"], ["chunk_tokens"], start=1, end=2),
+        make("Sub", ["chunk_length", "chunk_tokens"], ["chunk_start"]),
+    ]
     for place, bias in enumerate(biases):
         nodes.append(_in_float32(bias, f"chunk_bias_{place}"))
+    if by_position:
+        nodes[-1].output[0] = "chunk_rows"
+        nodes += _rows_of_positions("chunk_rows", "chunk_bias_0")
     attended = onnx.NodeProto()
     attended.CopyFrom(node)
     del attended.input[:], attended.output[:]
@@ -122,10 +155,7 @@ def _attend_with_others(node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]
     attended.input.append("chunk_length")
     attended.output.append("chunk_attended")
     nodes += [
-        make("Shape", ["chunk_key"], ["chunk_length"], start=1, end=2),
         attended,
-        make("Shape", ["chunk_query_own"], ["chunk_tokens"], start=1, end=2),
-        make("Sub", ["chunk_length", "chunk_tokens"], ["chunk_start"]),
         make(
             "Slice",
             ["chunk_attended", "chunk_start", "chunk_length", "chunk_axis"],
@@ -134,6 +164,23 @@ def _attend_with_others(node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]
         make("CastLike", ["chunk_result", query], [result]),
     ]
     return nodes
+
+
+def _rows_of_positions(rows: str, result: str) -> list[onnx.NodeProto]:
+    """Return the rows ``[T, W]`` of the chunk's positions, and zeros for what is before it."""
+    make = onnx.helper.make_node
+    return [
+        make("Add", [FIRST_POSITION, "chunk_tokens"], ["chunk_end_position"]),
+        make(
+            "Slice",
+            [rows, FIRST_POSITION, "chunk_end_position", "chunk_first_axis"],
+            ["chunk_own_rows"],
+        ),
+        make("Shape", [rows], ["chunk_width"], start=1, end=2),
+        make("Concat", ["chunk_start", "chunk_width"], ["chunk_zeros_shape"], axis=0),
+        make("Expand", ["chunk_zero", "chunk_zeros_shape"], ["chunk_zero_rows"]),
+        make("Concat", ["chunk_zero_rows", "chunk_own_rows"], [result], axis=0),
+    ]
 
 
 def _in_float32(name: str, result: str) -> onnx.NodeProto:
@@ -152,5 +199,6 @@ def _constants(left: int) -> list[onnx.TensorProto]:
         "chunk_masked": np.float32(MASKED),
         "chunk_zero": np.float32(0),
         "chunk_axis": np.array([1]),
+        "chunk_first_axis": np.array([0]),
     }
     return [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in named.items()]

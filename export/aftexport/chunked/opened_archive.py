@@ -4,8 +4,12 @@ import io
 import shutil
 import weakref
 import zipfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
 
 from aftexport.bundle.chunked_plan import DAMAGED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -39,6 +43,15 @@ class OpenedArchive:
         self._threads = threads
         self._fused = fused
 
+    def graph(self, name: str) -> onnx.GraphProto:
+        """Return a graph without its large weights.
+
+        Raises:
+            EngineError: if the graph is missing or damaged.
+        """
+        with self._reading():
+            return onnx.load_from_string(self._archive.read(f"{name}.onnx")).graph
+
     def engine(self, graph: str) -> OnnxRuntimeEngine:
         """Return an engine with a graph and the weights that it shares.
 
@@ -48,14 +61,20 @@ class OpenedArchive:
         Raises:
             EngineError: if the graph is missing or damaged, or the runtime refuses it.
         """
-        try:
+        with self._reading():
             model = self._read(graph)
-        except (OSError, KeyError, *DAMAGED) as error:
+        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise EngineError if a graph is missing or damaged."""
+        try:
+            yield
+        except (OSError, KeyError, DecodeError, *DAMAGED) as error:
             raise EngineError(
                 f"{self.name}: {str(error) or 'it is truncated'}.",
                 "Replace the bundle as a whole, and never write into its files.",
             ) from error
-        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
 
     def _read(self, graph: str) -> bytes:
         shared = (

@@ -45,7 +45,7 @@ def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | No
         bias: its constant ``filter [H, s]`` or ``band [R, W]``; None if it has none.
 
     Raises:
-        NotChunkable: if the operator has no summary, or a bias by position.
+        NotChunkable: if the operator has no summary, or a computed bias.
     """
     stem = node.op_type.removeprefix("Causal")
     if stem in ("EfficientAttention", "NormalizedLinearAttention"):
@@ -58,8 +58,6 @@ def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | No
         raise NotChunkable(f"{node.op_type} has no summary of a chunk's keys and values")
     if bias is None:
         raise NotChunkable(f"the bias of {node.op_type} is computed")
-    if stem == "AftLocal" and bias.shape[0] != 1:
-        raise NotChunkable(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
     width = bias.shape[1]
     left = width - 1 if causal else (width - 1) // 2
     return Window(left, width - 1 - left)

@@ -8,6 +8,7 @@ from rich.console import Console
 import aftplugins
 from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
+from aftexport.chunked.incremental_model import append_problem
 from aftexport.console import escape, operator_table, plain_table, size_table
 from aftexport.contract import MAX_TOKENS
 from aftexport.deploy.build_engine import find, wanted_here
@@ -41,6 +42,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
+        "append": f"no: {reason}" if (reason := append_problem(bundle)) else "yes",
         "batching": None if manifest.batching else "no: each document runs separately",
         "evidence": _evidence(manifest),
         **_heads(manifest),

@@ -1,0 +1,132 @@
+"""The state of a document that grows: all that later tokens need of the earlier ones."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from aftexport.chunked.spill import Array
+from aftexport.chunked.token_digest import TokenDigest
+
+BASE_TOKENS = 128
+"""The factor between the tokens of two levels."""
+MAX_LEVELS = 3
+
+
+@dataclass(frozen=True)
+class Level:
+    """Keys ``[1, S, *]`` and values ``[1, S, D]`` that summarize a number of tokens."""
+
+    tokens: int
+    keys: Array
+    values: Array
+
+
+Merge = Callable[[Level, Level], Level]
+
+
+@dataclass(frozen=True)
+class StageState:
+    """The earlier tokens of one attention, recurrence or convolution.
+
+    Attributes:
+        levels: the summaries of all tokens but those of ``recent``; None for an empty level.
+        recent: each value that the attention reads, of the last tokens ``[1, left, *]``.
+        recurrence: the state of a recurrence or convolution, which has neither; None for an
+            attention.
+    """
+
+    levels: tuple[Level | None, ...] = (None,) * MAX_LEVELS
+    recent: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    recurrence: Array | None = None
+
+    @property
+    def summaries(self) -> list[Level]:
+        """The levels that are not empty."""
+        return [level for level in self.levels if level is not None]
+
+
+@dataclass(frozen=True)
+class DocumentState:
+    """All that later tokens need of the earlier tokens of a document; it never changes.
+
+    Its size does not depend on the number of tokens. Two appends to one state give two documents.
+
+    Attributes:
+        bundle: the digest of the bundle that made it.
+        token_digest: the digest of the tokens.
+        stages: the state of each attention.
+        pooled: the sums and maxima over the tokens; sums are in float64.
+        first: each value that is needed of the first token, ``[1, 1, *]``.
+    """
+
+    bundle: str
+    token_digest: TokenDigest
+    stages: tuple[StageState, ...]
+    pooled: Mapping[str, Array]
+    first: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        for _, array in self.arrays():
+            array.flags.writeable = False
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the document so far."""
+        return self.token_digest.tokens
+
+    @property
+    def digest(self) -> str:
+        """The digest of the tokens so far; it is the same for any split of the document."""
+        return self.token_digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays."""
+        return sum(array.nbytes for _, array in self.arrays())
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield every array with a name."""
+        for number, stage in enumerate(self.stages):
+            for place, level in enumerate(stage.levels):
+                if level is not None:
+                    yield f"stage.{number}.keys.{place}", level.keys
+                    yield f"stage.{number}.values.{place}", level.values
+            for name, array in stage.recent.items():
+                yield f"stage.{number}.recent.{name}", array
+            if stage.recurrence is not None:
+                yield f"stage.{number}.recurrence", stage.recurrence
+        yield from ((f"pooled.{name}", array) for name, array in self.pooled.items())
+        yield from ((f"first.{name}", array) for name, array in self.first.items())
+
+
+def with_summary(
+    levels: tuple[Level | None, ...], summary: Level, merge: Merge
+) -> tuple[Level | None, ...]:
+    """Return levels with the summary of further tokens.
+
+    A summary has float32 sums. A million additions of one token to a sum would lose the digits of
+    that token. So each level takes up to ``BASE_TOKENS`` summaries of the size below, and then
+    becomes a summary of the level above.
+    """
+    changed = list(levels)
+    place = next(
+        (i for i in range(MAX_LEVELS - 1) if summary.tokens < BASE_TOKENS ** (i + 1)),
+        MAX_LEVELS - 1,
+    )
+    while True:
+        old = changed[place]
+        summary = summary if old is None else merge(old, summary)
+        if place == MAX_LEVELS - 1 or summary.tokens < BASE_TOKENS ** (place + 1):
+            changed[place] = summary
+            return tuple(changed)
+        changed[place] = None
+        place += 1
+
+
+def joined_levels(levels: Iterable[Level]) -> tuple[Array, Array]:
+    """Return the keys and values of all levels, of which there must be at least one."""
+    some = list(levels)
+    keys = np.concatenate([level.keys for level in some], 1)
+    return keys, np.concatenate([level.values for level in some], 1)

@@ -1,0 +1,213 @@
+"""Tokens appended to a document give the outputs of the whole document, at their own cost."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+import token_models
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling import fewer, part_of
+from torch import Tensor, nn
+
+from aftexport.bundle.bundle import CHUNKED
+from aftexport.capture.capture import capture
+from aftexport.chunked.append import AppendModel
+from aftexport.chunked.append_plan import NotAppendable
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.document_state import DocumentState
+from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.to_onnx import lower
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.pooling import AttentionPooling
+from aftexport.parity import TOLERANCES
+
+WINDOWED = ("aft_conv", "aft_local")
+SUMMARIZED = ("aft_simple", "efficient_attention", "fastformer", "linear_attention")
+KINDS = {
+    **dict.fromkeys(WINDOWED, "window"),
+    **dict.fromkeys(SUMMARIZED, "summaries"),
+    **dict.fromkeys(RECURRENT_LAYERS, "state"),
+}
+MECHANISMS = part_of(list(KINDS), lambda name: (name, {KINDS[name]}), 0.25)
+WINDOW = 4
+BOUND = TOLERANCES["fp32"].bound
+
+
+class EveryPooling(token_models.Encoded):
+    """A softmax, a mean, a maximum and the first token pool a document; the tokens have tags."""
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.attended = AttentionPooling(dim)
+        self.topic = nn.Linear(dim, 3)
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> token_models.Outputs:
+        valid = (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+        mean = (x * valid).sum(1) / lengths[:, None]
+        largest = torch.where(valid, x, -1e38).amax(1)
+        return {
+            "attended": self.topic(self.attended(x, lengths)),
+            "mean": self.topic(mean),
+            "largest": self.topic(largest),
+            "first": self.topic(x[:, 0]),
+            "tags": self.tags(x),
+        }
+
+
+class Appendable:
+    """A model that appends tokens, with the float64 model that it must equal."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        folder: Path,
+        *,
+        chunk_tokens: int = 50,
+        max_tokens: int | None = None,
+    ) -> None:
+        path = folder / CHUNKED
+        program = capture(module, max_tokens=max_tokens)
+        plan = write_chunked(path, lower(program), precision="fp32")
+        self.windows = [stage.left for stage in plan.stages]
+        archive = OpenedArchive(path, threads=1, fused=True)
+        self.model = AppendModel(archive, plan, "the bundle", chunk_tokens=chunk_tokens)
+        self._truth = module.double()
+
+    def append(self, ids: np.ndarray, sizes: Sequence[int]) -> DocumentState:
+        """Append a document in pieces, compare every answer, and return the last state."""
+        state: DocumentState | None = None
+        start = 0
+        for size in sizes:
+            end = start + size
+            found, state = self.model.append(state, ids[start:end])
+            assert state.tokens == end
+            self.check(found, ids[:end], size)
+            start = end
+        assert state is not None
+        return state
+
+    def check(self, found: dict[str, np.ndarray], ids: np.ndarray, new: int) -> None:
+        """Compare outputs with those of the whole document; of tokens only the new ones."""
+        with torch.inference_mode():
+            expected = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+        assert found.keys() == expected.keys()
+        for name, array in found.items():
+            truth = expected[name].numpy()
+            truth = truth[:, -new:] if truth.ndim == 3 else truth
+            assert array.shape == truth.shape
+            error = np.abs(array - truth).max() / max(1.0, np.abs(truth).max())
+            assert error <= BOUND, (name, ids.size, new)
+
+
+@pytest.fixture(scope="module", params=MECHANISMS)
+def appendable(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Appendable:
+    settings = {"state_size": 4} if request.param in RECURRENT_LAYERS else {}
+    module = EveryPooling(request.param, causal=True, window=WINDOW, **settings)
+    return Appendable(module, tmp_path_factory.mktemp("append"))
+
+
+def document(tokens: int) -> np.ndarray:
+    return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)
+
+
+def test_single_tokens_equal_whole_document(appendable: Appendable) -> None:
+    appendable.append(document(12), [1] * 12)
+
+
+@given(st.lists(st.one_of(st.integers(1, 6), st.integers(40, 120)), min_size=1, max_size=5))
+@settings(max_examples=fewer(12, 0.25), deadline=None)
+def test_any_split_equals_whole_document(appendable: Appendable, sizes: list[int]) -> None:
+    appendable.append(document(sum(sizes)), sizes)
+
+
+@pytest.fixture
+def token_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Count the tokens in the inputs of all graphs that end in the same outputs."""
+    counts: dict[str, int] = defaultdict(int)
+    run = OnnxRuntimeEngine.run
+    of_summaries = ("other_keys", "other_values", "key", "value")
+
+    def counted(engine: OnnxRuntimeEngine, inputs: dict[str, np.ndarray], *rest: object) -> object:
+        outputs = run(engine, inputs, *rest)  # type: ignore[arg-type]
+        rows = [x.shape[1] for n, x in inputs.items() if x.ndim > 1 and n not in of_summaries]
+        is_pooled = all(len(x.shape) == 2 for x in outputs.values())
+        counts["merge" if "key" in inputs else " ".join(outputs)] += max(rows, default=0) * (
+            not is_pooled or len(rows) > 0
+        )
+        return outputs
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "run", counted)
+    return counts
+
+
+def test_cost_is_that_of_new_tokens(appendable: Appendable, token_counts: dict[str, int]) -> None:
+    """No graph reads more than the new tokens, a window before them and the first token."""
+    _, state = appendable.model.append(None, document(2_000))
+    token_counts.clear()
+    new = 3
+    appendable.model.append(state, document(new))
+    stages = len(appendable.windows)
+    # The graph that summarizes takes the tokens that leave the window, as many as are new.
+    assert 0 < sum(token_counts.values()) <= stages * (2 * new + WINDOW + 1) + 3 * (new + 1)
+
+
+def test_state_size_ignores_tokens(appendable: Appendable) -> None:
+    sizes = set()
+    state: DocumentState | None = None
+    for tokens in (400, 400, 400, 18_000):
+        _, state = appendable.model.append(state, document(tokens))
+        _, state = appendable.model.append(state, document(1))
+        sizes.add(state.nbytes)
+        assert state.nbytes <= appendable.model.reader.max_bytes
+    full = [level is not None for stage in state.stages for level in stage.levels]
+    assert any(full)
+    width = 16 * 8 * (1 + len(appendable.windows))  # a value of a token in float64, at most
+    assert max(sizes) <= 3 * 16 * width
+
+
+def test_branches_of_state_are_separate(appendable: Appendable) -> None:
+    ids = document(20)
+    _, state = appendable.model.append(None, ids[:10])
+    left, _ = appendable.model.append(state, ids[10:])
+    appendable.model.append(state, document(7))
+    again, _ = appendable.model.append(state, ids[10:])
+    for name in left:
+        np.testing.assert_array_equal(left[name], again[name])
+
+
+def test_state_arrays_are_read_only(appendable: Appendable) -> None:
+    _, state = appendable.model.append(None, document(9))
+    for _, array in state.arrays():
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+class SeenByTags(EveryPooling):
+    """The document gates the tags, so that later tokens change those of earlier tokens."""
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> token_models.Outputs:
+        topic = self.topic(self.attended(x, lengths))
+        return {"topic": topic, "tags": self.tags(x * topic.sum(1)[:, None, None])}
+
+
+def test_gated_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotAppendable, match="outputs of earlier tokens depend on later tokens"):
+        Appendable(SeenByTags("aft_simple", causal=True, depth=1), tmp_path)
+
+
+def test_position_biases_count_on(tmp_path: Path) -> None:
+    """AFT-local with a bias for each pair of positions, up to its maximum length."""
+    module = EveryPooling("aft_local", causal=True, window=WINDOW, max_length=64)
+    with torch.no_grad():
+        for layer in module.encoder.layers:
+            layer.attention.row_factor.mul_(30)
+    appendable = Appendable(module, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
