@@ -6,7 +6,7 @@ Each has a second form in our operator, which runs while the model is captured.
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftexport.nn.functional import (

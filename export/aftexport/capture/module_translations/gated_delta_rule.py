@@ -17,7 +17,7 @@ def _attended(
     value: Tensor,
     g: Tensor,
     beta: Tensor,
-    chunk_size: int = 64,  # noqa: ARG001  the operator chooses its own chunks
+    chunk_size: int = 64,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,

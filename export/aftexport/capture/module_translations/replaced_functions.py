@@ -16,7 +16,6 @@ from torch import nn
 
 from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
 from aftexport.capture.module_translations.function_translation import (
-    TRANSFORMERS,
     FunctionTranslation,
     is_known_version,
     is_of_transformers,
@@ -51,19 +50,18 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
                 space[name] = own
 
 
-def untranslated_function(model: nn.Module) -> str | None:
-    """Return a note on a function of a model whose form in the installed version is unknown.
+def unknown_function(model: nn.Module) -> str | None:
+    """Return the name of a function whose form in the installed version is unknown.
 
     Returns:
-        The note, one sentence; None if every function is known.
+        The name of the first such function of the model; None if every function is known.
     """
-    for space, translation in _places(model):
-        if not (is_known_version() and translation.fits(space[translation.name])):
-            return (
-                f"{translation.name} is translated for {TRANSFORMERS.library} "
-                f"{TRANSFORMERS.oldest} to {TRANSFORMERS.newest} only."
-            )
-    return None
+    unknown = (
+        translation.name
+        for space, translation in _places(model)
+        if not (is_known_version() and translation.fits(space[translation.name]))
+    )
+    return next(unknown, None)
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:

@@ -7,7 +7,7 @@ value; ``A`` times the step is the logarithm of the decay.
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from aftexport.capture.module_translations.function_translation import FunctionTranslation
@@ -20,7 +20,7 @@ def _scanned(
     A: Tensor,  # noqa: N803
     B: Tensor,  # noqa: N803
     C: Tensor,  # noqa: N803
-    chunk_size: int,  # noqa: ARG001  the operator chooses its own chunks
+    chunk_size: int,
     D: Tensor | None = None,  # noqa: N803
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
