@@ -32,9 +32,12 @@ BRANCHES = "Remove branches on the number of tokens from forward."
 ONE_WAY = "Or export one branch only: --max-length {}."
 _TABLE = "Give the table in that line one row for every token."
 _PAGE = "docs/how-to/export-your-model.md, Windows"
+_RECURRENCES = (
+    "For linear attention in chunks, call aftexport.nn.functional.recurrent_linear_attention."
+)
 _WINDOWS = (
     "Pad the tokens to -(-tokens // w) windows of w tokens, without a branch: multiples of w get "
-    f"no padding ({_PAGE})."
+    f"no padding ({_PAGE}). {_RECURRENCES}"
 )
 _NUMBERS = {
     "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
@@ -44,7 +47,7 @@ _NUMBERS = {
     "index": "Write the size in integers, with + - * // and min and max: a Python number is fixed "
     "to one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
     "loop": "Replace loops over the tokens by cumsum, or by one operator on windows: both are "
-    f"captured for every length ({_PAGE}).",
+    f"captured for every length ({_PAGE}). {_RECURRENCES}",
 }
 """Conversion of a size to a Python number, see ``ShapeGuard.conversion``, to its replacement."""
 _FLOAT = (

@@ -10,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from aftexport.capture.complaints import failed_in_torch, violation
 from aftexport.capture.model_inputs import ModelInputs
+from aftexport.capture.module_translations.replaced_functions import translate_functions
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
@@ -100,7 +101,8 @@ def _run(
         )
         options = allow_sizes_of_one(attempt.may_be_one)
         recording = record_shape_guards(guards, decide=attempt.decide)
-        with options, quiet(), torch.no_grad(), free as tensors, recording:
+        translated = translate_functions(model)
+        with options, quiet(), torch.no_grad(), free as tensors, recording, translated:
             try:
                 return torch.export.export(
                     model, arguments, dynamic_shapes=shapes, strict=attempt.strict

@@ -18,6 +18,7 @@ from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import name_outputs
+from aftexport.capture.module_translations.caches import switch_off_caches
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
@@ -61,9 +62,13 @@ def capture(
     signature = read(mask=mask)
     if signature.has_mask:
         masked = ModelInputs(signature.inputs, number, extras)
-        with suppress(TraceError):
+        try:
             return _captured(prepared(model, dtype, masked.names), masked, max_tokens)
-        signature = read(mask=False)
+        except TraceError as error:
+            with suppress(TraceError):
+                signature = read(mask=False)
+            if signature.has_mask:  # the forward requires one
+                raise error from error.__cause__
     inputs = ModelInputs(signature.inputs, number, extras)
     return _captured(prepared(model, dtype, inputs.names), inputs, max_tokens)
 
@@ -99,6 +104,7 @@ def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> n
         inputs: the names of its inputs; see ``with_plain_inputs``.
     """
     model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
+    switch_off_caches(model)
     # A hook leaves the names of the parameters as they are, and a wrapper would change them.
     model.register_forward_hook(lambda _module, _inputs, result: name_outputs(result))
     for module in model.modules():

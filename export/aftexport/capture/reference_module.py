@@ -25,6 +25,8 @@ class ReferenceModule(nn.Module):
     Attributes:
         precision: ``float64`` or ``float32``, known after the first run.
         reason: the error that led to float32; empty for float64.
+        rounds: whether the forward casts values of float64 to float32, known after the first run.
+            Such casts are part of the model, and its result then has errors of float32.
     """
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
@@ -32,6 +34,7 @@ class ReferenceModule(nn.Module):
         self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"
         self.reason = ""
+        self.rounds = False
         self._modes: list[Callable[[], AbstractContextManager[Any]]] = []
         self._is_decided = False
 
@@ -47,10 +50,12 @@ class ReferenceModule(nn.Module):
         for modes in ([float64_by_default], [float64_by_default, _WithoutFloat32]):
             self._modes = [*modes]
             try:
-                outputs = self._run(*inputs)
+                with _CastsToFloat32() as casts:
+                    outputs = self._run(*inputs)
             except Exception as error:  # a module of a user can raise any exception
                 errors.append(error)
             else:
+                self.rounds = casts.is_found
                 break
         else:
             self._modes = []
@@ -76,6 +81,27 @@ def float64_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+class _CastsToFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that notes whether a value of float64 becomes one of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        if not self.is_found:
+            self.is_found = _has(result, torch.float32) and _has(args, torch.float64)
+        return result
+
+
+def _has(values: Any, dtype: torch.dtype) -> bool:
+    leaves = pytree.tree_leaves(values)
+    return any(isinstance(leaf, Tensor) and leaf.dtype == dtype for leaf in leaves)
 
 
 class _WithoutFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]

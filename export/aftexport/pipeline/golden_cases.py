@@ -55,7 +55,7 @@ def model_cases(
     reference = TorchEngine(module, spec.names)
     _refuse_random(reference, module, spec)
     if batching:
-        _refuse_breach(reference, spec, embedding, program)
+        _refuse_breach(reference, module, spec, embedding, program)
     cases = []
     order = None if embedding is None else _by_norm(embedding[: spec.vocab_size])
     for name, inputs in case_inputs(spec, order).items():
@@ -65,6 +65,7 @@ def model_cases(
 
 def _refuse_breach(
     reference: TorchEngine,
+    module: nn.Module,
     spec: InputSpec,
     embedding: torch.Tensor | None,
     program: ExportedProgram,
@@ -72,7 +73,8 @@ def _refuse_breach(
     order = None if embedding is None else _by_norm(embedding)
     outputs = reference.run(few_tokens(spec))
     is_double = all(output.dtype == np.float64 for output in outputs.values())
-    bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
+    rounds = getattr(module, "rounds", False)
+    bound = DOUBLE_BOUND if is_double and not rounds else TOLERANCES["fp32"].bound
     if (breach := find_breach(reference, spec, order, bound=bound)) is not None:
         raise breach_error(breach, program)
 

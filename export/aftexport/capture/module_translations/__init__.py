@@ -1,0 +1,1 @@
+"""Functions of libraries whose loops over tokens are replaced by operators during a capture."""

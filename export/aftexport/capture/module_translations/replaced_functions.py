@@ -1,0 +1,79 @@
+"""The replacement of known functions of transformers while a model is captured.
+
+The functions are globals of the library's files, which the whole process shares. Only the thread
+of the capture runs the replacements; every other thread, such as one that runs the model, runs the
+library's own functions.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
+from aftexport.capture.module_translations.function_translation import (
+    FunctionTranslation,
+    is_known_version,
+    is_of_transformers,
+)
+from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
+from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_SCAN
+from aftexport.nn.export_form import export_forms, is_capturing
+
+TRANSLATIONS = (CAUSAL_CONVOLUTION, GATED_DELTA_RULE, STATE_SPACE_SCAN)
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def translate_functions(model: nn.Module) -> Iterator[None]:
+    """Run known functions of a model, and those of ``exported_as``, in their form for an export.
+
+    Args:
+        model: the model, whose classes tell in which files of transformers to look.
+    """
+    with _LOCK, export_forms():  # the files of the library are shared by the whole process
+        places = [
+            (space, translation.name, space[translation.name], translation)
+            for space, translation in _places(model)
+            if is_known_version() and translation.fits(space[translation.name])
+        ]
+        for space, name, own, translation in places:
+            space[name] = _in_this_thread(own, translation.replacement)
+        try:
+            yield
+        finally:
+            for space, name, own, _ in places:
+                space[name] = own
+
+
+def unknown_function(model: nn.Module) -> str | None:
+    """Return the name of a function whose form in the installed version is unknown.
+
+    Returns:
+        The name of the first such function of the model; None if every function is known.
+    """
+    unknown = (
+        translation.name
+        for space, translation in _places(model)
+        if not (is_known_version() and translation.fits(space[translation.name]))
+    )
+    return next(unknown, None)
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:
+    """Return the globals of the library's files with the functions that they hold."""
+    files = {type(module).__module__ for module in model.modules()}
+    spaces = [vars(sys.modules[name]) for name in sorted(files) if is_of_transformers(name)]
+    return [(space, known) for space in spaces for known in TRANSLATIONS if known.name in space]
+
+
+def _in_this_thread(own: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(own)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (replacement if is_capturing() else own)(*args, **kwargs)
+
+    return called
