@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
 from aftexport.recognition.formula.terms import (
+    Count,
     Exp,
     Function,
     Indicator,
@@ -85,6 +86,16 @@ class Writer:
             raise Unreadable("a tensor is repeated along an axis of any size")
         shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
         return self.node("Expand", value, self.constant(shape))
+
+    def joined(self, parts: Sequence[tuple[Product, Dims]]) -> ir.Value:
+        """Return formulas as one tensor ``[B, T, D]``; the channels of all follow in each head.
+
+        Args:
+            parts: the formulas with their dims ``[B, T, H, d]``.
+        """
+        tensors = [self.tensor(formula, groups) for formula, groups in parts]
+        whole = self.node("Concat", *tensors, axis=3)
+        return self.node("Reshape", whole, self.constant([0, 0, -1]))
 
     def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
         """Return a constant, of int64 for integers and of the type of the rewrite otherwise."""
@@ -234,7 +245,15 @@ class Writer:
                 return total
             case Exp():
                 return self.node("Exp", self._product(atom.argument, order))
+            case Count():
+                return self._count(atom)
         raise Unreadable(f"there is no node for {type(atom).__name__}")
+
+    def _count(self, count: Count) -> ir.Value:
+        """Return the size of an axis as a number."""
+        value = self._size_of(count.axis) if count.value is None else count.value
+        to = ir.DataType.from_numpy(self._dtype).value
+        return self.node("Reshape", self.node("Cast", value, to=to), self.constant([1]))
 
     def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
         """Return a tensor of ``groups`` times a formula, with the dims ``dims``."""

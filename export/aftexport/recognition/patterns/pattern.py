@@ -49,6 +49,7 @@ class Operand:
         floored: whether it may hold -inf, which the lowest finite logit then replaces.
         beside: the first channels of the additional head.
         is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
+        joined: further formulas with their dims, whose channels follow in each head.
     """
 
     formula: Product
@@ -57,6 +58,7 @@ class Operand:
     floored: bool = False
     beside: Sequence[Product] = ()
     is_spread: bool = False
+    joined: Sequence[tuple[Product, Dims]] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Rewrite:
         outside: the product that multiplies the result of the operator.
         proven: the attributes to compare the original with, if they differ from the written ones.
         note: the reason and the effect of such a difference.
+        has_key_lengths: whether the last input is the number of keys of each document.
+        is_part: whether the operator is a part of a mechanism, and the rest stays in the graph.
     """
 
     mechanism: str
@@ -88,6 +92,8 @@ class Rewrite:
     outside: Product = ONE
     proven: Mapping[str, int | float | str] = field(default_factory=dict)
     note: str = ""
+    has_key_lengths: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 ``aftexport.operators.torch_ops`` has the same definitions in PyTorch, where they have gradients.
 Each function takes the inputs of an operator in order, and then its attributes and ``causal`` by
-name. Rows of padding are computed like the others.
+name, with ``key_lengths`` if a node has them. Rows of padding are computed like the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,11 @@ def definition(op_type: str, attributes: Mapping[str, object]) -> Callable[..., 
     causal = op_type.startswith("Causal")
 
     def run(*inputs: NDArray[np.generic]) -> Array:
-        *floats, lengths = inputs
+        floats = [array for array in inputs if array.dtype.kind == "f"]
+        lengths, *of_keys = inputs[len(floats) :]
         wide = (array.astype(np.float64) for array in floats)
-        return compute(*wide, lengths, **attributes, causal=causal)
+        others = {"key_lengths": of_keys[0]} if of_keys else {}
+        return compute(*wide, lengths, **attributes, **others, causal=causal)
 
     return run
 
@@ -92,16 +94,19 @@ def _efficient_attention(
     normalization: str,
     scale: float,
     causal: bool,
+    kv_num_heads: int = 0,
+    key_lengths: Lengths | None = None,
 ) -> Array:
     tokens = key.shape[1]
-    queries, values = _heads(query, num_heads), _heads(value, num_heads)
+    counted = lengths if key_lengths is None else key_lengths
+    queries, values = _heads(query, num_heads), _shared_heads(value, num_heads, kv_num_heads)
     rows = []
     if normalization == "scaling":
-        valid = np.arange(tokens) < lengths[:, None]
-        keys = np.where(valid[..., None, None], _heads(key, num_heads), 0)
+        valid = np.arange(tokens) < counted[:, None]
+        keys = np.where(valid[..., None, None], _shared_heads(key, num_heads, kv_num_heads), 0)
     else:
         queries = _softmax(queries, 3)
-        keys = _heads(_masked(key, lengths), num_heads)
+        keys = _shared_heads(_masked(key, counted), num_heads, kv_num_heads)
     for end in range(1, tokens + 1) if causal else [tokens]:
         asking = queries[:, end - 1 : end] if causal else queries
         if normalization == "scaling":
@@ -111,7 +116,7 @@ def _efficient_attention(
             weights = _softmax(keys[:, :end], 1)
         context = np.einsum("bthc,bthe->bhce", weights, values[:, :end])
         rows.append(np.einsum("bthc,bhce->bthe", asking, context))
-    return scale * np.concatenate(rows, 1).reshape(value.shape)
+    return scale * np.concatenate(rows, 1).reshape(*query.shape[:2], -1)
 
 
 def _fastformer(
@@ -143,17 +148,23 @@ def _linear_attention(
     feature_map: str,
     eps: float,
     causal: bool,
+    normalizer: str = "add",
+    kv_num_heads: int = 0,
+    key_lengths: Lengths | None = None,
 ) -> Array:
-    tokens = key.shape[1]
-    valid = (np.arange(tokens) < lengths[:, None])[..., None, None]
-    queries, keys = (_features(_heads(x, num_heads), feature_map) for x in (query, key))
+    counted = lengths if key_lengths is None else key_lengths
+    valid = (np.arange(key.shape[1]) < counted[:, None])[..., None, None]
+    queries = _features(_heads(query, num_heads), feature_map)
+    keys = _features(_shared_heads(key, num_heads, kv_num_heads), feature_map)
     similarity = np.einsum("bthc,buhc->bhtu", queries, np.where(valid, keys, 0))
     if causal:
         similarity = np.tril(similarity)
-    sums = np.einsum("bhtu,buhe->bthe", similarity, _heads(value, num_heads))
-    normalizer = similarity.sum(3).transpose(0, 2, 1)[..., None]
-    mean: Array = sums / (normalizer + eps)
-    return mean.reshape(value.shape)
+    values = _shared_heads(value, num_heads, kv_num_heads)
+    sums = np.einsum("bhtu,buhe->bthe", similarity, values)
+    total = similarity.sum(3).transpose(0, 2, 1)[..., None]
+    divisors = {"none": np.ones_like(total), "add": total + eps, "clamp": np.maximum(total, eps)}
+    mean: Array = sums / divisors[normalizer]
+    return mean.reshape(*query.shape[:2], -1)
 
 
 _DEFINITIONS: Mapping[str, Callable[..., Array]] = {
@@ -178,13 +189,23 @@ def _heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
 
 
+def _shared_heads(x: Array, num_heads: int, kv_num_heads: int) -> Array:
+    """Return ``x [B, T, G d]`` as ``[B, T, H, d]``, each of G heads repeated."""
+    groups = kv_num_heads or num_heads
+    return np.repeat(_heads(x, groups), num_heads // groups, axis=2)
+
+
 def _gate(gate: str, query: Array) -> Array:
     if gate == "sigmoid":
         return np.exp(-np.logaddexp(0, -query))
+    if gate == "relu":
+        return np.maximum(query, 0)
     return np.tanh(query) if gate == "tanh" else np.ones_like(query)
 
 
 def _features(x: Array, feature_map: str) -> Array:
+    if feature_map == "identity":
+        return x
     if feature_map == "relu":
         return np.maximum(x, 0)
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
