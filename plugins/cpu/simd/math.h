@@ -137,6 +137,7 @@ AFT_INLINE Vec gated_ratio(Vec query, Vec numerator, Vec denominator) {
   }
   Vec ratio = numerator / denominator;
   if (gate == Gate::kTanh) ratio = ratio * tanh(query);
+  if (gate == Gate::kRelu) ratio = ratio * at_least(Vec{}, query);
   return denominator == 0.0f ? empty : ratio;
 }
 
