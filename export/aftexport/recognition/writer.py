@@ -122,10 +122,11 @@ class Writer:
             raise Unreadable("a tensor has an axis that its layout lacks")
         groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
         if have != wanted:
-            apart: Dims = tuple((axis,) for axis in have)
+            apart = _runs(have, wanted)
             value = self._reshaped(value, dims, apart)
-            value = self.node("Transpose", value, perm=[have.index(a) for a in wanted])
-            dims = tuple((axis,) for axis in wanted)
+            order = sorted(range(len(apart)), key=lambda place: wanted.index(apart[place][0]))
+            value = self.node("Transpose", value, perm=order)
+            dims = tuple(apart[place] for place in order)
         return self._reshaped(value, dims, groups)
 
     def _note_places(self, value: ir.Value, dims: Dims) -> None:
@@ -324,6 +325,18 @@ class Writer:
         """Return a tensor in which -inf is replaced by the lowest finite logit."""
         lowest = -6e4 if self._dtype == np.float16 else -1e38
         return self.node("Max", value, self.constant(np.array(lowest)))
+
+
+def _runs(have: Sequence[Axis], wanted: Sequence[Axis]) -> Dims:
+    """Return axes in parts that follow one another in another order, too."""
+    runs: list[list[Axis]] = []
+    for axis in have:
+        place = wanted.index(axis)
+        if runs and place and wanted[place - 1] is runs[-1][-1]:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return tuple(map(tuple, runs))
 
 
 def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:

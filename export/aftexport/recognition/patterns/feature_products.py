@@ -18,6 +18,9 @@ from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
+    Atom,
+    Count,
+    Leaf,
     Plus,
     Product,
     Sum,
@@ -43,6 +46,7 @@ from aftexport.recognition.patterns.pattern import (
     Rewrite,
     Subject,
     aligned,
+    is_condition,
     refuse_changed_denominator,
     refuse_input_weights,
     renamings,
@@ -50,18 +54,20 @@ from aftexport.recognition.patterns.pattern import (
     within,
     without,
 )
+from aftexport.recognition.patterns.weights import atoms_within, depends_on_inputs_within
 
 
 def match(subject: Subject) -> Rewrite | None:
     """Return linear attention of features; see ``Pattern``."""
     bare, outside = without_outside(subject)
-    above = [atom for atom, power in bare.formula.factors if power == 1.0]
-    below = [atom for atom, power in bare.formula.factors if power == -1.0]
-    if len(above) != 1 or len(above) + len(below) != len(bare.formula.factors) or len(below) > 1:
+    above = [a for a, power in bare.formula.factors if power == 1.0 and _terms(a) is not None]
+    below = [a for a, power in bare.formula.factors if power == -1.0 and _sums_features(a)]
+    if len(above) != 1 or len(below) > 1:
         return None
     terms = _terms(above[0])
-    if terms is None:
-        return None
+    assert terms is not None
+    rest = tuple(f for f in bare.formula.factors if f[0] not in (*above, *below))
+    outside = multiply(outside, Product(rest))
     if not below:
         return _product(bare, terms, outside)
     if all(len(flat(_sum(term).axes)) < 2 for term in terms):
@@ -71,6 +77,22 @@ def match(subject: Subject) -> Rewrite | None:
         refuse_changed_denominator(bare.formula.factors)
         return None
     return _quotient(bare, terms, denominator, outside)
+
+
+def _sums_features(atom: Atom) -> bool:
+    """Return whether an atom has a sum in it, as a denominator has."""
+    return any(isinstance(inner, Sum) for inner in atoms_within(atom))
+
+
+def _are_outside(outside: Product) -> bool:
+    """Return whether factors can multiply the result of an operator."""
+    return all(
+        isinstance(atom, Count)
+        or is_condition(atom)
+        or (isinstance(atom, Leaf) and not any(a.is_fixed for a in free(as_product(atom))))
+        or not depends_on_inputs_within(atom)
+        for atom, _ in outside.factors
+    )
 
 
 def _terms(atom: object) -> tuple[Product, ...] | None:
@@ -249,6 +271,8 @@ def _value(body: Product, summed: tuple[Axis, ...], channels: set[Axis]) -> Prod
 
 def _rewrite(found: Sequence[_Operands], outside: Product) -> Rewrite | None:
     """Return the operator for products with the same values, None if the values differ."""
+    if not _are_outside(outside):
+        return None
     first = found[0].parts
     for other in found[1:]:
         names = renamings(other.parts.summed, first.summed)
