@@ -13,10 +13,12 @@ DENOMINATOR_EPS = Attribute(
     "eps",
     0.0,
     "Added to each sum of weights exp(key + bias), as they are, without any shift by a maximum.",
+    since=2,
 )
 KV_NUM_HEADS = Attribute(
     "kv_num_heads",
     0,
     "Number of heads of key and value; divides num_heads. Query head i reads head "
     "i // (num_heads / kv_num_heads). 0: num_heads.",
+    since=2,
 )

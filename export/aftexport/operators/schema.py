@@ -26,12 +26,17 @@ class Attribute:
 
     ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
+
+    ``since`` is the version of the contract that added the attribute. After version 1, calls of
+    the torch op may leave it out, and nodes do so for the default: libraries of earlier versions
+    then run them.
     """
 
     name: str
     default: AttributeValue
     doc: str
     choices: tuple[str, ...] = ()
+    since: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ class OnnxOperator:
         doc: formula and source.
         ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
         sizes: the function from attributes to the sizes of axes in cases of the parity check.
+        positive: the function from attributes to the inputs without negative numbers in them.
     """
 
     op_type: str
@@ -69,6 +75,7 @@ class OnnxOperator:
     optional: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
+    positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
 
     @property
     def settings(self) -> tuple[Attribute, ...]:

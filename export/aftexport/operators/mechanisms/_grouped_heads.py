@@ -1,6 +1,23 @@
 """Heads that share keys and values, of linear and Efficient Attention, in ONNX textual syntax."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from aftexport.operators import onnx_text as text
+
+_WIDTHS = 16, 8
+"""The channels of a key and of a value in cases of the parity check."""
+
+
+def sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of the axes of query, key and value; see ``OnnxOperator.sizes``.
+
+    Only with shared keys and values do the widths of key and value differ.
+    """
+    heads = int(attributes["num_heads"])
+    groups = int(attributes["kv_num_heads"]) or heads
+    key, value = _WIDTHS if groups < heads else _WIDTHS[:1] * 2
+    return {"Q": heads * key, "K": groups * key, "V": groups * value}
 
 
 def head_shapes() -> str:

@@ -7,6 +7,9 @@ Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 5; eps is 0 th
 separable attention of Mehta and Rastegari, MobileViTv2, arXiv 2206.02680, has one in all.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.attributes import DENOMINATOR_EPS, GATE
@@ -20,7 +23,13 @@ _NUM_HEADS = Attribute(
     0,
     "Number of channels of the key; divides the channels of query and value. "
     "0: those of the value.",
+    since=2,
 )
+
+
+def _sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
+    heads = int(attributes["num_heads"])
+    return {"D": 16 * max(heads, 1), "K": heads or 16}
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -76,6 +85,7 @@ AFT_SIMPLE, CAUSAL_AFT_SIMPLE = Mechanism(
     exponents=("key",),
     attributes=(GATE, _NUM_HEADS, DENOMINATOR_EPS),
     body=_body,
+    sizes=_sizes,
     doc=(
         "AFT-simple (arXiv 2105.14103, eq. 5): query, value [B, T, D], key [B, T, D], or "
         "[B, T, num_heads] with a channel for each head of the value."

@@ -31,7 +31,7 @@ NORMALIZATION = Attribute(
 SCALE = Attribute("scale", 1.0, "Factor of the result.")
 
 
-def _body(*, normalization: str, causal: bool, present: Collection[str]) -> str:
+def _body(*, normalization: str, causal: bool, present: Collection[str] = ()) -> str:
     lengths = "key_lengths" if "key_lengths" in present else "lengths"
     lines = text.inputs_as_float("query", "key", "value", sequence="key") + grouped.head_shapes()
     lines += text.heads("query_f", "queries") + grouped.kv_heads("value_f", "kv_values")
@@ -120,6 +120,7 @@ EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
     exponents=("key",),
     attributes=(NUM_HEADS, NORMALIZATION, SCALE, KV_NUM_HEADS),
     body=_body,
+    sizes=grouped.sizes,
     doc=(
         "Efficient Attention (arXiv 1812.01243): query [B, T, num_heads * d], "
         "key [B, S, kv_num_heads * d], value [B, S, kv_num_heads * e], heads packed in the "

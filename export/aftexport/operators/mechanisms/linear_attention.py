@@ -38,6 +38,7 @@ NORMALIZER = Attribute(
     "add",
     "The divisor. add: the normalizer plus eps; clamp: the normalizer, at least eps; none: 1.",
     ("add", "clamp", "none"),
+    since=2,
 )
 MIN_EPS = 1e-20
 """Minimum eps of float32 and narrower tensors; a smaller eps is raised to it.
@@ -68,7 +69,7 @@ def _features_body(name: str, result: str, feature_map: str) -> str:
     """
 
 
-def _body(*, feature_map: str, normalizer: str, causal: bool, present: Collection[str]) -> str:
+def _body(*, feature_map: str, normalizer: str, causal: bool, present: Collection[str] = ()) -> str:
     lengths = "key_lengths" if "key_lengths" in present else "lengths"
     lines = text.inputs_as_float("query", "key", "value", sequence="key")
     lines += grouped.head_shapes() + text.valid_keys(lengths)
@@ -141,6 +142,8 @@ NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = Mechanism(
     exponents=("key",),
     attributes=(NUM_HEADS, FEATURE_MAP, EPS, NORMALIZER, KV_NUM_HEADS),
     body=_body,
+    sizes=grouped.sizes,
+    positive=lambda a: ("query", "key") if a["feature_map"] == "identity" else (),
     doc=(
         "Linear attention (arXiv 2006.16236, eq. 5): query [B, T, num_heads * d], "
         "key [B, S, kv_num_heads * d], value [B, S, kv_num_heads * e], heads packed in the "

@@ -31,11 +31,12 @@ def _check(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
+    *,
     num_heads: int,
     normalization: str,
     scale: float,
     kv_num_heads: int,
-    key_lengths: Tensor | None = None,
 ) -> None:
     check_grouped_heads(
         op_type,
@@ -54,13 +55,13 @@ def reference(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
     *,
     num_heads: int,
     normalization: str,
     scale: float,
     kv_num_heads: int,
     causal: bool,
-    key_lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute the definition; the causal form row by row.
 
@@ -68,16 +69,16 @@ def reference(
         query: ``[B, T, H * d]``.
         key, value: ``[B, S, G * d]`` and ``[B, S, G * e]`` of G heads.
         lengths: int64 ``[B]``.
+        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
         num_heads: H.
         normalization, scale: see ``mechanisms.efficient_attention``.
         kv_num_heads: G; 0 for H.
         causal: whether a row sees only the keys up to its own position.
-        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
     """
     if normalization == "scaling":
         return compute(
-            query, key, value, lengths, num_heads=num_heads, normalization=normalization,
-            scale=scale, kv_num_heads=kv_num_heads, causal=causal, key_lengths=key_lengths,
+            query, key, value, lengths, key_lengths, num_heads=num_heads,
+            normalization=normalization, scale=scale, kv_num_heads=kv_num_heads, causal=causal,
         )  # fmt: skip
     heads = kv_num_heads or num_heads
     counted = lengths if key_lengths is None else key_lengths
@@ -100,13 +101,13 @@ def compute(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
     *,
     num_heads: int,
     normalization: str,
     scale: float,
     kv_num_heads: int,
     causal: bool,
-    key_lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute ``reference`` in time linear in T, also for the causal form."""
     heads = kv_num_heads or num_heads

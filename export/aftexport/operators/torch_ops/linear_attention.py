@@ -24,12 +24,13 @@ def _check(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
+    *,
     num_heads: int,
     feature_map: str,
     eps: float,
     normalizer: str,
     kv_num_heads: int,
-    key_lengths: Tensor | None = None,
 ) -> None:
     check_grouped_heads(
         op_type,
@@ -80,6 +81,7 @@ def reference(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
     *,
     num_heads: int,
     feature_map: str,
@@ -87,7 +89,6 @@ def reference(
     normalizer: str,
     kv_num_heads: int,
     causal: bool,
-    key_lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute the definition, row by row, from the similarities phi(Q[t]) . phi(K[u]).
 
@@ -95,11 +96,11 @@ def reference(
         query: ``[B, T, H * d]``.
         key, value: ``[B, S, G * d]`` and ``[B, S, G * e]`` of G heads.
         lengths: int64 ``[B]``.
+        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
         num_heads: H.
         feature_map, eps, normalizer: see ``mechanisms.linear_attention``.
         kv_num_heads: G; 0 for H.
         causal: whether a row sees only the keys up to its own position.
-        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
     """
     counted = lengths if key_lengths is None else key_lengths
     queries, *pairs = _projected(
@@ -120,6 +121,7 @@ def compute(
     key: Tensor,
     value: Tensor,
     lengths: Tensor,
+    key_lengths: Tensor | None = None,
     *,
     num_heads: int,
     feature_map: str,
@@ -127,7 +129,6 @@ def compute(
     normalizer: str,
     kv_num_heads: int,
     causal: bool,
-    key_lengths: Tensor | None = None,
 ) -> Tensor:
     """Compute ``reference`` in time linear in T: keys and values are multiplied first."""
     counted = lengths if key_lengths is None else key_lengths

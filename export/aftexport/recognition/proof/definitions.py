@@ -2,7 +2,7 @@
 
 ``aftexport.operators.torch_ops`` has the same definitions in PyTorch, where they have gradients.
 Each function takes the inputs of an operator in order, and then its attributes and ``causal`` by
-name, with ``key_lengths`` if a node has them. Rows of padding are computed like the others.
+name. Rows of padding are computed like the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +20,8 @@ def definition(op_type: str, attributes: Mapping[str, object]) -> Callable[..., 
     causal = op_type.startswith("Causal")
 
     def run(*inputs: NDArray[np.generic]) -> Array:
-        floats = [array for array in inputs if array.dtype.kind == "f"]
-        lengths, *of_keys = inputs[len(floats) :]
-        wide = (array.astype(np.float64) for array in floats)
-        others = {"key_lengths": of_keys[0]} if of_keys else {}
-        return compute(*wide, lengths, **attributes, **others, causal=causal)
+        wide = (x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs)
+        return compute(*wide, **attributes, causal=causal)
 
     return run
 
@@ -37,10 +34,11 @@ def _aft_full(
     lengths: Lengths,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     key, tokens = _masked(key, lengths), key.shape[1]
-    mean = _row_means(key, value, lambda t: position_bias[t, :tokens, None], causal=causal)
+    mean = _row_means(key, value, lambda t: position_bias[t, :tokens, None], eps=eps, causal=causal)
     return _gate(gate, query) * mean
 
 
@@ -52,17 +50,28 @@ def _aft_local(
     lengths: Lengths,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     left = band.shape[1] - 1 if causal else band.shape[1] // 2
     bias = _window(key.shape[1], left, band[:, :, None])
-    return _gate(gate, query) * _row_means(_masked(key, lengths), value, bias, causal=causal)
+    return _gate(gate, query) * _row_means(_masked(key, lengths), value, bias, eps=eps, causal=causal)
 
 
 def _aft_simple(
-    query: Array, key: Array, value: Array, lengths: Lengths, *, gate: str, causal: bool
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Lengths,
+    *,
+    gate: str,
+    num_heads: int,
+    eps: float,
+    causal: bool,
 ) -> Array:
-    return _gate(gate, query) * _pool(_masked(key, lengths), value, causal=causal)
+    logits, values = _masked(key, lengths)[..., None], _heads(value, key.shape[2])
+    mean = _pool(logits, values, eps=eps, causal=causal).reshape(value.shape)
+    return _gate(gate, query) * mean
 
 
 def _aft_conv(
@@ -74,13 +83,14 @@ def _aft_conv(
     *,
     num_heads: int,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     taps = filter.shape[1]
     left = taps - 1 if causal else (taps - 1) // 2
     bias = _window(key.shape[1], left, filter.T[None, :, :, None])
     keys = _masked(key, lengths)[..., None]
-    mean = _row_means(keys, _heads(value, num_heads), bias, causal=causal)
+    mean = _row_means(keys, _heads(value, num_heads), bias, eps=eps, causal=causal)
     return _gate(gate, query) * mean.reshape(value.shape)
 
 
@@ -89,24 +99,25 @@ def _efficient_attention(
     key: Array,
     value: Array,
     lengths: Lengths,
+    key_lengths: Lengths | None = None,
     *,
     num_heads: int,
     normalization: str,
     scale: float,
+    kv_num_heads: int,
     causal: bool,
-    kv_num_heads: int = 0,
-    key_lengths: Lengths | None = None,
 ) -> Array:
-    tokens = key.shape[1]
     counted = lengths if key_lengths is None else key_lengths
-    queries, values = _heads(query, num_heads), _shared_heads(value, num_heads, kv_num_heads)
+    tokens, groups = key.shape[1], kv_num_heads or num_heads
+    queries, values = _heads(query, num_heads), _repeated(_heads(value, groups), num_heads)
     rows = []
     if normalization == "scaling":
         valid = np.arange(tokens) < counted[:, None]
-        keys = np.where(valid[..., None, None], _shared_heads(key, num_heads, kv_num_heads), 0)
+        keys = np.where(valid[..., None, None], _heads(key, groups), 0)
     else:
         queries = _softmax(queries, 3)
-        keys = _shared_heads(_masked(key, counted), num_heads, kv_num_heads)
+        keys = _heads(_masked(key, counted), groups)
+    keys = _repeated(keys, num_heads)
     for end in range(1, tokens + 1) if causal else [tokens]:
         asking = queries[:, end - 1 : end] if causal else queries
         if normalization == "scaling":
@@ -143,26 +154,27 @@ def _linear_attention(
     key: Array,
     value: Array,
     lengths: Lengths,
+    key_lengths: Lengths | None = None,
     *,
     num_heads: int,
     feature_map: str,
     eps: float,
+    normalizer: str,
+    kv_num_heads: int,
     causal: bool,
-    normalizer: str = "add",
-    kv_num_heads: int = 0,
-    key_lengths: Lengths | None = None,
 ) -> Array:
     counted = lengths if key_lengths is None else key_lengths
-    valid = (np.arange(key.shape[1]) < counted[:, None])[..., None, None]
+    tokens, groups = key.shape[1], kv_num_heads or num_heads
+    valid = (np.arange(tokens) < counted[:, None])[..., None, None]
     queries = _features(_heads(query, num_heads), feature_map)
-    keys = _features(_shared_heads(key, num_heads, kv_num_heads), feature_map)
-    similarity = np.einsum("bthc,buhc->bhtu", queries, np.where(valid, keys, 0))
+    keys = np.where(valid, _features(_heads(key, groups), feature_map), 0)
+    keys, values = (_repeated(x, num_heads) for x in (keys, _heads(value, groups)))
+    similarity = np.einsum("bthc,buhc->bhtu", queries, keys)
     if causal:
         similarity = np.tril(similarity)
-    values = _shared_heads(value, num_heads, kv_num_heads)
     sums = np.einsum("bhtu,buhe->bthe", similarity, values)
     total = similarity.sum(3).transpose(0, 2, 1)[..., None]
-    divisors = {"none": np.ones_like(total), "add": total + eps, "clamp": np.maximum(total, eps)}
+    divisors = {"add": total + eps, "clamp": np.maximum(total, eps), "none": np.ones_like(total)}
     mean: Array = sums / divisors[normalizer]
     return mean.reshape(*query.shape[:2], -1)
 
@@ -189,10 +201,9 @@ def _heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
 
 
-def _shared_heads(x: Array, num_heads: int, kv_num_heads: int) -> Array:
-    """Return ``x [B, T, G d]`` as ``[B, T, H, d]``, each of G heads repeated."""
-    groups = kv_num_heads or num_heads
-    return np.repeat(_heads(x, groups), num_heads // groups, axis=2)
+def _repeated(x: Array, heads: int) -> Array:
+    """Return ``x [B, T, G, d]`` with each of G heads repeated, so that there are ``heads``."""
+    return np.repeat(x, heads // x.shape[2], 2)
 
 
 def _gate(gate: str, query: Array) -> Array:
