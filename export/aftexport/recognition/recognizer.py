@@ -91,6 +91,12 @@ def recognize(
     return recognition
 
 
+def _part_note(miss: _Missed | None, reason: str) -> str:
+    """Return the note of a match that is a part of a mechanism, with the condition that failed."""
+    reason = miss[0].reason if miss is not None else reason
+    return f"the product only, since {reason}" if reason else "a product without a normalizer"
+
+
 def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
     """Return whether some nodes read the output of a node, or parts of it in another layout."""
     pending, seen = [node], set[ir.Node]()
@@ -221,6 +227,8 @@ class _Recognizer:
                 Subject(formula, dims, reader, self._probed, self._opset)
             )
             if rewrite is not None:
+                if rewrite.is_part:
+                    rewrite = replace(rewrite, note=_part_note(miss, rewrite.note))
                 self._replace(value, dims, rewrite, reader)
         except NearMissFound as other:
             return miss or self._near_miss("linear_attention", value, str(other), reader)
@@ -236,9 +244,7 @@ class _Recognizer:
         except Unreadable:
             return None
 
-    def _near_miss(
-        self, mechanism: str, value: ir.Value, reason: str, reader: Reader
-    ) -> _Missed:
+    def _near_miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> _Missed:
         end = value.producer()
         assert end is not None
         part = part_of(value, reader.ends, self._probed).nodes

@@ -1,7 +1,6 @@
 """The writer, which turns formulas into nodes of a graph in the layout of an operator."""
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +20,7 @@ from aftexport.recognition.formula.terms import (
 )
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.pattern import is_held
 
 
 class Writer:
@@ -72,7 +72,7 @@ class Writer:
         if (not is_spread and lacking) or free(product) - set(order):
             raise Unreadable("a tensor has other axes than its formula")
         atom = single_atom(product)
-        if _is_held(atom) and not lacking:
+        if is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
         value = self._spread(self._product(product, order), order, lacking)
@@ -204,7 +204,7 @@ class Writer:
         for atom, power in product.factors:
             if isinstance(atom, Indicator):
                 continue
-            if _is_held(atom):
+            if is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
             else:
                 value = self._atom(atom, order)
@@ -337,11 +337,6 @@ def _runs(have: Sequence[Axis], wanted: Sequence[Axis]) -> Dims:
         else:
             runs.append([axis])
     return tuple(map(tuple, runs))
-
-
-def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
-    """Return whether a tensor of the graph holds an atom."""
-    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
 
 
 def _value(atom: Leaf | Function | Plus) -> ir.Value:

@@ -97,9 +97,7 @@ def _rewrite(
                 Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
                 floored=holds_infinity(key_logits, subject.probed),
             ),
-            Operand(
-                Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))
-            ),
+            Operand(Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
         {**roles.attributes, "normalization": "softmax", "scale": scale},

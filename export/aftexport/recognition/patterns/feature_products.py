@@ -47,6 +47,7 @@ from aftexport.recognition.patterns.pattern import (
     Subject,
     aligned,
     is_condition,
+    is_held,
     refuse_changed_denominator,
     refuse_input_weights,
     renamings,
@@ -72,11 +73,19 @@ def match(subject: Subject) -> Rewrite | None:
         return _product(bare, terms, outside)
     if all(len(flat(_sum(term).axes)) < 2 for term in terms):
         return None
-    denominator = denominator_of(below[0])
-    if denominator is None:
-        refuse_changed_denominator(bare.formula.factors)
-        return None
-    return _quotient(bare, terms, denominator, outside)
+    reason = ""
+    try:
+        denominator = denominator_of(below[0])
+        if denominator is None:
+            refuse_changed_denominator(bare.formula.factors)
+        elif (whole := _quotient(bare, terms, denominator, outside)) is not None:
+            return whole
+    except NearMissFound as miss:
+        reason = str(miss)
+    part = _product(bare, terms, outside, below[0]) if is_held(below[0]) else None
+    if part is None and reason:
+        raise NearMissFound(reason)
+    return part if part is None else replace(part, note=reason)
 
 
 def _sums_features(atom: Atom) -> bool:
@@ -135,7 +144,9 @@ def _quotient(
         if len(terms) == 1:
             # Factors of both sums are those of the queries; the others multiply the result.
             if not within(outer, outside):
-                raise NearMissFound("the denominator is multiplied by a tensor, and the numerator is not")
+                raise NearMissFound(
+                    "the denominator is multiplied by a tensor, and the numerator is not"
+                )
             outside = without(outside, outer)
         parts = Parts(
             subject,
@@ -219,8 +230,10 @@ def _operands(parts: Parts, outer: Product) -> _Operands | None:
     return _Operands(parts, query, parts.key_and_mask)
 
 
-def _product(subject: Subject, terms: Sequence[Product], outside: Product) -> Rewrite | None:
-    """Return the operator for a product that nothing divides."""
+def _product(
+    subject: Subject, terms: Sequence[Product], outside: Product, divisor: Atom | None = None
+) -> Rewrite | None:
+    """Return the operator for a product, whose divisor stays in the graph if there is one."""
     (term, *others) = terms
     total = _sum(term)
     body, bound = total.body, flat(total.axes)
@@ -236,7 +249,10 @@ def _product(subject: Subject, terms: Sequence[Product], outside: Product) -> Re
         operands = _operands(parts, ONE)
         if operands is not None:
             rewrite = _rewrite([operands], outside)
-            return None if rewrite is None else replace(rewrite, is_part=True)
+            if rewrite is None or divisor is None:
+                return rewrite and replace(rewrite, is_part=True)
+            below = Product(((divisor, -1.0),))
+            return replace(rewrite, outside=multiply(rewrite.outside, below), is_part=True)
     return None
 
 
@@ -261,9 +277,7 @@ def _value(body: Product, summed: tuple[Axis, ...], channels: set[Axis]) -> Prod
     keys = Product(tuple(f for f in body.factors if free(as_product(f[0])) & channels))
     known = free(keys)
     factors = tuple(
-        f
-        for f in body.factors
-        if f not in keys.factors and not free(as_product(f[0])) <= known
+        f for f in body.factors if f not in keys.factors and not free(as_product(f[0])) <= known
     )
     value = Product(factors)
     return value if {*summed} <= free(value) else None

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -136,6 +137,11 @@ def is_condition(atom: Atom) -> bool:
     constants = [term.coefficient for term in atom.terms if not term.factors]
     left_out = [term for term in atom.terms if term.factors and term.coefficient == -1.0]
     return constants == [1.0] and len(left_out) == 1 and are_conditions(left_out[0])
+
+
+def is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
+    """Return whether a tensor of the graph holds an atom."""
+    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
 
 
 def are_conditions(product: Product) -> bool:

@@ -11,7 +11,7 @@ from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import add, free, multiply, negation
 from aftexport.recognition.formula.axes import Dims
 from aftexport.recognition.formula.terms import Count, Function, Product, as_product
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Formula, Reader
 
 
 def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -51,6 +51,13 @@ def _sqrt(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     if not _is_size(argument):
         return as_product(Function("Sqrt", (argument,), node.outputs[0], dims))
     return algebra.power(argument, 0.5)
+
+
+def power_of_size(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
+    """Read a power or a root of a size, and no other."""
+    if reader.probed.size(reader.input(node, 0)) is None:
+        return None
+    return FORMULAS[node.op_type](reader, node, dims)
 
 
 def _pow(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -104,7 +111,7 @@ def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return as_product(Function("Where", (condition, first, second), node.outputs[0], dims))
 
 
-FORMULAS = {
+FORMULAS: dict[str, Formula] = {
     "Add": _add,
     "And": _and,
     "Cast": _cast,

@@ -44,9 +44,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         for of_queries, of_keys, name in (
             (False, True, "keys"), (True, True, "both"), (False, False, "neither"),
         ):  # fmt: skip
-            module = DiffusionAttention(
-                of_queries=of_queries, of_keys=of_keys, is_einsum=is_einsum
-            )
+            module = DiffusionAttention(of_queries=of_queries, of_keys=of_keys, is_einsum=is_einsum)
             operator = "EfficientAttention" if of_queries else "NormalizedLinearAttention"
             found[f"softmax_of_{name}_{style}"] = operator, module
     return found

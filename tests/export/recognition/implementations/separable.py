@@ -1,9 +1,9 @@
-"""Separable attention of MobileViTv2: one key for all channels, and relu of the gate."""
+"""Separable attention of MobileViTv2, one key for all channels and a gate of relu; and an eps."""
 
+import torch
 from torch import Tensor, nn
 
-from ..layer import HEADS, Layer, heads, merged
-from .aft_simple import simple_softmax
+from ..layer import HEADS, TOKENS, Layer, bias, heads, matrix, merged
 
 
 def separable_of_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -20,13 +20,26 @@ def separable_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(heads(q.relu()) * (weights.unsqueeze(2) @ heads(v)))
 
 
-def separable_with_eps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def simple_with_eps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     e = k.exp()
     return q.sigmoid() * (e * v).sum(1, keepdim=True) / (e.sum(1, keepdim=True) + 1e-3)
 
 
-def simple_relu_gate(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return simple_softmax(q, k, v) / q.sigmoid() * q.relu()
+def full_with_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = bias(w, q.shape[1]).exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-6)
+
+
+def full_one_key_and_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = bias(w, q.shape[1]).exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-3)
+
+
+def local_with_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    place = torch.arange(TOKENS)
+    near = (place[:, None] - place).abs() < 4
+    e = bias(w * near, q.shape[1]).exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-2)
 
 
 class SeparableImages(nn.Module):
@@ -50,8 +63,13 @@ class SeparableImages(nn.Module):
 def layers() -> dict[str, tuple[str, nn.Module]]:
     """Return the expected operator and a layer by name."""
     found: dict[str, tuple[str, nn.Module]] = {
-        f.__name__: ("AftSimple", Layer(f, keys=1)) for f in (separable_of_sequence, separable_matmul)
+        f.__name__: ("AftSimple", Layer(f, keys=1))
+        for f in (separable_of_sequence, separable_matmul)
     }
     found["separable_of_heads"] = "AftSimple", Layer(separable_of_heads, keys=HEADS)
-    found["simple_with_eps"] = "AftSimple", Layer(separable_with_eps)
+    w = 0.5 * matrix(1)
+    found["full_with_eps"] = "AftFull", Layer(full_with_eps, w)
+    found["full_one_key_and_eps"] = "AftFull", Layer(full_one_key_and_eps, w, keys=1)
+    found["local_with_eps"] = "AftLocal", Layer(local_with_eps, w)
+    found["simple_with_eps"] = "AftSimple", Layer(simple_with_eps)
     return found
