@@ -25,8 +25,11 @@ struct Operator {
   size_t inputs;     // lengths, where taken, is the last
   Kernel* (*create)(const Settings&, const ort::Attributes&);
   bool takes_lengths = true;
-  int output_like = 0;  // the input whose shape every output has; -1: none
+  // The input whose shape every output has; -1: none. With optional inputs only where query, key and value are of one
+  // width, else the width of the output depends on the numbers of heads.
+  int output_like = 0;
   size_t outputs = 1;
+  size_t optional = 0;  // int64 inputs after lengths that a node may leave out; causal operators have none
 };
 
 extern const Operator kOperators[7];

@@ -96,6 +96,12 @@ Tensor Run::input(size_t index) const {
   return read_tensor(api_, value);
 }
 
+bool Run::has_input(size_t index) const {
+  const Value* value = nullptr;
+  check(api_, api_.KernelContext_GetInput(context_, index, &value));
+  return value;
+}
+
 void* Run::output(size_t index, const Shape& shape) const {
   Value* value = nullptr;
   check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));

@@ -69,6 +69,7 @@ class Run {
   Run(const Api& api, KernelContext* context) : api_(api), context_(context) {}
 
   Tensor input(size_t index) const;
+  bool has_input(size_t index) const;  // whether the node has the optional input
   void* output(size_t index, const Shape& shape) const;
   aft::Parallel parallel() const;
   void* stream() const;  // a cudaStream_t; null for the CPU

@@ -78,6 +78,11 @@ class OnnxOperator:
     positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
 
     @property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The inputs that every node has, in order."""
+        return tuple(name for name in self.inputs if name not in self.optional)
+
+    @property
     def settings(self) -> tuple[Attribute, ...]:
         """The attributes whose value selects the body."""
         return tuple(a for a in self.attributes if a.choices)

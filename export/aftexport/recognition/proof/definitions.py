@@ -224,10 +224,20 @@ def _features(x: Array, feature_map: str) -> Array:
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
-def _softmax(logits: Array, axis: int) -> Array:
-    """Return the softmax over an axis; it is 0 if every logit is -inf."""
-    weights = np.exp(logits - np.maximum(logits.max(axis, keepdims=True), _LOWEST))
+def _softmax(logits: Array, axis: int, eps: float = 0.0, shift: float | Array = 0.0) -> Array:
+    """Return the softmax over an axis; it is 0 if every logit is -inf.
+
+    Args:
+        logits: the logits.
+        axis: the axis of the sum.
+        eps: the number that is added to the sum of ``exp(logits + shift)``.
+        shift: the number that was subtracted from the logits.
+    """
+    largest = np.maximum(logits.max(axis, keepdims=True), _LOWEST)
+    weights = np.exp(logits - largest)
     total = weights.sum(axis, keepdims=True)
+    if eps:
+        total = total + np.exp(np.log(eps) - (largest + shift))
     probabilities: Array = weights / np.where(total == 0, 1, total)
     return probabilities
 
@@ -235,7 +245,7 @@ def _softmax(logits: Array, axis: int) -> Array:
 _LOWEST = np.finfo(np.float64).min
 
 
-def _mean(key: Array, bias: Array, value: Array) -> Array:
+def _mean(key: Array, bias: Array, value: Array, eps: float) -> Array:
     """Return the mean of ``value`` by a softmax of ``key + bias`` over axis 1, which is kept.
 
     Both are taken relative to those of the largest logit first: beside 1e38 a number has no digits.
@@ -245,26 +255,29 @@ def _mean(key: Array, bias: Array, value: Array) -> Array:
     best_key, best_bias = (
         np.maximum(np.take_along_axis(x, best, 1), _LOWEST / 2) for x in (key, bias)
     )
-    weights = _softmax((key - best_key) + (bias - best_bias), 1)
+    relative = (key - best_key) + (bias - best_bias)
+    weights = _softmax(relative, 1, eps, best_key + best_bias)
     mean: Array = (weights * value).sum(1, keepdims=True)
     return mean
 
 
-def _row_means(key: Array, value: Array, bias_of: Callable[[int], Array], *, causal: bool) -> Array:
+def _row_means(
+    key: Array, value: Array, bias_of: Callable[[int], Array], *, eps: float = 0.0, causal: bool
+) -> Array:
     """Return the mean of each row t, whose keys have the biases ``bias_of(t)``, ``[T, ...]``."""
     rows = []
     for t in range(key.shape[1]):
         end = t + 1 if causal else key.shape[1]
-        rows.append(_mean(key[:, :end], bias_of(t)[:end], value[:, :end]))
+        rows.append(_mean(key[:, :end], bias_of(t)[:end], value[:, :end], eps))
     return np.concatenate(rows, 1)
 
 
-def _pool(logits: Array, value: Array, *, causal: bool) -> Array:
+def _pool(logits: Array, value: Array, *, eps: float = 0.0, causal: bool) -> Array:
     """Return the mean of ``value`` by a softmax over the tokens, or over those up to each row."""
     if not causal:
-        mean: Array = (_softmax(logits, 1) * value).sum(1, keepdims=True)
+        mean: Array = (_softmax(logits, 1, eps) * value).sum(1, keepdims=True)
         return np.broadcast_to(mean, value.shape)
-    return _row_means(logits, value, lambda _: np.zeros_like(logits[0]), causal=True)
+    return _row_means(logits, value, lambda _: np.zeros_like(logits[0]), eps=eps, causal=True)
 
 
 def _window(tokens: int, left: int, biases: Array) -> Callable[[int], Array]:
