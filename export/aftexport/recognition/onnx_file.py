@@ -15,10 +15,12 @@ from aftexport.errors import ParityError, UsageError
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.random_nodes import random_node
 from aftexport.onnx_io import MAX_MODEL_BYTES, files_beside, load_weights
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
+from aftexport.passes.opset_change import check_known
 from aftexport.passes.optimizer_faults import avoid_optimizer_faults
+from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.recognizer import recognize
@@ -31,7 +33,8 @@ def fuse_file(
 ) -> Recognition:
     """Write ``source`` to ``target`` with recognized mechanisms replaced by operators.
 
-    Without a match, the file is copied. Weights in files beside the source, as torch.onnx writes
+    Recurrent nodes of ONNX and ONNX Runtime are replaced too. Without a change, the file is copied.
+    Weights in files beside the source, as torch.onnx writes
     them, are stored in the target itself.
 
     Args:
@@ -50,8 +53,10 @@ def fuse_file(
     if not is_whole:
         _read_weights(original, source)
     graph = _normalized(original, source)
+    translation, probed = replace_foreign_nodes(graph, source)
     recognition = recognize(graph, progress)
-    if not recognition.matches:
+    add_translation(recognition, translation)
+    if not recognition.has_changes:
         if source.resolve() != target.resolve():
             with replacing_file(target) as aside:
                 if is_whole:
@@ -64,8 +69,9 @@ def fuse_file(
     avoid_optimizer_faults(fused)
     lower_format(fused)
     fused = attach_bodies(fused)
-    assert recognition.probed is not None
-    _check(fused, recognition.probed)
+    probed = probed or recognition.probed
+    assert probed is not None
+    _check(fused, probed)
     with replacing_file(target) as aside:
         aside.write_bytes(_serialized(fused))
     return recognition
@@ -118,6 +124,7 @@ def _load(source: Path) -> onnx.ModelProto:
         raise UsageError(
             f"{source}: the model already has operators of {DOMAIN}.", "Give the original model."
         )
+    check_known(opset_of(model))
     return model
 
 

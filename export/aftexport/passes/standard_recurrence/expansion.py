@@ -1,0 +1,94 @@
+"""The recurrent nodes of ONNX as the function bodies that onnx itself defines.
+
+No released runtime loads opset 27. The bodies need older operators only, so that the file runs as
+its own definition says.
+"""
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+from onnx import TensorProto
+
+from aftexport.errors import UsageError, first_line
+from aftexport.lowering.file_format import lower_format
+from aftexport.passes.opset_change import lower_opset
+from aftexport.passes.standard_recurrence.node_values import (
+    CAUSAL_CONV,
+    FIRST_OPSET,
+    LINEAR_ATTENTION,
+)
+
+_DOMAIN = "ai.aftexport.expanded"
+
+
+def runnable_form(model: ir.Model) -> onnx.ModelProto:
+    """Return a graph as a file that released runtimes load: without the nodes, in an older opset.
+
+    Raises:
+        UsageError: if a node has no body, or no form in an older opset.
+    """
+    graph = ir.from_proto(expand(ir.to_proto(model)))
+    lower_opset(graph)
+    file = ir.to_proto(graph)
+    lower_format(file)
+    return file
+
+
+def expand(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which the bodies replace the nodes; the model itself if it has none.
+
+    Raises:
+        UsageError: if the installed onnx knows no body for a node.
+    """
+    if not any(_is_standard(node) for node in model.graph.node):
+        return model
+    expanded = onnx.ModelProto()
+    expanded.CopyFrom(model)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    for index, node in enumerate(n for n in expanded.graph.node if _is_standard(n)):
+        function = _body(node, shapes)
+        function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
+        expanded.functions.append(function)
+        node.domain, node.op_type = _DOMAIN, function.name
+        del node.attribute[:]
+    expanded.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+    return onnx.inliner.inline_local_functions(expanded)
+
+
+def _is_standard(node: onnx.NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
+
+
+def _body(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> onnx.FunctionProto:
+    try:
+        schema = onnx.defs.get_schema(node.op_type, FIRST_OPSET)
+        types = [
+            onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, shapes.get(name))
+            if name
+            else onnx.TypeProto()
+            for name in node.input
+        ]
+        text = schema.get_context_dependent_function(
+            node.SerializeToString(), [t.SerializeToString() for t in types]
+        )
+        function = onnx.FunctionProto.FromString(text)
+    except (RuntimeError, onnx.defs.SchemaError) as error:
+        raise _no_body(node, first_line(error)) from error
+    if not function.node:
+        raise _no_body(node, "its inputs or attributes do not fit")
+    del function.attribute[:]
+    for inner in function.node:
+        # Without a type, zeros would stay float32 where the graph is widened to float64.
+        if inner.op_type == "ConstantOfShape" and not inner.attribute:
+            zero = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
+            inner.attribute.append(onnx.helper.make_attribute("value", zero))
+    return function
+
+
+def _no_body(node: onnx.NodeProto, reason: str) -> UsageError:
+    return UsageError(
+        f"Expected a body of onnx {onnx.__version__} for node {node.name or node.output[0]!r} "
+        f"({node.op_type}), got none ({reason.rstrip('.')}).",
+        "Correct the node, or install a newer onnx.",
+    )
