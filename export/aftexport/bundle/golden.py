@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.contract import LOGITS, main_input
+from aftexport.operators.schema import STATE_OUTPUT
 
 Array = NDArray[np.generic]
 OPERATOR_OUTPUT = "output"
@@ -24,7 +25,7 @@ class Case:
         subject: ``model``, or the name of the only operator that is run.
         inputs: tensors by name.
         outputs: PyTorch's outputs by name. An operator has one, ``OPERATOR_OUTPUT``: all its
-            outputs, joined along the last axis.
+            outputs, joined by ``join_outputs``.
     """
 
     name: str
@@ -38,6 +39,22 @@ class Case:
         if self.subject != "model":
             return tuple(self.outputs[OPERATOR_OUTPUT].shape)
         return tuple(self.inputs[main_input(self.inputs)].shape[:2])
+
+
+def join_outputs(outputs: Mapping[str, Array]) -> Array:
+    """Return the outputs of an operator as one array, joined along the last axis.
+
+    A state has no row for each token. All its numbers are repeated in every row, so that a mask of
+    the rows of padding leaves them in.
+    """
+    first, *_ = outputs.values()
+    parts = [
+        np.broadcast_to(part.reshape(len(part), 1, -1), (*first.shape[:2], part[0].size))
+        if name == STATE_OUTPUT
+        else part
+        for name, part in outputs.items()
+    ]
+    return np.concatenate(parts, axis=-1)
 
 
 def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from aftexport.lowering.deviations import deviations
 from aftexport.lowering.scalar_functions import scalar_functions
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.torch_ops import OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
 
 _aten = torch.ops.aten
 _NEVER_NEGATIVE = ("Shape", "Size")
@@ -32,7 +32,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return (
         scalar_functions()
         | deviations()
-        | {o.torch_op: _translation(o) for o in OPERATORS.values()}
+        | {o.torch_op: _translation(o) for o in (OPERATORS | RECURRENT_OPERATORS).values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
             _aten.amax.default: _amax,

@@ -8,34 +8,38 @@ import onnx.inliner
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.operators.registry import ALL_OPERATORS
 
+_Form = tuple[tuple[str, ...], tuple[str, ...]]
+"""The settings of a node and its optional inputs."""
+
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     """Add a portable body for every custom operator in ``model``, one function per operator.
 
-    A function cannot branch on an attribute. If nodes of one operator differ in a setting,
-    the most common setting keeps the operator; for the others the body is inlined in
-    standard ops.
+    A function can branch neither on an attribute nor on the presence of an input. If nodes of one
+    operator differ in a setting or in their optional inputs, the most common form keeps the
+    operator; for the others the body is inlined in standard ops.
     """
     opset = opset_of(model)
     nodes = [n for n in model.graph.node if n.domain == DOMAIN]
-    by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    by_operator: dict[str, Counter[_Form]] = defaultdict(Counter)
     for node in nodes:
         for name, value in PLUGIN_ATTRIBUTES.items():
             if not any(a.name == name for a in node.attribute):
                 node.attribute.append(onnx.helper.make_attribute(name, value))
-        by_operator[node.op_type][_settings(node)] += 1
+        by_operator[node.op_type][_form(node)] += 1
 
     inlined = []
     for op_type, counts in sorted(by_operator.items()):
         operator = ALL_OPERATORS[op_type]
         for rank, (chosen, _) in enumerate(counts.most_common()):
+            settings, present = chosen
             names = [a.name for a in operator.settings]
-            function = operator.function(dict(zip(names, chosen, strict=True)), opset)
+            function = operator.function(dict(zip(names, settings, strict=True)), opset, present)
             if rank:
-                function.name = f"{op_type}_{'_'.join(chosen)}"
+                function.name = "_".join((op_type, *settings, *present))
                 inlined.append((DOMAIN, function.name))
                 for node in nodes:
-                    if node.op_type == op_type and _settings(node) == chosen:
+                    if node.op_type == op_type and _form(node) == chosen:
                         node.op_type = function.name
             model.functions.append(function)
     if nodes and not any(o.domain == DOMAIN for o in model.opset_import):
@@ -45,7 +49,7 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
+def _form(node: onnx.NodeProto) -> _Form:
     operator = ALL_OPERATORS[node.op_type]
     chosen = operator.attributes_of(node)
-    return tuple(str(chosen[a.name]) for a in operator.settings)
+    return tuple(str(chosen[a.name]) for a in operator.settings), operator.present_in(node)

@@ -3,4 +3,8 @@
 from aftexport.operators import encoder, mechanisms
 from aftexport.operators.schema import OnnxOperator
 
-ALL_OPERATORS: dict[str, OnnxOperator] = {**mechanisms.OPERATORS, **encoder.OPERATORS}
+ALL_OPERATORS: dict[str, OnnxOperator] = {
+    **mechanisms.OPERATORS,
+    **mechanisms.RECURRENT_OPERATORS,
+    **encoder.OPERATORS,
+}

@@ -1,7 +1,8 @@
 """An operator of the ``ai.aftexport`` domain in ONNX: its schema and its portable body."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import onnx
 import onnx.parser
@@ -10,6 +11,11 @@ from onnx.defs import OpSchema
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 
 AttributeValue = int | float | str
+
+INTEGER_INPUTS = ("lengths", "key_lengths")
+"""The names of inputs of type int64; every other input is floating-point."""
+STATE_OUTPUT = "present_state"
+"""The name of the output that is a state after the last token; it has no row for each token."""
 
 _TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
 
@@ -34,16 +40,21 @@ class OnnxOperator:
 
     Attributes:
         op_type: ONNX name, for example ``CausalAftLocal``.
-        inputs: names in order; ``lengths`` is int64, every other one floating-point.
+        inputs: names in order; those of ``INTEGER_INPUTS`` are int64.
         shapes: the shape of each input, as axis names separated by spaces.
+        optional: the inputs that a node may leave out. Their presence selects the body,
+            because an ONNX function cannot branch on an input.
         outputs: names in order; all floating-point.
         exponents: the inputs to which an exponential is applied; their range decides the
             numerical difficulty.
         attributes: the attributes of the definition, in order.
         kernel_attributes: settings of the kernel only; the definition, the body and the torch
             op ignore them.
-        body: the function from settings to the portable body in ONNX textual syntax.
+        body: the function from settings to the portable body in ONNX textual syntax. If there are
+            optional inputs, it also takes the names of the ``present`` ones.
         doc: formula and source.
+        ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
+        sizes: the function from attributes to the sizes of axes in cases of the parity check.
     """
 
     op_type: str
@@ -55,6 +66,9 @@ class OnnxOperator:
     doc: str
     outputs: tuple[str, ...] = ("output",)
     kernel_attributes: tuple[Attribute, ...] = ()
+    optional: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
 
     @property
     def settings(self) -> tuple[Attribute, ...]:
@@ -67,12 +81,27 @@ class OnnxOperator:
         values = {a.name: present.get(a.name, a.default) for a in self.attributes}
         return {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
 
-    def function(self, settings: Mapping[str, str], opset: int) -> onnx.FunctionProto:
-        """Build the portable body as a model-local function in standard ops of ``opset``."""
+    def present_in(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Return the optional inputs that ``node`` has, in order."""
+        given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
+        return tuple(name for name in self.inputs if name in self.optional and name in given)
+
+    def function(
+        self, settings: Mapping[str, str], opset: int, present: Collection[str] = ()
+    ) -> onnx.FunctionProto:
+        """Build the portable body as a model-local function in standard ops.
+
+        Args:
+            settings: the value of each setting.
+            opset: the opset of the standard ops.
+            present: the optional inputs of the nodes that call the function.
+        """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
-        chosen = {a.name: settings[a.name] for a in self.settings}
+        chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings}
+        if self.optional:
+            chosen["present"] = frozenset(present)
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
             f"{self.op_type} <{attributes}> "
@@ -84,6 +113,7 @@ class OnnxOperator:
     def schema(self) -> OpSchema:
         """Build the ONNX schema: names, types and documentation in one place."""
         parameter = OpSchema.FormalParameter
+        options = (OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional)
         attributes = [
             OpSchema.Attribute(a.name, onnx.helper.make_attribute(a.name, a.default), a.doc)
             for a in (*self.attributes, *self.kernel_attributes)
@@ -99,7 +129,12 @@ class OnnxOperator:
             VERSION,
             doc=self.doc,
             inputs=[
-                parameter(name, "tensor(int64)" if name == "lengths" else "T", f"[{shape}]")
+                parameter(
+                    name,
+                    "tensor(int64)" if name in INTEGER_INPUTS else "T",
+                    f"[{shape}]",
+                    param_option=options[name in self.optional],
+                )
                 for name, shape in zip(self.inputs, self.shapes, strict=True)
             ],
             outputs=[parameter(name, "T") for name in self.outputs],

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import EVIDENCE, EXPLAINED, largest
 from aftexport.engines import Engine
@@ -56,7 +56,7 @@ def verify(
         else:
             single = operator_model(model, case).SerializeToString()
             parts = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
-            outputs = {OPERATOR_OUTPUT: np.concatenate(list(parts.values()), axis=-1)}
+            outputs = {OPERATOR_OUTPUT: join_outputs(parts)}
         results += _compare(bundle, case, outputs)
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
@@ -181,7 +181,7 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     single = onnx.NodeProto()
     single.CopyFrom(node)
     del single.input[:], single.output[:]
-    single.input.extend(function.input)
+    single.input.extend(name if name in case.inputs else "" for name in function.input)
     single.output.extend(function.output)
     elements = {
         name: onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
@@ -190,10 +190,10 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     inputs = [
         onnx.helper.make_tensor_value_info(name, elements[name], case.inputs[name].shape)
         for name in function.input
+        if name in case.inputs
     ]
     floats = elements[function.input[0]]
-    shape = (*case.shape[:-1], None)  # the last axis joins all outputs
-    outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
+    outputs = [onnx.helper.make_tensor_value_info(n, floats, None) for n in function.output]
     return onnx.helper.make_model(
         onnx.helper.make_graph([single], "operator", inputs, outputs),
         functions=[function],

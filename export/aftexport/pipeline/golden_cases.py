@@ -1,7 +1,7 @@
 """The cases of the parity check, with PyTorch's outputs in float64."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.schema import INTEGER_INPUTS, OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.breach_error import breach_error
@@ -138,29 +138,42 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
         if operator.exponents:
             ranges["logits in +-100"] = 100.0
         for name, magnitude in ranges.items():
-            inputs = _operator_inputs(operator, attributes, magnitude, dtype)
-            tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
-            wide = [t.double() if t.is_floating_point() else t for t in tensors]
-            expected = torch.cat(expected_outputs(operator, *wide, **attributes), dim=-1)
-            cases.append(Case(name, op_type, inputs, {OPERATOR_OUTPUT: expected.numpy()}))
+            present = operator.present_in(node)
+            inputs = _operator_inputs(operator, attributes, present, magnitude, dtype)
+            wide = [_wide(inputs.get(n)) for n in operator.inputs]
+            outputs = [o.numpy() for o in expected_outputs(operator, *wide, **attributes)]
+            joined = join_outputs(dict(zip(operator.outputs, outputs, strict=True)))
+            cases.append(Case(name, op_type, inputs, {OPERATOR_OUTPUT: joined}))
     return cases
+
+
+def _wide(array: Array | None) -> torch.Tensor | None:
+    if array is None:
+        return None
+    tensor = torch.from_numpy(array)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _operator_inputs(
     operator: OnnxOperator,
     attributes: Mapping[str, object],
+    present: Collection[str],
     magnitude: float,
     dtype: np.dtype[Any],
 ) -> dict[str, Array]:
     heads = int(str(attributes.get("num_heads", 1)))
     sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
+    sizes |= operator.sizes(attributes)
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
     for name, shape in zip(operator.inputs, operator.shapes, strict=True):
+        if name in operator.optional and name not in present:
+            continue
         size = [sizes[axis] for axis in shape.split()]
-        if name == "lengths":
+        if name in INTEGER_INPUTS:
             inputs[name] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
             continue
         reach = magnitude if name in operator.exponents else 1.0
-        inputs[name] = generator.uniform(-reach, reach, size).astype(dtype)
+        low, high = operator.ranges.get(name, (-reach, reach))
+        inputs[name] = generator.uniform(low, high, size).astype(dtype)
     return inputs

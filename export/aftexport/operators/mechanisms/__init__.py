@@ -4,6 +4,7 @@ from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
 from aftexport.operators.mechanisms.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
+from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.mechanisms.efficient_attention import (
     CAUSAL_EFFICIENT_ATTENTION,
     EFFICIENT_ATTENTION,
@@ -14,6 +15,7 @@ from aftexport.operators.mechanisms.linear_attention import (
     NORMALIZED_LINEAR_ATTENTION,
 )
 from aftexport.operators.mechanisms.mechanism import MechanismOperator
+from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 
 OPERATORS: dict[str, MechanismOperator] = {
     operator.op_type: operator
@@ -34,9 +36,14 @@ OPERATORS: dict[str, MechanismOperator] = {
         CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     )
 }
-"""The mechanisms' operators by ONNX name."""
+"""The operators of the mechanisms that have a causal twin, by ONNX name."""
+
+RECURRENT_OPERATORS: dict[str, MechanismOperator] = {
+    operator.op_type: operator for operator in (RECURRENT_LINEAR_ATTENTION, CAUSAL_DEPTHWISE_CONV)
+}
+"""The operators with a state, by ONNX name; they have a direction or none instead of a twin."""
 
 MECHANISMS: tuple[str, ...] = tuple(dict.fromkeys(o.stem for o in OPERATORS.values()))
-"""The stems that name a mechanism's file in every layer of the project."""
+"""The stems of the mechanisms with a twin, which name their files in every layer."""
 
-__all__ = ["MECHANISMS", "OPERATORS", "MechanismOperator"]
+__all__ = ["MECHANISMS", "OPERATORS", "RECURRENT_OPERATORS", "MechanismOperator"]

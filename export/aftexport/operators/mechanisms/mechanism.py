@@ -15,11 +15,9 @@ class MechanismOperator(OnnxOperator):
 
     Attributes:
         stem: the mechanism's file name, for example ``aft_local``.
-        is_causal: whether a query sees only the keys up to its own position.
     """
 
     stem: str
-    is_causal: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,6 @@ class Mechanism:
             body=partial(self.body, causal=causal),
             doc=self.doc + twin,
             stem=self.stem,
-            is_causal=causal,
         )
         onnx.defs.register_schema(operator.schema())
         return operator

@@ -19,6 +19,7 @@ from aftexport.operators.torch_ops.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.torch_ops.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.operators.torch_ops.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
 from aftexport.operators.torch_ops.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
+from aftexport.operators.torch_ops.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.torch_ops.efficient_attention import (
     CAUSAL_EFFICIENT_ATTENTION,
     EFFICIENT_ATTENTION,
@@ -28,6 +29,7 @@ from aftexport.operators.torch_ops.linear_attention import (
     CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     NORMALIZED_LINEAR_ATTENTION,
 )
+from aftexport.operators.torch_ops.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 from aftexport.operators.torch_ops.torch_op import Operator
 
 OPERATORS: dict[str, Operator] = {
@@ -49,10 +51,15 @@ OPERATORS: dict[str, Operator] = {
         CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     )
 }
-"""The mechanisms' operators by ONNX name."""
+"""The operators of the mechanisms that have a causal twin, by ONNX name."""
+
+RECURRENT_OPERATORS: dict[str, Operator] = {
+    operator.op_type: operator for operator in (RECURRENT_LINEAR_ATTENTION, CAUSAL_DEPTHWISE_CONV)
+}
+"""The operators with a state, by ONNX name."""
 
 _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    **{name: operator.reference for name, operator in OPERATORS.items()},
+    **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
     "LayerNormFastformer": layer_norm_fastformer.reference,
     "LayerNormFeedForward": layer_norm_feed_forward.reference,
     "LayerNormLinear": layer_norm_linear.reference,
@@ -62,11 +69,15 @@ _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
 
 
 def expected_outputs(
-    operator: OnnxOperator, *inputs: Tensor, **attributes: object
+    operator: OnnxOperator, *inputs: Tensor | None, **attributes: object
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of the definition of an operator, in the order of its ``outputs``."""
+    """Return the outputs of the definition of an operator, in the order of its ``outputs``.
+
+    Optional inputs that are absent are None, or are left out at the end.
+    """
+    inputs += (None,) * (len(operator.inputs) - len(inputs))
     result = _REFERENCES[operator.op_type](*inputs, **attributes)
     return result if isinstance(result, tuple) else (result,)
 
 
-__all__ = ["OPERATORS", "Operator", "expected_outputs"]
+__all__ = ["OPERATORS", "RECURRENT_OPERATORS", "Operator", "expected_outputs"]

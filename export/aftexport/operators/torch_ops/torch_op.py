@@ -1,23 +1,27 @@
 """The torch op of an operator of a mechanism."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from aftexport.internals.torch_operators import OpOverload
-from aftexport.operators.mechanisms import OPERATORS, MechanismOperator
+from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
+from aftexport.operators.schema import INTEGER_INPUTS
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
+_Shapes = Sequence[Sequence[int | torch.SymInt]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(MechanismOperator):
     """An operator of a mechanism, which PyTorch models call.
+
+    The definition and the fast form return a tensor, or a tuple if there are several outputs.
 
     Attributes:
         reference: the definition in plain PyTorch. In float64 it is the reference for every other
@@ -28,9 +32,13 @@ class Operator(MechanismOperator):
             and then the attributes.
     """
 
-    reference: Callable[..., Tensor]
-    compute: Callable[..., Tensor]
+    reference: Callable[..., Any]
+    compute: Callable[..., Any]
     torch_op: OpOverload
+
+
+def _of_query(query: Tensor, *_: Tensor | None, **__: object) -> _Shapes:
+    return (query.shape,)
 
 
 def register_pair(
@@ -39,6 +47,7 @@ def register_pair(
     check: Callable[..., None],
     compute: Callable[..., Tensor],
     reference: Callable[..., Tensor],
+    shapes: Callable[..., _Shapes] = _of_query,
 ) -> tuple[Operator, Operator]:
     """Register a mechanism and its causal twin in torch, and return them.
 
@@ -51,20 +60,67 @@ def register_pair(
             symbolic shapes. Its first arguments are the name of the operator and ``causal``.
         compute: the fast form, differentiable, exact for every finite input.
         reference: the definition.
+        shapes: the function from the inputs and the attributes to the shape of each output; the
+            shape of the query by default.
     """
 
-    def register(name: str) -> Operator:
-        operator = OPERATORS[name]
-        causal = operator.is_causal
-        ours = partial(compute, causal=causal)
-        return Operator(
-            **{field.name: getattr(operator, field.name) for field in fields(operator)},
+    def register(name: str, *, causal: bool) -> Operator:
+        return _register(
+            OPERATORS[name],
+            check=partial(check, name, causal),
+            compute=_without_empty(partial(compute, causal=causal)),
             reference=partial(reference, causal=causal),
-            compute=ours,
-            torch_op=_TorchOp(operator, check, ours).register(),
+            shapes=shapes,
         )
 
-    return register(op_type), register(f"Causal{op_type}")
+    return register(op_type, causal=False), register(f"Causal{op_type}", causal=True)
+
+
+def register_recurrent(
+    op_type: str,
+    *,
+    check: Callable[..., None],
+    compute: Callable[..., tuple[Tensor, ...]],
+    reference: Callable[..., tuple[Tensor, ...]],
+    shapes: Callable[..., _Shapes],
+) -> Operator:
+    """Register an operator with a state in torch, and return it; see ``register_pair``.
+
+    The first argument of ``check`` is the name of the operator. Absent inputs are None. ``compute``
+    takes tensors without tokens too, and returns no tensor that shares memory with an input.
+    """
+    return _register(
+        RECURRENT_OPERATORS[op_type],
+        check=partial(check, op_type),
+        compute=compute,
+        reference=reference,
+        shapes=shapes,
+    )
+
+
+def _register(
+    operator: MechanismOperator,
+    *,
+    check: Callable[..., None],
+    compute: Callable[..., Any],
+    reference: Callable[..., Any],
+    shapes: Callable[..., _Shapes],
+) -> Operator:
+    return Operator(
+        **{field.name: getattr(operator, field.name) for field in fields(operator)},
+        reference=reference,
+        compute=compute,
+        torch_op=_TorchOp(operator, check, compute, shapes).register(),
+    )
+
+
+def _without_empty(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def computed(query: Tensor, *others: Tensor | None, **attributes: Any) -> Tensor:
+        if not query.numel():  # an empty tensor has no maximum
+            return query.clone(memory_format=torch.contiguous_format)
+        return compute(query, *others, **attributes)
+
+    return computed
 
 
 class _TorchOp:
@@ -74,72 +130,82 @@ class _TorchOp:
         self,
         operator: MechanismOperator,
         check: Callable[..., None],
-        compute: Callable[..., Tensor],
+        compute: Callable[..., Any],
+        shapes: Callable[..., _Shapes],
     ) -> None:
         self._operator = operator
         self._op_type = operator.op_type
-        self._check = partial(check, operator.op_type, operator.is_causal)
-        self._compute = compute
+        self._check, self._compute, self._shapes = check, compute, shapes
         self._count = len(operator.inputs)
 
     def register(self) -> OpOverload:
-        name = _snake_case(self._op_type)
-        parameters = [f"Tensor {i}" for i in self._operator.inputs]
-        parameters += [
-            f"{_TORCH_TYPES[type(a.default)]} {a.name}" for a in self._operator.attributes
-        ]
+        operator, name = self._operator, _snake_case(self._op_type)
+        parameters = [f"Tensor{'?' * (i in operator.optional)} {i}" for i in operator.inputs]
+        parameters += [f"{_TORCH_TYPES[type(a.default)]} {a.name}" for a in operator.attributes]
+        results = ", ".join("Tensor" for _ in operator.outputs)
+        results = f"({results})" if len(operator.outputs) > 1 else results
         custom_op = torch.library.custom_op(
             f"aftexport::{name}",
             self._forward,
             mutates_args=(),
-            schema=f"({', '.join(parameters)}) -> Tensor",
+            schema=f"({', '.join(parameters)}) -> {results}",
         )
         custom_op.register_fake(self._fake)
         custom_op.register_autograd(self._backward, setup_context=self._setup_context)
         overload: OpOverload = getattr(torch.ops.aftexport, name).default
         return overload
 
-    def _forward(self, *arguments: Any) -> Tensor:
+    def _forward(self, *arguments: Any) -> Any:
         tensors, named = self._split(arguments)
         self._check(*tensors, **named)
-        query = tensors[0]
-        if not query.numel():  # an empty tensor has no maximum
-            return query.clone(memory_format=torch.contiguous_format)
+        narrow = arguments[0].dtype
         # Compute in float32 or wider: sums over tokens in 16 bits lose the result.
-        wide = torch.promote_types(query.dtype, torch.float32)
-        *floats, lengths = tensors
-        result = self._compute(*(t.to(wide) for t in floats), lengths, **named)
-        return result.to(query.dtype).contiguous()
+        wide = torch.promote_types(narrow, torch.float32)
+        widened = (t.to(wide) if _is_float(t) else t for t in tensors)
+        results = self._compute(*widened, **named)
+        if isinstance(results, Tensor):
+            return results.to(narrow).contiguous()
+        return tuple(result.to(narrow).contiguous() for result in results)
 
-    def _fake(self, *arguments: Any) -> Tensor:
+    def _fake(self, *arguments: Any) -> Any:
         tensors, named = self._split(arguments)
         self._check(*tensors, **named)
-        return torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
+        results = [arguments[0].new_empty(shape) for shape in self._shapes(*tensors, **named)]
+        return tuple(results) if len(results) > 1 else results[0]
 
-    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[: self._count])
         ctx.attributes = inputs[self._count :]
 
-    def _backward(self, ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def _backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Recompute the output: this costs a forward pass, but keeps no activations alive.
-        *floats, lengths = ctx.saved_tensors
         again = torch.is_grad_enabled()  # create_graph asks for gradients of the gradients
         with torch.enable_grad():
-            leaves = [
-                t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_()
-                for t in floats
-            ]
-            output = self._forward(*leaves, lengths, *ctx.attributes)
-        gradients = torch.autograd.grad(
-            output, leaves, gradient, allow_unused=True, create_graph=again
+            tensors = [_leaf(t, again) if _is_float(t) else t for t in ctx.saved_tensors]
+            results = self._forward(*tensors, *ctx.attributes)
+        outputs = (results,) if isinstance(results, Tensor) else results
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+        leaves = [t for t in tensors if _is_float(t)]
+        found = iter(
+            torch.autograd.grad(
+                [o for o, _ in pairs],
+                leaves,
+                [g for _, g in pairs],
+                allow_unused=True,
+                create_graph=again,
+            )
         )
-        return (*gradients, None, *(None for _ in self._operator.attributes))
+        of_inputs = [next(found) if _is_float(t) else None for t in tensors]
+        return (*of_inputs, *(None for _ in self._operator.attributes))
 
-    def _split(self, arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def _split(
+        self, arguments: tuple[Any, ...]
+    ) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """Return the inputs, and the attributes by name; raise ValueError if one is invalid."""
         operator = self._operator
-        for name, tensor in zip(operator.inputs[:-1], arguments, strict=False):
-            if not tensor.is_floating_point():  # the result has the query's type
+        for name, tensor in zip(operator.inputs, arguments, strict=False):
+            # The result has the query's type.
+            if name not in INTEGER_INPUTS and tensor is not None and not _is_float(tensor):
                 raise ValueError(
                     f"{self._op_type}: {name} must be floating-point, got type {tensor.dtype}"
                 )
@@ -153,6 +219,19 @@ class _TorchOp:
                     f"{', '.join(attribute.choices)}, got {value!r}"
                 )
         return arguments[: self._count], named
+
+
+def _is_float(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return tensor is not None and tensor.is_floating_point()
+
+
+def _leaf(tensor: Tensor, again: bool) -> Tensor:
+    """Return ``tensor`` as an input of its own; ``again``: its gradient has a gradient."""
+    return (
+        tensor.view_as(tensor)
+        if again and tensor.requires_grad
+        else (tensor.detach().requires_grad_())
+    )
 
 
 def _snake_case(name: str) -> str:

@@ -1,0 +1,272 @@
+"""Recurrent linear attention in PyTorch; see ``mechanisms.recurrent_linear_attention``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftexport.operators.mechanisms.linear_attention import MIN_EPS
+from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
+from aftexport.operators.numerics import check_lengths, valid_keys
+from aftexport.operators.torch_ops.torch_op import register_recurrent
+
+
+def _check(
+    op_type: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Tensor | None,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    lengths: Tensor,
+    *,
+    update_rule: str,
+    normalizer: str,
+    q_num_heads: int,
+    kv_num_heads: int,
+    eps: float,
+    **settings: Any,
+) -> None:
+    _check_rule(op_type, update_rule, normalizer, eps)
+    if query.dim() != 3:
+        raise ValueError(
+            f"{op_type}: query must be [batch, tokens, channels], got shape {tuple(query.shape)}"
+        )
+    if kv_num_heads < 1 or q_num_heads < 1 or q_num_heads % kv_num_heads:
+        raise ValueError(
+            f"{op_type}: q_num_heads must be a positive multiple of kv_num_heads, "
+            f"got {q_num_heads} and {kv_num_heads}"
+        )
+    if query.shape[2] % q_num_heads:
+        raise ValueError(
+            f"{op_type}: q_num_heads must divide the {query.shape[2]} channels of query, "
+            f"got {q_num_heads}"
+        )
+    key_width = kv_num_heads * (query.shape[2] // q_num_heads)
+    _check_tokens(op_type, "key", key, query, key_width)
+    if value.dim() != 3 or value.shape[2] % kv_num_heads:
+        raise ValueError(
+            f"{op_type}: value must be [batch, tokens, channels] with a multiple of "
+            f"{kv_num_heads} channels, got shape {tuple(value.shape)}"
+        )
+    _check_tokens(op_type, "value", value, query, value.shape[2])
+    for name, tensor, rules in (("decay", decay, GATED_RULES), ("beta", beta, DELTA_RULES)):
+        if (tensor is not None) != (update_rule in rules):
+            verb = "requires" if update_rule in rules else "forbids"
+            raise ValueError(f"{op_type}: update_rule {update_rule} {verb} the input {name}")
+    if decay is not None:
+        by_channel = settings["decay_granularity"] == "channel"
+        _check_tokens(op_type, "decay", decay, query, key_width if by_channel else kv_num_heads)
+    if beta is not None and beta.shape[-1] != 1:
+        _check_tokens(op_type, "beta", beta, query, kv_num_heads)
+    elif beta is not None:
+        _check_tokens(op_type, "beta", beta, query, 1)
+    check_lengths(op_type, query, lengths)
+    if past_state is not None:
+        named = {"normalizer": normalizer, "q_num_heads": q_num_heads, **settings}
+        _, state = _shapes(query, key, value, kv_num_heads=kv_num_heads, **named)
+        if past_state.shape != state:
+            raise ValueError(
+                f"{op_type}: past_state must be {list(state)}, got shape {tuple(past_state.shape)}"
+            )
+
+
+def _check_rule(op_type: str, update_rule: str, normalizer: str, eps: float) -> None:
+    if normalizer == "sum" and update_rule in DELTA_RULES:
+        raise ValueError(
+            f"{op_type}: normalizer must be none for update_rule {update_rule}, got sum"
+        )
+    if normalizer == "sum" and not eps > 0:
+        raise ValueError(f"{op_type}: eps must be positive, got {eps}")
+
+
+def _check_tokens(op_type: str, name: str, tensor: Tensor, query: Tensor, width: int) -> None:
+    expected = (query.shape[0], query.shape[1], width)
+    if tensor.shape != expected:
+        raise ValueError(
+            f"{op_type}: {name} must be {list(expected)}, got shape {tuple(tensor.shape)}"
+        )
+
+
+def _shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Tensor | None,
+    direction: str,
+    normalizer: str,
+    q_num_heads: int,
+    kv_num_heads: int,
+    **__: Any,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    width = value.shape[2] // kv_num_heads
+    states = kv_num_heads * (2 if direction == "bidirectional" else 1)
+    return (query.shape[0], query.shape[1], q_num_heads * width), (
+        query.shape[0],
+        states,
+        key.shape[2] // kv_num_heads,
+        width + (normalizer == "sum"),
+    )
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The tensors of a recurrence by heads; tokens of padding change no state and read 0.
+
+    Attributes:
+        query: ``[B, T, H, G, dk]``; the G query heads of a group read one state.
+        key: ``[B, T, H, dk]``.
+        value: ``[B, T, H, E]``; E is dv, or dv + 1 with a normalizer, with 1 in the last channel.
+        decay: logarithm of the factor of the state, ``[B, T, H, dk]`` or ``[B, T, H, 1]``.
+        beta: ``[B, T, H]``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+
+    def backwards(self) -> "Recurrence":
+        """Return the same tokens from the last to the first."""
+        decay = None if self.decay is None else self.decay.flip(1)
+        beta = None if self.beta is None else self.beta.flip(1)
+        return Recurrence(self.query.flip(1), self.key.flip(1), self.value.flip(1), decay, beta)
+
+
+def _by_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    lengths: Tensor,
+    heads: int,
+    groups: int,
+    is_summed: bool,
+) -> Recurrence:
+    batch, tokens = query.shape[:2]
+    valid = valid_keys(lengths, tokens)[..., None]
+
+    def split(tensor: Tensor) -> Tensor:
+        chosen = torch.where(valid, tensor, 0)
+        return chosen.reshape(batch, tokens, heads, tensor.shape[2] // heads)
+
+    values = split(value)
+    if is_summed:
+        values = torch.cat((values, torch.ones_like(values[..., :1])), 3)
+    queries = split(query)
+    return Recurrence(
+        query=queries.reshape(batch, tokens, heads, groups, queries.shape[3] // groups),
+        key=split(key),
+        value=values,
+        decay=None if decay is None else split(decay),
+        beta=None if beta is None else split(beta.expand(batch, tokens, heads))[..., 0],
+    )
+
+
+def _token_by_token(
+    tokens: Recurrence, state: Tensor, *, reads_written: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the definition's ``[B, T, H, G, E]`` before the scale, and the last state.
+
+    Args:
+        tokens: the tokens in the order of the recurrence.
+        state: ``[B, H, dk, E]``.
+        reads_written: whether a query reads the state with its own token.
+    """
+    rows = []
+    for t in range(tokens.key.shape[1]):
+        if tokens.decay is not None:
+            state = state * tokens.decay[:, t].exp()[..., None]
+        decayed, key, value = state, tokens.key[:, t], tokens.value[:, t]
+        if tokens.beta is not None:
+            retrieved = torch.einsum("bhc,bhce->bhe", key, state)
+            value = tokens.beta[:, t, :, None] * (value - retrieved)
+        state = state + key[..., :, None] * value[..., None, :]
+        rows.append(tokens.query[:, t] @ (state if reads_written else decayed))
+    if not rows:
+        return tokens.query.new_zeros(*tokens.query.shape[:4], state.shape[3]), state.clone()
+    return torch.stack(rows, 1), state
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Tensor | None,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    lengths: Tensor,
+    **attributes: Any,
+) -> tuple[Tensor, Tensor]:
+    """Compute the definition, token by token.
+
+    Args:
+        query: ``[B, T, Hq dk]``.
+        key: ``[B, T, H dk]``.
+        value: ``[B, T, H dv]``.
+        past_state: ``[B, S, dk, E]``; None counts as 0.
+        decay: ``[B, T, H]`` or ``[B, T, H dk]``, exactly for the gated rules.
+        beta: ``[B, T, H]`` or ``[B, T, 1]``, exactly for the delta rules.
+        lengths: int64 ``[B]``.
+        attributes: the attributes of the operator.
+
+    Returns:
+        The output ``[B, T, Hq dv]``, and the states after the last token of each direction.
+    """
+    return _run(_token_by_token, query, key, value, past_state, decay, beta, lengths, **attributes)
+
+
+def _run(
+    recurrence: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Tensor | None,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    lengths: Tensor,
+    *,
+    direction: str,
+    normalizer: str,
+    q_num_heads: int,
+    kv_num_heads: int,
+    scale: float,
+    eps: float,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
+    is_summed, groups = normalizer == "sum", q_num_heads // kv_num_heads
+    tokens = _by_heads(query, key, value, decay, beta, lengths, kv_num_heads, groups, is_summed)
+    names = ("forward", "reverse") if direction == "bidirectional" else (direction,)
+    width = tokens.key.shape[3], tokens.value.shape[3]
+    if past_state is None:
+        past_state = query.new_zeros(query.shape[0], len(names) * kv_num_heads, *width)
+    total, states = None, []
+    for name, past in zip(names, torch.split(past_state, kv_num_heads, 1), strict=True):
+        ordered = tokens if name == "forward" else tokens.backwards()
+        is_second = name == "reverse" and direction == "bidirectional"
+        rows, state = recurrence(ordered, past, reads_written=not is_second)
+        rows = rows if name == "forward" else rows.flip(1)
+        total = rows if total is None else total + rows
+        states.append(state)
+    assert total is not None
+    if is_summed:
+        floor = eps if total.dtype == torch.float64 else max(eps, MIN_EPS)
+        total = total[..., :-1] / (total[..., -1:] + floor)
+    else:
+        total = total * (scale or tokens.key.shape[3] ** -0.5)
+    valid = valid_keys(lengths, query.shape[1])[..., None]
+    return torch.where(valid, total.flatten(2), 0), torch.cat(states, 1)
+
+
+RECURRENT_LINEAR_ATTENTION = register_recurrent(
+    "RecurrentLinearAttention",
+    check=_check,
+    compute=reference,
+    reference=reference,
+    shapes=_shapes,
+)
