@@ -7,9 +7,10 @@ import onnx_ir as ir
 from aftexport.errors import UsageError
 from aftexport.passes.opset_change import lower_opset
 from aftexport.passes.standard_recurrence.expansion import runnable_form
+from aftexport.passes.standard_recurrence.node_values import is_standard
 from aftexport.passes.standard_recurrence.translation import (
     Translation,
-    has_foreign_nodes,
+    check_foreign_nodes,
     translate,
 )
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
@@ -30,12 +31,14 @@ def replace_foreign_nodes(model: ir.Model, source: Path) -> tuple[Translation, P
         UsageError: if a node violates its definition, the file does not run, or a node needs an
             opset that no released runtime loads.
     """
-    if not has_foreign_nodes(model):
+    if not check_foreign_nodes(model):
         lower_opset(model)
         return Translation(), None
     try:
         probed = probe(runnable_form(model))
     except NoRunnableSizes as error:
+        if not any(is_standard(node) for node in model.graph):
+            return Translation(), None  # the search gives the reason, as for any such file
         raise UsageError(
             f"{source}: expected a model that ONNX Runtime runs, got an error ({error}).",
             "Correct the model, or install a newer ONNX Runtime.",

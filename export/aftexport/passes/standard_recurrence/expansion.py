@@ -4,6 +4,8 @@ No released runtime loads opset 27. The bodies need older operators only, so tha
 its own definition says.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx
 import onnx.inliner
@@ -18,6 +20,7 @@ from aftexport.passes.standard_recurrence.node_values import (
     FIRST_OPSET,
     LINEAR_ATTENTION,
 )
+from aftexport.passes.standard_recurrence.translation import check_foreign_nodes
 
 _DOMAIN = "ai.aftexport.expanded"
 
@@ -26,8 +29,9 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
     """Return a graph as a file that released runtimes load: without the nodes, in an older opset.
 
     Raises:
-        UsageError: if a node has no body, or no form in an older opset.
+        UsageError: if a node violates its definition, or has no form in an older opset.
     """
+    check_foreign_nodes(model)
     graph = ir.from_proto(expand(ir.to_proto(model)))
     lower_opset(graph)
     file = ir.to_proto(graph)
@@ -45,7 +49,11 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     expanded = onnx.ModelProto()
     expanded.CopyFrom(model)
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    shapes = _shapes(model)
+    if any(
+        node.op_type == CAUSAL_CONV and node.input[1] not in shapes for node in model.graph.node
+    ):
+        shapes = _shapes(onnx.shape_inference.infer_shapes(model))
     for index, node in enumerate(n for n in expanded.graph.node if _is_standard(n)):
         function = _body(node, shapes)
         function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
@@ -56,19 +64,24 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.inliner.inline_local_functions(expanded)
 
 
+def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
+    """Return the shapes of constants and of described values; None for a size of any number."""
+    shapes: dict[str, list[int | None]] = {}
+    for value in (*model.graph.input, *model.graph.value_info):
+        if value.type.tensor_type.HasField("shape"):
+            dims = value.type.tensor_type.shape.dim
+            shapes[value.name] = [dim.dim_value or None for dim in dims]
+    return shapes | {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+
+
 def _is_standard(node: onnx.NodeProto) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
-def _body(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> onnx.FunctionProto:
+def _body(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int | None]]) -> onnx.FunctionProto:
     try:
         schema = onnx.defs.get_schema(node.op_type, FIRST_OPSET)
-        types = [
-            onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, shapes.get(name))
-            if name
-            else onnx.TypeProto()
-            for name in node.input
-        ]
+        types = _types(node, shapes)
         text = schema.get_context_dependent_function(
             node.SerializeToString(), [t.SerializeToString() for t in types]
         )
@@ -84,6 +97,21 @@ def _body(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> onnx.Func
             zero = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
             inner.attribute.append(onnx.helper.make_attribute("value", zero))
     return function
+
+
+def _types(
+    node: onnx.NodeProto, shapes: Mapping[str, Sequence[int | None]]
+) -> list[onnx.TypeProto]:
+    """Return the types of the inputs: a body depends on those that are there, and on channels."""
+    known = dict(shapes)
+    if node.op_type == CAUSAL_CONV and len(node.input) > 1 and node.input[1] in shapes:
+        known[node.input[0]] = (None, shapes[node.input[1]][0], None)
+    return [
+        onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, known.get(name))
+        if name
+        else onnx.TypeProto()
+        for name in node.input
+    ]
 
 
 def _no_body(node: onnx.NodeProto, reason: str) -> UsageError:

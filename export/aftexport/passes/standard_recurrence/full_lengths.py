@@ -26,23 +26,21 @@ class FullLengths:
         return self._known[tokens]
 
 
-def are_full(lengths: ir.Value | None) -> bool:
-    """Return whether lengths are such ones: the number of tokens, for each row of a batch."""
+def are_full(lengths: ir.Value | None, tokens: ir.Value) -> bool:
+    """Return whether lengths are those of ``FullLengths`` for a tensor ``[B, T, ...]``."""
     node = None if lengths is None else lengths.producer()
     if node is None or node.op_type != "Expand":
         return False
-    count, batch = (None if v is None else v.producer() for v in node.inputs)
-    return (
-        count is not None
-        and batch is not None
-        and _ends(count) == (1, 2)
-        and _ends(batch) == (0, 1)
-        and count.inputs[0] is batch.inputs[0]
+    sources = [None if value is None else value.producer() for value in node.inputs]
+    return all(
+        source is not None
+        and source.op_type == "Shape"
+        and source.inputs[0] is tokens
+        and _ends(source) == ends
+        for source, ends in zip(sources, ((1, 2), (0, 1)), strict=True)
     )
 
 
 def _ends(node: ir.Node) -> tuple[int, int | None]:
-    if node.op_type != "Shape":
-        return 0, None
     end = node.attributes.get("end")
     return node.attributes.get_int("start", 0), None if end is None else end.as_int()

@@ -8,6 +8,7 @@ which has the same state.
 import numpy as np
 import onnx_ir as ir
 
+from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
 from aftexport.passes.standard_recurrence.new_nodes import NewNodes
@@ -17,9 +18,14 @@ from aftexport.passes.standard_recurrence.node_values import (
     NotTranslatable,
 )
 
-OPERATOR = "CausalDepthwiseConv"
+OPERATOR = CAUSAL_DEPTHWISE_CONV.op_type
 _ACTIVATIONS = {"none": "none", "silu": "silu", "swish": "silu"}
 _EXTENSIONS = {"channels_last": 0, "dilation": 1, "ndim": 1, "state_window": 0}
+
+
+def check_causal_conv(node: ir.Node) -> None:
+    """Raise UsageError if attributes or the presence of inputs violate the definition."""
+    _Reading(ForeignNode(node, {})).check()
 
 
 def read_causal_conv(given: ForeignNode, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
@@ -34,22 +40,27 @@ def read_causal_conv(given: ForeignNode, lengths: FullLengths, new: NewNodes) ->
         UsageError: if the node violates its own definition.
         NotTranslatable: if our operator cannot express it.
     """
-    return _Reading(given, new).run(lengths)
+    return _Reading(given).run(lengths, new)
 
 
 class _Reading:
-    def __init__(self, given: ForeignNode, new: NewNodes) -> None:
+    def __init__(self, given: ForeignNode) -> None:
         extensions = _EXTENSIONS if given.node.domain == MICROSOFT else {}
         self._given = ForeignNode(given.node, given.run, {"activation": "none"} | extensions)
-        self._new = new
         self._attributes = _EXTENSIONS | self._given.attributes()
 
-    def run(self, lengths: FullLengths) -> list[ir.Value]:
-        activation = self._activation()
+    def check(self) -> None:
+        self._activation()
+        self._given.check(self._dilation > 0, "a dilation above 0", self._dilation)
+        self._given.required(0, "input")
+        self._given.required(1, "weight")
+
+    def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+        self.check()
         self._refuse_extensions()
-        given, new = self._given, self._new
+        given = self._given
         x, weight = given.required(0, "input"), given.required(1, "weight")
-        taps = self._taps(weight)
+        taps = self._taps(weight, new)
         channels, kernel = given.shape(weight, "weight", 3)[::2]
         past = given.input(3)
         self._check_input(x, channels)
@@ -61,21 +72,21 @@ class _Reading:
             size = (kernel - 1) * self._dilation
             found = given.shape(past, "past_state", len(given.shape_of(x)))[self._token_axis]
             given.check(found == size, f"past_state of {size} tokens", found)
-        packed = self._packed(x, channels)
+        packed = self._packed(x, channels, new)
         node = custom_node(
             OPERATOR,
             [
                 packed,
                 taps,
                 bias,
-                None if past is None else self._packed(past, channels),
+                None if past is None else self._packed(past, channels, new),
                 lengths.of(packed),
             ],
-            {"activation": activation},
+            {"activation": self._activation()},
             num_outputs=2,
         )
         output, present = new.append(node)
-        return [self._unpacked(output, x), self._unpacked(present, x)]
+        return [self._unpacked(output, x, new), self._unpacked(present, x, new)]
 
     @property
     def _dilation(self) -> int:
@@ -101,7 +112,6 @@ class _Reading:
             raise NotTranslatable(f"it has {axes} axes of positions")
         if window:
             raise NotTranslatable(f"it returns a window of {window} states")
-        self._given.check(self._dilation > 0, "a dilation above 0", self._dilation)
 
     def _check_input(self, x: ir.Value, channels: int) -> None:
         given = self._given
@@ -110,9 +120,9 @@ class _Reading:
         found = int(np.prod(shape[2:])) if self._is_last else shape[1]
         given.check(found == channels, f"{channels} channels of the input, as the weight", found)
 
-    def _taps(self, weight: ir.Value) -> ir.Value:
+    def _taps(self, weight: ir.Value, new: NewNodes) -> ir.Value:
         """Return the filter as ``[C, K]``, with zeros between the taps of a dilated one."""
-        given, new = self._given, self._new
+        given = self._given
         shape = given.shape(weight, "weight", 3)
         given.check(shape[1] == 1 and shape[2] > 0, "a weight [channels, 1, K]", list(shape))
         if weight.const_value is None or weight.is_graph_input():
@@ -124,18 +134,16 @@ class _Reading:
         dilated[:, :: self._dilation] = numbers
         return new.constant(dilated)
 
-    def _packed(self, value: ir.Value, channels: int) -> ir.Value:
+    def _packed(self, value: ir.Value, channels: int, new: NewNodes) -> ir.Value:
         """Return a tensor or a state as ``[B, T, C]``."""
-        new = self._new
         if not self._is_last:
             return new.add("Transpose", value, perm=[0, 2, 1])
         if len(self._given.shape_of(value)) == 3:
             return value
         return new.add("Reshape", value, new.constant([0, 0, channels]))
 
-    def _unpacked(self, value: ir.Value, x: ir.Value) -> ir.Value:
+    def _unpacked(self, value: ir.Value, x: ir.Value, new: NewNodes) -> ir.Value:
         """Return a result in the layout of the input."""
-        new = self._new
         if not self._is_last:
             return new.add("Transpose", value, perm=[0, 2, 1])
         shape = self._given.shape_of(x)

@@ -7,6 +7,7 @@ reads several states; the query is repeated here. A window of states has no coun
 import numpy as np
 import onnx_ir as ir
 
+from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
 from aftexport.passes.standard_recurrence.new_nodes import NewNodes
@@ -16,8 +17,9 @@ from aftexport.passes.standard_recurrence.node_values import (
     NotTranslatable,
 )
 
-OPERATOR = "RecurrentLinearAttention"
-RULES = ("linear", "gated", "delta", "gated_delta")
+OPERATOR = RECURRENT_LINEAR_ATTENTION.op_type
+RULES = next(a.choices for a in RECURRENT_LINEAR_ATTENTION.attributes if a.name == "update_rule")
+_EPS = next(a for a in RECURRENT_LINEAR_ATTENTION.attributes if a.name == "eps")
 _DEFAULTS: dict[str, int | float | str] = {
     "chunk_size": 64,
     "kv_num_heads": 0,
@@ -26,6 +28,11 @@ _DEFAULTS: dict[str, int | float | str] = {
     "update_rule": "gated_delta",
 }
 _INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
+
+
+def check_linear_attention(node: ir.Node) -> None:
+    """Raise UsageError if attributes or the presence of inputs violate the definition."""
+    _Reading(ForeignNode(node, {})).check()
 
 
 def read_linear_attention(
@@ -42,22 +49,28 @@ def read_linear_attention(
         UsageError: if the node violates its own definition.
         NotTranslatable: if our operator cannot express it.
     """
-    return _Reading(given, new).run(lengths)
+    return _Reading(given).run(lengths, new)
 
 
 class _Reading:
-    def __init__(self, given: ForeignNode, new: NewNodes) -> None:
+    def __init__(self, given: ForeignNode) -> None:
         windows = {"state_window": 0} if given.node.domain == MICROSOFT else {}
         self._given = ForeignNode(given.node, given.run, _DEFAULTS | windows)
-        self._new = new
         self._attributes = self._given.attributes()
         self._rule = str(self._attributes["update_rule"])
         self._query_heads = int(self._attributes["q_num_heads"])
         self._heads = int(self._attributes["kv_num_heads"])
 
-    def run(self, lengths: FullLengths) -> list[ir.Value]:
+    def check(self) -> None:
         self._check_attributes()
-        granularity = self._check_inputs()
+        for place, name in enumerate(_INPUTS[:3]):
+            self._given.required(place, name)
+        self._check_presence("decay", 4, is_needed="gated" in self._rule)
+        self._check_presence("beta", 5, is_needed="delta" in self._rule)
+
+    def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+        self.check()
+        granularity = self._check_sizes()
         if window := self._attributes.get("state_window"):
             raise NotTranslatable(f"it returns a window of {window} states")
         names = [n for i, n in enumerate(_INPUTS) if self._given.input(i) is not None]
@@ -66,14 +79,13 @@ class _Reading:
         state = self._given.dtype(values["past_state"]) if "past_state" in values else own
         # Our operator has one type: a wider state would lose digits in that of the query.
         inside = own if state == own else np.dtype(np.float32)
-        lengths_value = lengths.of(values["query"])
-        values["query"] = self._repeated(values["query"])
+        values["query"] = self._repeated(values["query"], new)
         for name in values:
             have = state if name == "past_state" else own
-            values[name] = self._new.cast(values[name], have, inside)
+            values[name] = new.cast(values[name], have, inside)
         node = custom_node(
             OPERATOR,
-            [*(values.get(name) for name in _INPUTS), lengths_value],
+            [*(values.get(name) for name in _INPUTS), lengths.of(values["query"])],
             {
                 "update_rule": self._rule,
                 "direction": "forward",
@@ -82,11 +94,12 @@ class _Reading:
                 "q_num_heads": max(self._query_heads, self._heads),
                 "kv_num_heads": self._heads,
                 "scale": float(self._attributes["scale"]),
+                "eps": float(_EPS.default),
             },
             num_outputs=2,
         )
-        output, present = self._new.append(node)
-        return [self._new.cast(output, inside, own), self._new.cast(present, inside, state)]
+        output, present = new.append(node)
+        return [new.cast(output, inside, own), new.cast(present, inside, state)]
 
     def _check_attributes(self) -> None:
         check, heads, queries = self._given.check, self._heads, self._query_heads
@@ -97,8 +110,8 @@ class _Reading:
         expected = "q_num_heads as a multiple of kv_num_heads"
         check(queries % heads == 0 or may_be_fewer, expected, counts)
 
-    def _check_inputs(self) -> str:
-        """Check the inputs against the rule and the heads; return the granularity of the decay."""
+    def _check_sizes(self) -> str:
+        """Check the channels against the heads, and return the granularity of the decay."""
         given, heads = self._given, self._heads
         query, key, value = (given.required(i, n) for i, n in enumerate(_INPUTS[:3]))
         width = given.shape(query, "query", 3)[2] // self._query_heads
@@ -114,8 +127,6 @@ class _Reading:
             shape = given.shape(past, "past_state", 4)[1:]
             expected = (heads, width, values)
             given.check(shape == expected, f"past_state [B, {heads}, {width}, {values}]", shape)
-        self._check_presence("decay", 4, is_needed="gated" in self._rule)
-        self._check_presence("beta", 5, is_needed="delta" in self._rule)
         if (beta := given.input(5)) is not None:
             size = given.shape(beta, "beta", 3)[2]
             given.check(size in (1, heads), f"1 or {heads} channels of beta", size)
@@ -136,12 +147,11 @@ class _Reading:
             "one" if is_given else "none",
         )
 
-    def _repeated(self, query: ir.Value) -> ir.Value:
+    def _repeated(self, query: ir.Value, new: NewNodes) -> ir.Value:
         """Return the query with one head for each state, where it has fewer."""
         if self._query_heads >= self._heads:
             return query
         width = self._given.shape(query, "query", 3)[2] // self._query_heads
-        new = self._new
         heads = new.add("Reshape", query, new.constant([0, 0, self._query_heads, width]))
         group = self._heads // self._query_heads
         chosen = new.constant(np.arange(self._heads) // group)

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from aftexport.errors import UsageError
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.passes.nodes import take_place
 from aftexport.passes.opset_change import check_known, raise_opset
 from aftexport.passes.standard_recurrence.new_nodes import NewNodes
@@ -77,10 +78,11 @@ def standard_form(model: onnx.ModelProto, opset: int | None) -> StandardForm:
 
 
 def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
-    masks = dict[ir.Value, ir.Value]()
+    masks = dict[tuple[ir.Value, ir.Value], ir.Value]()
     for node in list(graph.graph):
         if node.domain != DOMAIN:
             continue
+        _write_defaults(node)
         reason = _why_body(node, opset)
         if reason is not None:
             form.bodies[node.op_type, reason] += 1
@@ -99,6 +101,15 @@ def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
         cancel_transposes(graph.graph)
         CommonSubexpressionEliminationPass()(graph)
         RemoveUnusedNodesPass()(graph)
+
+
+def _write_defaults(node: ir.Node) -> None:
+    """Write the attributes that a node leaves out: the inliner of onnx ignores their defaults."""
+    operator = ALL_OPERATORS[node.op_type]
+    for attribute in (*operator.attributes, *operator.kernel_attributes):
+        if attribute.name not in node.attributes:
+            written = ir.convenience.convert_attribute(attribute.name, attribute.default)
+            node.attributes[attribute.name] = written
 
 
 def _why_body(node: ir.Node, opset: int | None) -> str | None:

@@ -1,6 +1,7 @@
 """The recurrent nodes of other domains in a graph, each replaced by an operator of ours."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     LINEAR_ATTENTION,
+    MICROSOFT,
     Arrays,
     ForeignNode,
     NotTranslatable,
@@ -21,15 +23,22 @@ from aftexport.passes.standard_recurrence.node_values import (
     is_standard,
 )
 from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
-from aftexport.passes.standard_recurrence.read_causal_conv import read_causal_conv
+from aftexport.passes.standard_recurrence.read_causal_conv import (
+    check_causal_conv,
+    read_causal_conv,
+)
 from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR as LINEAR_OPERATOR
-from aftexport.passes.standard_recurrence.read_linear_attention import read_linear_attention
+from aftexport.passes.standard_recurrence.read_linear_attention import (
+    check_linear_attention,
+    read_linear_attention,
+)
 
 _Read = Callable[[ForeignNode, FullLengths, NewNodes], list[ir.Value]]
 _READERS: dict[str, tuple[str, _Read]] = {
     LINEAR_ATTENTION: (LINEAR_OPERATOR, read_linear_attention),
     CAUSAL_CONV: (CONV_OPERATOR, read_causal_conv),
 }
+_CHECKS = {LINEAR_ATTENTION: check_linear_attention, CAUSAL_CONV: check_causal_conv}
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,18 @@ class Translation:
     left: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def has_foreign_nodes(model: ir.Model) -> bool:
-    """Return whether a graph, without its subgraphs, has a recurrent node of another domain."""
-    return any(is_foreign(node) for node in model.graph)
+def check_foreign_nodes(model: ir.Model) -> bool:
+    """Return whether a graph, without its subgraphs, has a recurrent node of another domain.
+
+    Raises:
+        UsageError: if the attributes of a node, or the presence of its inputs, violate its
+            definition.
+    """
+    nodes = [node for node in model.graph if is_foreign(node)]
+    for node in nodes:
+        with suppress(NotTranslatable):
+            _CHECKS[node.op_type](node)
+    return bool(nodes)
 
 
 def translate(model: ir.Model, run: Arrays) -> Translation:
@@ -104,6 +122,8 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
         cancel_transposes(model.graph)
         CommonSubexpressionEliminationPass()(model)
         RemoveUnusedNodesPass()(model)
+        if not any(node.domain == MICROSOFT for node in model.graph.all_nodes()):
+            model.opset_imports.pop(MICROSOFT, None)
     return result
 
 

@@ -11,7 +11,7 @@ from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR 
 
 
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the inferred shapes of its values, by standard nodes of the same shapes."""
+    """Return a copy with inferred shapes of its values, by standard nodes of the same shapes."""
     stand_in = onnx.ModelProto()
     stand_in.CopyFrom(model)
     nodes = [new for node in model.graph.node for new in _with_known_shape(node)]

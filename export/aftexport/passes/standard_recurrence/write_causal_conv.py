@@ -22,7 +22,8 @@ def write_causal_conv(node: ir.Node, padding: Padding, new: NewNodes) -> list[ir
         new: the place of the nodes.
     """
     x, weight, bias, past, lengths = node.inputs
-    assert x is not None and weight is not None  # required inputs
+    assert x is not None  # a required input
+    assert weight is not None  # a required input
     before = None if past is None else _turned(past, new)
     inputs = [_turned(x, new), _filter(weight, new), bias, before]
     while inputs[-1] is None:
@@ -30,7 +31,7 @@ def write_causal_conv(node: ir.Node, padding: Padding, new: NewNodes) -> list[ir
     attributes = [a for name, a in node.attributes.items() if name == "activation"]
     standard = ir.Node("", CAUSAL_CONV, inputs, attributes, num_outputs=2)
     output, present = (_turned(value, new) for value in new.append(standard))
-    if are_full(lengths):
+    if are_full(lengths, x):
         return [output, present]
     output = padding.cleared(output, padding.valid(x, lengths))
     state = node.outputs[1]

@@ -1,7 +1,7 @@
 """A RecurrentLinearAttention as the LinearAttention of ONNX, which has no lengths.
 
-A token of padding with key 0, value 0, decay 0 (a factor of 1) and beta 0 changes no state. The rows
-of padding in the output become 0 after the node.
+A token of padding with key 0, value 0, decay 0 (a factor of 1) and beta 0 changes no state. The
+rows of padding in the output become 0 after the node.
 """
 
 import onnx_ir as ir
@@ -33,7 +33,7 @@ def write_linear_attention(node: ir.Node, padding: Padding, new: NewNodes) -> li
     """
     query, key, value, past, decay, beta, lengths = node.inputs
     assert query is not None  # a required input
-    is_full = are_full(lengths)
+    is_full = are_full(lengths, query)
     if not is_full:
         valid = padding.valid(query, lengths)
         key, value, decay, beta = (
