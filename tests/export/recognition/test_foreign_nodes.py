@@ -54,7 +54,7 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-@pytest.mark.table(keep=0.2)
+@pytest.mark.table(keep=0.1)
 @domains
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)], ids=["each", "grouped", "one"])
@@ -131,7 +131,7 @@ def test_more_states_than_query_heads(tmp_path: Path) -> None:
     assert_same(model, changed)
 
 
-@pytest.mark.table(keep=0.3)
+@pytest.mark.table(keep=0.2)
 @domains
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("has_state", [False, True], ids=["zero", "state"])

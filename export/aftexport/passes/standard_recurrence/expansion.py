@@ -82,10 +82,9 @@ def _body(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int | None]]) -> o
     try:
         schema = onnx.defs.get_schema(node.op_type, FIRST_OPSET)
         types = _types(node, shapes)
-        text = schema.get_context_dependent_function(
-            node.SerializeToString(), [t.SerializeToString() for t in types]
-        )
-        function = onnx.FunctionProto.FromString(text)
+        body = schema.get_context_dependent_function  # type: ignore[attr-defined]  # not in stubs
+        text: bytes = body(node.SerializeToString(), [t.SerializeToString() for t in types])
+        function: onnx.FunctionProto = onnx.FunctionProto.FromString(text)
     except (RuntimeError, onnx.defs.SchemaError) as error:
         raise _no_body(node, first_line(error)) from error
     if not function.node:

@@ -46,7 +46,7 @@ def read_causal_conv(given: ForeignNode, lengths: FullLengths, new: NewNodes) ->
 class _Reading:
     def __init__(self, given: ForeignNode) -> None:
         extensions = _EXTENSIONS if given.node.domain == MICROSOFT else {}
-        self._given = ForeignNode(given.node, given.run, {"activation": "none"} | extensions)
+        self._given = ForeignNode(given.node, given.run, {"activation": "none", **extensions})
         self._attributes = _EXTENSIONS | self._given.attributes()
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ def write_causal_conv(node: ir.Node, padding: Padding, new: NewNodes) -> list[ir
     x, weight, bias, past, lengths = node.inputs
     assert x is not None  # a required input
     assert weight is not None  # a required input
+    assert lengths is not None  # a required input
     before = None if past is None else _turned(past, new)
     inputs = [_turned(x, new), _filter(weight, new), bias, before]
     while inputs[-1] is None:

@@ -33,6 +33,7 @@ def write_linear_attention(node: ir.Node, padding: Padding, new: NewNodes) -> li
     """
     query, key, value, past, decay, beta, lengths = node.inputs
     assert query is not None  # a required input
+    assert lengths is not None  # a required input
     is_full = are_full(lengths, query)
     if not is_full:
         valid = padding.valid(query, lengths)
