@@ -212,6 +212,14 @@ def without(model: onnx.ModelProto, attribute: str) -> onnx.ModelProto:
     return model
 
 
+def with_channels(
+    model: onnx.ModelProto, name: str, size: int, *, axis: int = -1
+) -> onnx.ModelProto:
+    (value,) = (given for given in model.graph.input if given.name == name)
+    value.type.tensor_type.shape.dim[axis].dim_value = size
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -222,7 +230,13 @@ def without(model: onnx.ModelProto, attribute: str) -> onnx.ModelProto:
         (linear_attention("", heads=(2, 4)), "q_num_heads as a multiple of kv_num_heads"),
         (linear_attention("", q_num_heads=3), "q_num_heads as a multiple of kv_num_heads"),
         (without(linear_attention(""), "kv_num_heads"), "kv_num_heads above 0"),
+        (with_channels(linear_attention(""), "decay", 3), "2 or 8 channels of decay"),
+        (with_channels(linear_attention(""), "beta", 4), "1 or 2 channels of beta"),
+        (with_channels(linear_attention(""), "key", 9), "8 channels of key for its heads"),
+        (with_channels(linear_attention("", has_state=True), "past_state", 9), "past_state [B, 2"),
         (causal_conv("", activation="relu"), "activation none, silu, swish"),
+        (with_channels(causal_conv(""), "input", 5, axis=1), "6 channels of the input"),
+        (with_channels(causal_conv("", has_state=True), "past_state", 5), "past_state of 2 tokens"),
     ],
 )
 def test_wrong_node_is_named(model: onnx.ModelProto, expected: str, tmp_path: Path) -> None:

@@ -19,10 +19,13 @@ from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     FIRST_OPSET,
     LINEAR_ATTENTION,
+    is_standard,
 )
-from aftexport.passes.standard_recurrence.translation import check_foreign_nodes
+from aftexport.passes.standard_recurrence.translation import check_foreign_nodes, check_sizes
 
 _DOMAIN = "ai.aftexport.expanded"
+_STATE = 3
+"""The place of the past state among the inputs of both operators."""
 
 
 def runnable_form(model: ir.Model) -> onnx.ModelProto:
@@ -31,8 +34,11 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
     Raises:
         UsageError: if a node violates its definition, or has no form in an older opset.
     """
-    check_foreign_nodes(model)
-    graph = ir.from_proto(expand(ir.to_proto(model)))
+    file = ir.to_proto(model)
+    if check_foreign_nodes(model):
+        file = onnx.shape_inference.infer_shapes(file)
+        _check_sizes(model, _shapes(file))
+    graph = ir.from_proto(expand(file))
     lower_opset(graph)
     file = ir.to_proto(graph)
     lower_format(file)
@@ -42,6 +48,9 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which the bodies replace the nodes; the model itself if it has none.
 
+    Args:
+        model: the model with the shapes of its values.
+
     Raises:
         UsageError: if the installed onnx knows no body for a node.
     """
@@ -50,10 +59,6 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     expanded = onnx.ModelProto()
     expanded.CopyFrom(model)
     shapes = _shapes(model)
-    if any(
-        node.op_type == CAUSAL_CONV and node.input[1] not in shapes for node in model.graph.node
-    ):
-        shapes = _shapes(onnx.shape_inference.infer_shapes(model))
     for index, node in enumerate(n for n in expanded.graph.node if _is_standard(n)):
         function = _body(node, shapes)
         function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
@@ -72,6 +77,35 @@ def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
             dims = value.type.tensor_type.shape.dim
             shapes[value.name] = [dim.dim_value or None for dim in dims]
     return shapes | {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _check_sizes(model: ir.Model, shapes: Mapping[str, Sequence[int | None]]) -> None:
+    """Raise UsageError if known sizes of a standard node violate its definition."""
+    zero = np.zeros((), np.float32)
+    for node in model.graph:
+        if not is_standard(node):
+            continue
+        named = [(i, str(v.name)) for i, v in enumerate(node.inputs) if v is not None]
+        known = {
+            name: shapes[name]
+            for place, name in named
+            if name in shapes and None not in _compared(node.op_type, place, shapes[name])
+        }
+        if len(known) == len({name for _, name in named}):
+            run = {
+                name: np.broadcast_to(zero, [1 if size is None else size for size in shape])
+                for name, shape in known.items()
+            }
+            check_sizes(node, run)
+
+
+def _compared(op_type: str, place: int, shape: Sequence[int | None]) -> Sequence[int | None]:
+    """Return the sizes of an input that a definition compares: neither batch nor tokens."""
+    if op_type == LINEAR_ATTENTION:
+        return shape[1:] if place == _STATE else shape[2:]
+    if place == 0:
+        return shape[1:2]
+    return shape[1:] if place == _STATE else shape
 
 
 def _is_standard(node: onnx.NodeProto) -> bool:

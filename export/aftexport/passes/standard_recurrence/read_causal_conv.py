@@ -28,6 +28,11 @@ def check_causal_conv(node: ir.Node) -> None:
     _Reading(ForeignNode(node, {})).check()
 
 
+def check_conv_sizes(given: ForeignNode) -> None:
+    """Raise UsageError if the sizes in a run violate the definition."""
+    _Reading(given).check_sizes()
+
+
 def read_causal_conv(given: ForeignNode, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
     """Add the nodes that compute the outputs of a node, and return both outputs.
 
@@ -55,33 +60,34 @@ class _Reading:
         self._given.required(0, "input")
         self._given.required(1, "weight")
 
+    def check_sizes(self) -> None:
+        given = self._given
+        x, weight = given.required(0, "input"), given.required(1, "weight")
+        shape = given.shape(weight, "weight", 3)
+        given.check(shape[1] == 1 and shape[2] > 0, "a weight [channels, 1, K]", list(shape))
+        channels, rank = shape[0], len(given.shape_of(x))
+        self._check_channels(x, channels)
+        if (bias := given.input(2)) is not None:
+            found = given.shape(bias, "bias", 1)
+            given.check(found == (channels,), f"{channels} numbers of bias", list(found))
+        if (past := given.input(3)) is not None:
+            tokens = (shape[2] - 1) * self._dilation
+            size = given.shape(past, "past_state", rank)[1 if self._is_last else 2]
+            given.check(size == tokens, f"past_state of {tokens} tokens", size)
+
     def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
         self.check()
         self._refuse_extensions()
+        self.check_sizes()
         given = self._given
         x, weight = given.required(0, "input"), given.required(1, "weight")
+        channels, past = given.shape_of(weight)[0], given.input(3)
         taps = self._taps(weight, new)
-        channels, kernel = given.shape(weight, "weight", 3)[::2]
-        past = given.input(3)
-        self._check_input(x, channels)
-        bias = given.input(2)
-        if bias is not None:
-            shape = given.shape(bias, "bias", 1)
-            given.check(shape == (channels,), f"{channels} numbers of bias", list(shape))
-        if past is not None:
-            size = (kernel - 1) * self._dilation
-            found = given.shape(past, "past_state", len(given.shape_of(x)))[self._token_axis]
-            given.check(found == size, f"past_state of {size} tokens", found)
         packed = self._packed(x, channels, new)
+        before = None if past is None else self._packed(past, channels, new)
         node = custom_node(
             OPERATOR,
-            [
-                packed,
-                taps,
-                bias,
-                None if past is None else self._packed(past, channels, new),
-                lengths.of(packed),
-            ],
+            [packed, taps, given.input(2), before, lengths.of(packed)],
             {"activation": self._activation()},
             num_outputs=2,
         )
@@ -96,10 +102,6 @@ class _Reading:
     def _is_last(self) -> bool:
         return self._attributes["channels_last"] == 1
 
-    @property
-    def _token_axis(self) -> int:
-        return 1 if self._is_last else 2
-
     def _activation(self) -> str:
         found = self._attributes["activation"]
         expected = f"activation {', '.join(_ACTIVATIONS)}"
@@ -113,7 +115,7 @@ class _Reading:
         if window:
             raise NotTranslatable(f"it returns a window of {window} states")
 
-    def _check_input(self, x: ir.Value, channels: int) -> None:
+    def _check_channels(self, x: ir.Value, channels: int) -> None:
         given = self._given
         shape = given.shape_of(x) if self._is_last else given.shape(x, "input", 3)
         given.check(len(shape) >= 3, "an input of rank 3", f"the shape {list(shape)}")
@@ -122,9 +124,7 @@ class _Reading:
 
     def _taps(self, weight: ir.Value, new: NewNodes) -> ir.Value:
         """Return the filter as ``[C, K]``, with zeros between the taps of a dilated one."""
-        given = self._given
-        shape = given.shape(weight, "weight", 3)
-        given.check(shape[1] == 1 and shape[2] > 0, "a weight [channels, 1, K]", list(shape))
+        shape = self._given.shape_of(weight)
         if weight.const_value is None or weight.is_graph_input():
             if self._dilation > 1:
                 raise NotTranslatable("it is dilated, and its filter is not constant")

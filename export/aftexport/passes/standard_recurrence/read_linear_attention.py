@@ -35,6 +35,11 @@ def check_linear_attention(node: ir.Node) -> None:
     _Reading(ForeignNode(node, {})).check()
 
 
+def check_attention_sizes(given: ForeignNode) -> None:
+    """Raise UsageError if the sizes in a run violate the definition."""
+    _Reading(given).check_sizes()
+
+
 def read_linear_attention(
     given: ForeignNode, lengths: FullLengths, new: NewNodes
 ) -> list[ir.Value]:
@@ -70,7 +75,7 @@ class _Reading:
 
     def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
         self.check()
-        granularity = self._check_sizes()
+        granularity = self.check_sizes()
         if window := self._attributes.get("state_window"):
             raise NotTranslatable(f"it returns a window of {window} states")
         names = [n for i, n in enumerate(_INPUTS) if self._given.input(i) is not None]
@@ -110,7 +115,7 @@ class _Reading:
         expected = "q_num_heads as a multiple of kv_num_heads"
         check(queries % heads == 0 or may_be_fewer, expected, counts)
 
-    def _check_sizes(self) -> str:
+    def check_sizes(self) -> str:
         """Check the channels against the heads, and return the granularity of the decay."""
         given, heads = self._given, self._heads
         query, key, value = (given.required(i, n) for i, n in enumerate(_INPUTS[:3]))

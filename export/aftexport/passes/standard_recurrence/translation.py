@@ -25,10 +25,12 @@ from aftexport.passes.standard_recurrence.node_values import (
 from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
 from aftexport.passes.standard_recurrence.read_causal_conv import (
     check_causal_conv,
+    check_conv_sizes,
     read_causal_conv,
 )
 from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR as LINEAR_OPERATOR
 from aftexport.passes.standard_recurrence.read_linear_attention import (
+    check_attention_sizes,
     check_linear_attention,
     read_linear_attention,
 )
@@ -38,6 +40,7 @@ _READERS: dict[str, tuple[str, _Read]] = {
     LINEAR_ATTENTION: (LINEAR_OPERATOR, read_linear_attention),
     CAUSAL_CONV: (CONV_OPERATOR, read_causal_conv),
 }
+_SIZE_CHECKS = {LINEAR_ATTENTION: check_attention_sizes, CAUSAL_CONV: check_conv_sizes}
 _CHECKS = {LINEAR_ATTENTION: check_linear_attention, CAUSAL_CONV: check_causal_conv}
 
 
@@ -81,6 +84,11 @@ def check_foreign_nodes(model: ir.Model) -> bool:
         with suppress(NotTranslatable):
             _CHECKS[node.op_type](node)
     return bool(nodes)
+
+
+def check_sizes(node: ir.Node, run: Arrays) -> None:
+    """Raise UsageError if the sizes of the inputs of a node violate its definition."""
+    _SIZE_CHECKS[node.op_type](ForeignNode(node, run))
 
 
 def translate(model: ir.Model, run: Arrays) -> Translation:
