@@ -55,7 +55,9 @@ def _aft_local(
 ) -> Array:
     left = band.shape[1] - 1 if causal else band.shape[1] // 2
     bias = _window(key.shape[1], left, band[:, :, None])
-    return _gate(gate, query) * _row_means(_masked(key, lengths), value, bias, eps=eps, causal=causal)
+    return _gate(gate, query) * _row_means(
+        _masked(key, lengths), value, bias, eps=eps, causal=causal
+    )
 
 
 def _aft_simple(
