@@ -114,7 +114,8 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
   r.GetInputCharacteristic = [](const ort::CustomOp* op, size_t index) {
-    const bool optional = index >= self(op).op->inputs || self(op).op->optional_inputs >> index & 1;
+    const ops::Operator& described = *self(op).op;
+    const bool optional = index >= described.inputs || (described.optional_inputs >> index & 1);
     return optional ? ort::Arity::kOptional : ort::Arity::kRequired;
   };
   r.GetOutputCharacteristic = [](const ort::CustomOp* op, size_t index) {

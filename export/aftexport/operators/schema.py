@@ -27,9 +27,8 @@ class Attribute:
     ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
 
-    ``since`` is the version of the contract that added the attribute. After version 1, calls of
-    the torch op may leave it out, and nodes do so for the default: libraries of earlier versions
-    then run them. ``later_choices`` are those that version 2 added.
+    ``since`` is the version of the contract that added the attribute. Calls of the torch op may
+    leave it out after version 1. ``later_choices`` are those that version 2 added.
     """
 
     name: str
