@@ -111,9 +111,9 @@ struct RecurrentLinearAttention {
   int64_t batch, tokens, query_heads, state_heads, key_width, value_width;
   float scale, eps;
   const void *query, *key, *value;
-  const void* past_state;  // [batch, states, key_width, value_width (+ 1)], null: zeros
+  const void* past_state;    // [batch, states, key_width, value_width (+ 1)], null: zeros
   const void *decay, *beta;  // null where the rule has none
-  const int64_t* lengths;  // [batch]
+  const int64_t* lengths;    // [batch]
   void* output;
   void* present_state;  // as past_state; null: not needed
 

@@ -7,9 +7,7 @@
 
 namespace ops {
 
-const Backend kBackend = {"CPUExecutionProvider",
-                          {aft::Element::kFloat32, aft::Element::kFloat16},
-                          [] {
+const Backend kBackend = {"CPUExecutionProvider", {aft::Element::kFloat32, aft::Element::kFloat16}, [] {
                             std::vector<Operator> all(std::begin(kEncoderOperators), std::end(kEncoderOperators));
                             all.insert(all.end(), std::begin(kRecurrentOperators), std::end(kRecurrentOperators));
                             return all;

@@ -35,7 +35,7 @@ struct Operator {
 };
 
 extern const Operator kOperators[7];
-extern const Operator kEncoderOperators[5];  // encoder_ops.cc; no causal form
+extern const Operator kEncoderOperators[5];    // encoder_ops.cc; no causal form
 extern const Operator kRecurrentOperators[2];  // recurrent_ops.cc; the same
 
 }  // namespace ops

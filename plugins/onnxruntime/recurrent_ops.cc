@@ -62,9 +62,9 @@ class RecurrentLinearAttention final : public Kernel {
     params_.state_heads = read_count(attributes, "kv_num_heads");
     params_.scale = attributes.number("scale", 0.0f);
     params_.eps = attributes.number("eps", 1e-6f);
-    expect(params_.query_heads % params_.state_heads == 0,
-           "q_num_heads is " + std::to_string(params_.query_heads) + ", expected a multiple of kv_num_heads " +
-               std::to_string(params_.state_heads));
+    expect(params_.query_heads % params_.state_heads == 0, "q_num_heads is " + std::to_string(params_.query_heads) +
+                                                               ", expected a multiple of kv_num_heads " +
+                                                               std::to_string(params_.state_heads));
     expect(!params_.normalized || !erases(), "normalizer is \"sum\", expected none for the delta rules");
   }
 
@@ -116,9 +116,8 @@ class RecurrentLinearAttention final : public Kernel {
 
   void take_gates(const Run& run, aft::RecurrentLinearAttention& params) const {
     const std::optional<Tensor> decay = run.optional_input(4), beta = run.optional_input(5);
-    expect(decay.has_value() == decays(),
-           decays() ? "decay is absent, expected one for the gated rules"
-                    : "decay is given, expected none for the rules linear and delta");
+    expect(decay.has_value() == decays(), decays() ? "decay is absent, expected one for the gated rules"
+                                                   : "decay is given, expected none for the rules linear and delta");
     expect(beta.has_value() == erases(), erases() ? "beta is absent, expected one for the delta rules"
                                                   : "beta is given, expected none for the rules linear and gated");
     const int64_t width = params.channel_decay ? params.state_heads * params.key_width : params.state_heads;

@@ -143,8 +143,7 @@ ort::CustomOpDomain* make_domain(const Api& api) {
   for (aft::Element element : ops::kBackend.elements) {
     for (const ops::Operator& op : ops::kOperators)
       for (bool causal : {false, true}) registrations.push_back(describe(op, causal, element, &api));
-    for (const ops::Operator& op : ops::kBackend.operators)
-      registrations.push_back(describe(op, false, element, &api));
+    for (const ops::Operator& op : ops::kBackend.operators) registrations.push_back(describe(op, false, element, &api));
   }
   ort::CustomOpDomain* domain = nullptr;
   ort::check(api, api.CreateCustomOpDomain(kDomain, &domain));
@@ -156,7 +155,7 @@ ort::CustomOpDomain* make_domain(const Api& api) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(ort::SessionOptions* options,
-                                                                                const ort::ApiBase* base) {
+                                                                                 const ort::ApiBase* base) {
   const Api* api = base->GetApi(ort::kApiVersion);
   if (!api) return nullptr;  // a runtime older than the interface: there is no way to report it
   return ort::guarded(*api, kDomain, [&] {

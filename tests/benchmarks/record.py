@@ -13,7 +13,7 @@ from typing import Any, Literal
 from benchmarks.processor import read_processor
 
 Row = dict[str, Any]
-Kind = Literal["models", "operators", "chunks"]
+Kind = Literal["models", "operators", "chunks", "recurrent"]
 FOLDER = Path(__file__).with_name("records")
 ROOT = Path(__file__).parents[2]
 MEASURED_FOLDERS = ("export", "plugins", "pyproject.toml")

@@ -285,8 +285,8 @@ inline void decay_state(const Recurrence& r, int64_t t, int64_t head, double* st
   }
 }
 
-// S = S + key_t new_t^T with new_t = value_t, or beta_t (value_t - S^T key_t). The last column of a normalized one is for
-// values of 1.
+// S = S + key_t new_t^T with new_t = value_t, or beta_t (value_t - S^T key_t). The last column of a normalized one is
+// for values of 1.
 inline void write_state(const Recurrence& r, int64_t t, int64_t head, double* state) {
   const double* key = r.key + (t * r.state_heads + head) * r.key_width;
   for (int64_t e = 0; e < r.state_columns(); ++e) {

@@ -11,13 +11,13 @@
 #pragma once
 
 // X(isa, kernel, its parameters)
-#define AFT_KERNELS(X, isa)                       \
-  X(isa, aft_simple, AftSimple)                   \
-  X(isa, aft_local, AftLocal)                     \
-  X(isa, aft_conv, AftConv)                       \
-  X(isa, efficient_attention, EfficientAttention) \
-  X(isa, linear_attention, LinearAttention)       \
-  X(isa, fastformer, Fastformer)                  \
+#define AFT_KERNELS(X, isa)                                    \
+  X(isa, aft_simple, AftSimple)                                \
+  X(isa, aft_local, AftLocal)                                  \
+  X(isa, aft_conv, AftConv)                                    \
+  X(isa, efficient_attention, EfficientAttention)              \
+  X(isa, linear_attention, LinearAttention)                    \
+  X(isa, fastformer, Fastformer)                               \
   X(isa, recurrent_linear_attention, RecurrentLinearAttention) \
   X(isa, causal_depthwise_conv, CausalDepthwiseConv)
 

@@ -36,8 +36,8 @@ AFT_INLINE Interleaved interleave_pairs(Vec a, Vec b) {
 #endif
 }
 
-// rows[i] becomes column i. Every 16 bytes of rows[4q + k] first become column 4l + k of rows 4q to 4q + 3, for the l-th
-// 16 bytes; whole pieces of 16 bytes then change places.
+// rows[i] becomes column i. First the l-th 16 bytes of rows[4q + k] become column 4l + k of rows 4q to 4q + 3. Whole
+// pieces of 16 bytes then change places.
 AFT_INLINE void transpose(Vec (&rows)[kLanes]) {
   for (int q = 0; q < kLanes; q += 4) {
     const Interleaved ab = interleave_floats(rows[q], rows[q + 1]), cd = interleave_floats(rows[q + 2], rows[q + 3]);

@@ -113,7 +113,9 @@ class Recurrent {
     const int64_t rows = p_.batch * p_.tokens, columns = p_.value_width + (p_.normalized ? 1 : 0);
     const double reach = 1 / std::sqrt(static_cast<double>(p_.key_width));
     // Features of a normalizer are not negative, or denominators would come near 0.
-    const auto feature = [&] { return p_.normalized ? std::abs(random_.uniform(reach)) + 0.01 : random_.uniform(reach); };
+    const auto feature = [&] {
+      return p_.normalized ? std::abs(random_.uniform(reach)) + 0.01 : random_.uniform(reach);
+    };
     query_ = draw(rows * p_.query_heads * p_.key_width, feature);
     key_ = draw(rows * p_.state_heads * p_.key_width, feature);
     value_ = draw(rows * p_.state_heads * p_.value_width, [&] { return random_.uniform(2); });
@@ -124,9 +126,8 @@ class Recurrent {
       decay_ = draw(rows * p_.state_heads * (p_.channel_decay ? p_.key_width : 1),
                     [&] { return random_.one_in(9) ? -80.0 : -std::abs(random_.uniform(level)); });
     if (p_.rule == UpdateRule::kDelta || p_.rule == UpdateRule::kGatedDelta)
-      beta_ = draw(rows * (p_.head_beta ? p_.state_heads : 1), [&] {
-        return random_.one_in(5) ? random_.choose({0.0, 1.0}) : std::abs(random_.uniform(1));
-      });
+      beta_ = draw(rows * (p_.head_beta ? p_.state_heads : 1),
+                   [&] { return random_.one_in(5) ? random_.choose({0.0, 1.0}) : std::abs(random_.uniform(1)); });
     for (Tensor* x : {&query_, &key_, &value_, &decay_, &beta_})
       if (x->buffer) spoil_padding(*x, p_.tokens, lengths_);
     p_.query = query_.data();
@@ -185,10 +186,24 @@ class Recurrent {
   }
 
   oracle::Recurrence document(int64_t b) const {
-    return {static_cast<oracle::UpdateRule>(p_.rule), static_cast<oracle::Direction>(p_.direction), p_.normalized,
-            p_.channel_decay, p_.head_beta, p_.tokens, lengths_[b], p_.query_heads, p_.state_heads, p_.key_width,
-            p_.value_width, p_.scale, p_.eps, query_.document(b, p_.batch), key_.document(b, p_.batch),
-            value_.document(b, p_.batch), past_.document(b, p_.batch), decay_.document(b, p_.batch),
+    return {static_cast<oracle::UpdateRule>(p_.rule),
+            static_cast<oracle::Direction>(p_.direction),
+            p_.normalized,
+            p_.channel_decay,
+            p_.head_beta,
+            p_.tokens,
+            lengths_[b],
+            p_.query_heads,
+            p_.state_heads,
+            p_.key_width,
+            p_.value_width,
+            p_.scale,
+            p_.eps,
+            query_.document(b, p_.batch),
+            key_.document(b, p_.batch),
+            value_.document(b, p_.batch),
+            past_.document(b, p_.batch),
+            decay_.document(b, p_.batch),
             beta_.document(b, p_.batch)};
   }
 
@@ -196,7 +211,8 @@ class Recurrent {
   void check_split(const std::string& what, const Values& output, const Values& state) {
     const int64_t length = lengths_[0], cut = random_.between(1, length - 1);
     const bool reverse = p_.direction == Direction::kReverse;
-    const int64_t starts[] = {reverse ? cut : 0, reverse ? 0 : cut}, ends[] = {reverse ? length : cut, reverse ? cut : length};
+    const int64_t starts[] = {reverse ? cut : 0, reverse ? 0 : cut},
+                  ends[] = {reverse ? length : cut, reverse ? cut : length};
     std::unique_ptr<Guarded> past;
     for (int part = 0; part < 2; ++part) {
       aft::RecurrentLinearAttention p = p_;
@@ -216,7 +232,8 @@ class Recurrent {
       const Values part_output = decode(*results.output, p.element);
       const int64_t row = p.query_heads * p.value_width;
       const Values whole(output.begin() + start * row, output.begin() + (start + tokens) * row);
-      expect(error_of(part_output.data(), whole, largest(output), p.element) <= 1e-5, what + ": a part differs from the whole");
+      expect(error_of(part_output.data(), whole, largest(output), p.element) <= 1e-5,
+             what + ": a part differs from the whole");
       past = std::move(results.state);
     }
     const Values last = decode(*past, p_.element);
@@ -262,9 +279,9 @@ struct Shape {
 };
 
 void check_table() {
-  const Shape shapes[] = {{1, 1, 1, 32, 32, {1}},       {1, 8, 8, 16, 16, {1, 0}},     {63, 1, 1, 48, 48, {63, 62}},
-                          {64, 8, 8, 16, 16, {64}},     {65, 8, 4, 32, 32, {65, 0, 17}}, {65, 1, 1, 64, 64, {33}},
-                          {200, 2, 1, 128, 64, {200}},  {40, 1, 1, 256, 256, {40}},    {1000, 1, 1, 32, 32, {1000}},
+  const Shape shapes[] = {{1, 1, 1, 32, 32, {1}},        {1, 8, 8, 16, 16, {1, 0}},       {63, 1, 1, 48, 48, {63, 62}},
+                          {64, 8, 8, 16, 16, {64}},      {65, 8, 4, 32, 32, {65, 0, 17}}, {65, 1, 1, 64, 64, {33}},
+                          {200, 2, 1, 128, 64, {200}},   {40, 1, 1, 256, 256, {40}},      {1000, 1, 1, 32, 32, {1000}},
                           {1000, 8, 8, 8, 16, {0, 999}}, {31, 6, 2, 5, 3, {31, 16}}};
   uint64_t seed = 1;
   for (const Shape& s : shapes)
@@ -272,7 +289,8 @@ void check_table() {
       for (UpdateRule rule : {UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta, UpdateRule::kGatedDelta})
         for (Direction direction : {Direction::kForward, Direction::kReverse, Direction::kBidirectional})
           for (int form = 0; form < 4; ++form) {
-            auto p = settings(element, rule, direction, s.tokens, s.query_heads, s.state_heads, s.key_width, s.value_width);
+            auto p =
+                settings(element, rule, direction, s.tokens, s.query_heads, s.state_heads, s.key_width, s.value_width);
             p.normalized = form / 2 == 1;
             p.channel_decay = form % 2 == 1;
             if ((p.normalized && has_beta(rule)) || (p.channel_decay && !has_decay(rule))) continue;
@@ -318,14 +336,16 @@ void check_convolution(const std::string& name, Random& random, Element element,
   const std::string what = name + "causal_depthwise_conv on [" + std::to_string(batch) + ", " + std::to_string(tokens) +
                            ", " + std::to_string(channels) + "], " + std::to_string(taps) + " taps";
   results.expect_bands(what);
-  for (const Tensor* x : std::initializer_list<const Tensor*>{&input, &weight, &bias, &past}) expect_unchanged(*x, what);
+  for (const Tensor* x : std::initializer_list<const Tensor*>{&input, &weight, &bias, &past})
+    expect_unchanged(*x, what);
   const Values output = decode(*results.output, element), state = decode(*results.state, element);
   for (int64_t b = 0; b < batch; ++b) {
     const oracle::RecurrenceResult exact = oracle::causal_depthwise_conv(
         {silu, tokens, lengths[b], channels, taps, input.document(b, batch), weight.values.data(),
          bias.buffer ? bias.values.data() : nullptr, past.document(b, batch)});
     const double bound = element == Element::kFloat16 ? 6e-4 : 1e-6;
-    expect(error_of(&output[b * exact.output.size()], exact.output, 1, element) <= bound, what + ": the output is wrong");
+    expect(error_of(&output[b * exact.output.size()], exact.output, 1, element) <= bound,
+           what + ": the output is wrong");
     if (taps > 1)
       expect(error_of(&state[b * exact.present_state.size()], exact.present_state, 1, element) == 0,
              what + ": the state is wrong");

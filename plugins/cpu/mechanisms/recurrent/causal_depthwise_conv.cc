@@ -1,11 +1,12 @@
 // The short convolution of Mamba, DeltaNet and Gated DeltaNet: every channel by itself, over the last tokens.
 //
-// Computes: Y_t = act(bias + sum_j weight_j x_{t - K + 1 + j}), act(y) = y or y / (1 + exp(-y)); x before token 0 is the
-//           past state, or 0
+// Computes: Y_t = act(bias + sum_j weight_j x_{t - K + 1 + j}), act(y) = y or y / (1 + exp(-y)); x before token 0 is
+//           the past state, or 0
 // Cost:     bound by memory: 8 bytes per token and channel against 2 K FLOPs and an exponential.
-// Method:   a task takes a stretch of tokens and a block of channels whose rows stay in the first-level cache. A tile of
-//           tokens shares each tap's weights.
+// Method:   a task takes a stretch of tokens and a block of channels whose rows stay in the first-level cache. A tile
+//           of tokens shares each tap's weights.
 // Numerics: sums of K terms, in float32.
+// See:      recurrent_linear_attention.cc, whose layers have it in front
 
 #include "simd/load_store.h"
 #include "simd/math.h"

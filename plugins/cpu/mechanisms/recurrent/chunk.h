@@ -1,6 +1,6 @@
 // A chunk of tokens of one state head: its rows in scratch memory, and the weights between its tokens.
 //
-// With a_t = exp(decay_t), by head or by key channel, and S the state before the chunk, the recurrence over the chunk is
+// With a_t = exp(decay_t), by head or by key channel, and S the state before the chunk, the recurrence over it is
 //   erase_tu  = beta_t sum_c key_tc key_uc prod_{u < i <= t} a_ic               u < t
 //   weight_tu =        sum_c query_tc key_uc prod_{u < i <= t} a_ic             u <= t, or u < t
 //   new_t     = beta_t (value_t - (key_t prod_{i <= t} a_i) S) - sum_u erase_tu new_u     new_t = value_t without beta

@@ -1,18 +1,18 @@
-// Linear attention by a recurrence with decays and with the delta rule: RetNet, gated linear attention, Mamba-2, DeltaNet
-// and Gated DeltaNet (arXiv 2307.08621, 2312.06635, 2405.21060, 2406.06484, 2412.06464), per state head.
+// Linear attention by a recurrence with decays and with the delta rule, per state head: RetNet, gated linear attention,
+// Mamba-2, DeltaNet and Gated DeltaNet (arXiv 2307.08621, 2312.06635, 2405.21060, 2406.06484, 2412.06464).
 //
 // Computes: S = diag(exp(decay_t)) S;  new_t = value_t, or beta_t (value_t - S^T key_t);  S = S + key_t new_t^T
 //           Y_t = scale query_t^T S, or query_t^T S / (query_t^T z + eps), z being S for values of 1
 //           In reverse from the last token to the first. In both directions at once S is the sum of both, that of the
 //           reverse direction before it takes up token t.
-// Cost:     d_k d_v + d_k d_v + 16 (d_k + d_v) multiply-adds per token and head, and for the delta rules d_k d_v + 16
-//           d_k + 8 d_v more: at d_k = d_v = 32 bound by them, and close to the bound of memory.
-// Method:   the tokens go through in chunks of 16 (chunk.h), the states staying in the first or second-level cache. A task
-//           has a few heads of a document, so that it reads whole stretches of memory, or some columns of the values of
-//           one head: given keys, the columns of a state do not depend on each other.
+// Cost:     2 d_k d_v + 16 d_k + 12 d_v multiply-adds per token and head, and for the delta rules d_k d_v + 16 d_k +
+//           8 d_v more: bound by them, at d_k = d_v = 32 nearly by memory as well.
+// Method:   the tokens go through in chunks of 16 (chunk.h), the states staying in the first or second-level cache. A
+//           task has a few heads of a document, so that it reads whole stretches of memory, or some columns of the
+//           values of one head: given keys, the columns of a state do not depend on each other.
 // Numerics: see chunk.h. Without decays and beta the sums of a document are compensated. In both directions at once the
-//           first one's results wait in the output; in float16, they wait in float32 in memory as large as the output
-//           in float32. With a normalizer, its denominators wait as well, one float per token and query head.
+//           first one's results wait in the output; those of float16 wait as float32 in memory of their own. With a
+//           normalizer its denominators wait as well, one float per token and query head.
 // See:      chunk.h, products.h
 
 #include "mechanisms/recurrent/chunk.h"
@@ -27,7 +27,7 @@ constexpr float kMinEps = 1e-20f;
 // States in the second-level cache, of all heads of a task.
 constexpr int64_t kTaskStateFloats = 1 << 17;
 
-// How the work is cut: heads of a task, and tasks for the columns of the values. It does not change a bit of the results.
+// How the work is cut: heads of a task, and tasks for the columns of the values. No bit of the results depends on it.
 struct Tasks {
   int64_t heads, groups, panels, blocks;
 
@@ -105,9 +105,7 @@ class Task {
   bool compensated() const { return !p_.decay && !p_.beta; }
 
   // The place of the chunk's token t in [batch, tokens].
-  int64_t place(int64_t t) const {
-    return b_ * p_.tokens + (reverse_ ? length_ - 1 - done_ - t : done_ + t);
-  }
+  int64_t place(int64_t t) const { return b_ * p_.tokens + (reverse_ ? length_ - 1 - done_ - t : done_ + t); }
   // `width` channels per token, from channel `channel` on.
   TokenRows<T> rows(const void* tensor, int64_t width, int64_t channel) const {
     if (!tensor) return {nullptr, 0};
@@ -147,11 +145,9 @@ class Task {
     const int64_t key_channels = p_.state_heads * p_.key_width;
     const TokenRows<T> beta = rows(p_.beta, p_.head_beta ? p_.state_heads : 1, p_.head_beta ? head : 0);
     const int64_t decay_channels = shape_.channel_decay ? key_channels : p_.state_heads;
-    const TokenRows<T> decay =
-        rows(p_.decay, decay_channels, shape_.channel_decay ? head * p_.key_width : head);
+    const TokenRows<T> decay = rows(p_.decay, decay_channels, shape_.channel_decay ? head * p_.key_width : head);
     const TokenRows<T> key = rows(p_.key, key_channels, head * p_.key_width);
-    const TokenRows<T> query =
-        rows(p_.query, p_.query_heads * p_.key_width, head * shape_.group * p_.key_width);
+    const TokenRows<T> query = rows(p_.query, p_.query_heads * p_.key_width, head * shape_.group * p_.key_width);
     chunk.load_keys(key, p_.beta ? &beta : nullptr, min(kChunk, length_ - done_));
     for (int64_t j = 0; j < shape_.group; ++j) chunk.load_query(j, query.from(j * p_.key_width));
     chunk.weigh(p_.decay ? &decay : nullptr, second_, query, key);
@@ -170,7 +166,7 @@ class Task {
     const TokenRows<T> value = rows(p_.value, p_.state_heads * p_.value_width, head * p_.value_width + column);
     load_rows(value, columns_ - panel * kPanel, vecs * kLanes, chunk.tokens(), values_, kPanel);
     if (shape_.erases) erase<vecs>(chunk, state.panel(panel));
-    for (int64_t j = 0; j < shape_.group; ++j) 
+    for (int64_t j = 0; j < shape_.group; ++j)
       read<vecs>(chunk, state.panel(panel), head * shape_.group + j, j, panel, value);
     if (compensated())
       write<vecs, true>(chunk, state.panel(panel), state.compensation());
@@ -195,8 +191,7 @@ class Task {
   }
 
   template <int vecs>
-  void read(const Chunk& chunk, const float* state, int64_t query_head, int64_t j, int64_t panel,
-            TokenRows<T> value) {
+  void read(const Chunk& chunk, const float* state, int64_t query_head, int64_t j, int64_t panel, TokenRows<T> value) {
     const int64_t channels = p_.query_heads * p_.value_width;
     const int64_t channel = query_head * p_.value_width + first_column_ + panel * kPanel;
     const int64_t left = columns_ - panel * kPanel;
@@ -235,8 +230,7 @@ class Task {
       Vec sum[kTileRows][vecs] = {};
       if (!compensated)
         for (int r = 0; r < kTileRows; ++r)
-          for (int v = 0; v < vecs; ++v)
-            sum[r][v] = load(at + r * kPanel + v * kLanes) * chunk.state_decay()[c + r];
+          for (int v = 0; v < vecs; ++v) sum[r][v] = load(at + r * kPanel + v * kLanes) * chunk.state_decay()[c + r];
       add_product(sum, chunk.keys_across() + c * kChunk, kChunk, chunk.tokens(), values_, kPanel);
       for (int r = 0; r < kTileRows; ++r)
         for (int v = 0; v < vecs; ++v) {
@@ -253,14 +247,15 @@ class Task {
   void advance_normalizer(const Chunk& chunk, State state, int64_t head) {
     const float eps = p_.eps > kMinEps ? p_.eps : kMinEps;
     for (int64_t j = 0; j < shape_.group; ++j) {
-      float* const waiting = waiting_.denominators
-                                 ? waiting_.denominators + block_ * p_.batch * p_.tokens * p_.query_heads +
-                                       head * shape_.group + j
-                                 : nullptr;
+      float* const waiting =
+          waiting_.denominators
+              ? waiting_.denominators + block_ * p_.batch * p_.tokens * p_.query_heads + head * shape_.group + j
+              : nullptr;
       float* const denominators = factors_ + j * kChunk;
       for (int64_t first = 0; first < chunk.tokens(); first += kLanes) {
         Vec terms[kLanes];
-        for (int i = 0; i < kLanes; ++i) terms[i] = denominator(chunk, state.z(), j, min(first + i, chunk.tokens() - 1));
+        for (int i = 0; i < kLanes; ++i)
+          terms[i] = denominator(chunk, state.z(), j, min(first + i, chunk.tokens() - 1));
         store(denominators + first, sum_each(terms));
       }
       for (int64_t t = 0; t < chunk.tokens(); ++t) {
@@ -276,7 +271,8 @@ class Task {
   // Lanes whose sum is query z for a token and its query head j.
   AFT_INLINE Vec denominator(const Chunk& chunk, const float* z, int64_t j, int64_t t) const {
     Vec terms{};
-    for (int64_t c = 0; c < shape_.padded; c += kLanes) terms += load(chunk.query(j) + t * shape_.row + c) * load(z + c);
+    for (int64_t c = 0; c < shape_.padded; c += kLanes)
+      terms += load(chunk.query(j) + t * shape_.row + c) * load(z + c);
     terms *= chunk.read_decay(t);
     for (int64_t u = 0; u < kChunk; u += kLanes) terms += load(chunk.weights(j) + t * kChunk + u);
     return terms;
