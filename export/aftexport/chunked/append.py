@@ -64,15 +64,16 @@ class AppendModel:
         num_features: int | None = None,
         chunk_tokens: int = _CHUNK_TOKENS,
     ) -> None:
-        is_of_ids = num_features is None
-        self._plan = append_plan(archive, plan, IDS if is_of_ids else FEATURES)
+        self._plan = append_plan(archive, plan, IDS if num_features is None else FEATURES)
         self._bundle = bundle
         self._chunk_tokens = chunk_tokens
         self._documents = plan.documents
         self._widths = plan.tokens
         self._engines = {name: archive.engine(name) for name in self._graph_names()}
         self._empty: dict[int, Level] = {}
-        token = np.zeros(1, np.int64) if is_of_ids else np.zeros((1, num_features), np.float32)
+        token: NDArray[Any] = np.zeros(1, np.int64)
+        if num_features is not None:
+            token = np.zeros((1, num_features), np.float32)
         stages, first, values = self._attended(None, token)
         fillers = self._late(first, stages)
         self._filler = {name: fillers[name] for name in self._plan.fillers}
@@ -220,7 +221,7 @@ class AppendModel:
         return with_summary(
             before.levels,
             self._reduced(number, rows),
-            lambda *levels: self._merged(number, levels),
+            lambda first, second: self._merged(number, [first, second]),
         )
 
     def _reduced(self, number: int, rows: Mapping[str, Array]) -> Level:
