@@ -148,7 +148,7 @@ class DecayByTimeStep(nn.Module):
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Return ``x [B, T, H * d]`` as ``[B, T, H, d]``."""
-    return x.unflatten(-1, (num_heads, -1))
+    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
 
 
 def unit_heads(x: Tensor, num_heads: int) -> Tensor:

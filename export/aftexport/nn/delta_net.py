@@ -13,7 +13,7 @@ from aftexport.nn._recurrent import (
 
 
 class DeltaNet(RecurrentLayer):
-    """DeltaNet (arXiv 2406.06484, section 3).
+    """DeltaNet (arXiv 2406.06484, section 3)::
 
         S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T,   beta_t = sigmoid(x_t W_b)
         o_t = S_t^T q_t / sqrt(dk),                           y_t = norm(o_t) W_o

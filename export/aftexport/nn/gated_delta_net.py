@@ -14,7 +14,7 @@ from aftexport.nn._recurrent import (
 
 
 class GatedDeltaNet(RecurrentLayer):
-    """Gated DeltaNet (arXiv 2412.06464, eq. 10 and section 3).
+    """Gated DeltaNet (arXiv 2412.06464, eq. 10 and section 3)::
 
         S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
         g_t = -exp(A_log) softplus(x_t W_a + dt_bias),   beta_t = sigmoid(x_t W_b)

@@ -9,7 +9,7 @@ _TEMPERATURE = 16.0
 
 
 class GatedLinearAttention(RecurrentLayer):
-    """Gated Linear Attention, GLA (arXiv 2312.06635, eq. 3 and section 4.4).
+    """Gated Linear Attention, GLA (arXiv 2312.06635, eq. 3 and section 4.4)::
 
         S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,   g_t = log sigmoid(x_t W_1 W_2 + b) / 16
         o_t = S_t^T q_t / sqrt(dk),                 y_t = (silu(x_t W_r + b_r) * norm(o_t)) W_o

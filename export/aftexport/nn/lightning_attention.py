@@ -7,7 +7,7 @@ from aftexport.nn._recurrent import RecurrentLayer, RootMeanSquareNorm, fixed_de
 
 
 class LightningAttention(RecurrentLayer):
-    """Lightning Attention of TransNormerLLM and MiniMax-01 (arXiv 2401.04658, 2501.08313).
+    """Lightning Attention of TransNormerLLM and MiniMax-01 (arXiv 2401.04658, 2501.08313)::
 
         S_t = exp(-s_h) S_{t-1} + k_t v_t^T,   s_h = slope_scale * 2^(-8 h / H) for head h = 1..H
         o_t = S_t^T q_t,                       y_t = (sigmoid(x_t W_g) * norm(o_t)) W_o
@@ -25,6 +25,8 @@ class LightningAttention(RecurrentLayer):
     Raises:
         ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
+
+    decay: Tensor
 
     def __init__(
         self, dim: int, num_heads: int, *, slope_scale: float = 1.0, causal: bool = False

@@ -16,7 +16,7 @@ _EXPANSION = 2
 
 
 class Mamba2(RecurrentLayer):
-    """The block of Mamba-2 (arXiv 2405.21060, sections 6 and 7.1; the authors' ``Mamba2``).
+    """The block of Mamba-2 (arXiv 2405.21060, sections 6 and 7.1; the authors' ``Mamba2``)::
 
         h_t = exp(dt_t A) h_{t-1} + B_t (dt_t x_t)^T,   A = -exp(A_log)
         dt_t = softplus(u_t W_dt + dt_bias)

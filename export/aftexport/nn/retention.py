@@ -9,7 +9,7 @@ _EPS = 1e-5
 
 
 class Retention(RecurrentLayer):
-    """Multi-scale retention of RetNet (arXiv 2307.08621, eq. 6 and 8).
+    """Multi-scale retention of RetNet (arXiv 2307.08621, eq. 6 and 8)::
 
         S_t = gamma_h S_{t-1} + k_t v_t^T,   gamma_h = 1 - 2^(-5 - h) for head h = 0, 1, ...
         o_t = S_t^T q_t / sqrt(dk),          y_t = (silu(x_t W_g) * norm(o_t)) W_o
@@ -25,6 +25,8 @@ class Retention(RecurrentLayer):
     Raises:
         ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
+
+    decay: Tensor
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
         super().__init__(dim, num_heads, update_rule="gated", causal=causal)

@@ -159,13 +159,13 @@ def _sequences(step: _Step) -> Sequence[str]:
     """Return the inputs of an operator of ours that have to be computed token by token."""
     node = step.node
     if not is_recurrence(node):
-        return node.input[:3]
+        return list(node.input[:3])
     if node.input[_PAST_STATE]:
         raise _refused(node, "gets its first state from the model")
     if node.op_type == "CausalDepthwiseConv":
         if any(step.kinds[name] is not Kind.CONSTANT for name in node.input[1:3]):
             raise _refused(node, "has computed weights")
-        return node.input[:1]
+        return list(node.input[:1])
     return [name for name in node.input[:-1] if name]
 
 
