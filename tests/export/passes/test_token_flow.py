@@ -124,11 +124,10 @@ class Filled(Masked):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (Positions, "uses the positions of tokens"),
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
         (Centered, "attends to tokens that depend on the pooled document"),
-        (MaskedPositions, "scales tokens by the document's length"),
+        (MaskedPositions, "uses the positions of tokens"),
         (MaskedShare, "scales tokens by the document's length"),
         (FirstThousands, "uses the positions of tokens"),
         (FirstHalf, "uses the positions of tokens"),
@@ -142,7 +141,7 @@ def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> No
         classify(lower(capture(module(), max_tokens=4096)))
 
 
-@pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled])
+@pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled, Positions])
 def test_padding_masks_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
