@@ -179,6 +179,7 @@ class AppendModel:
         """Add the results of a recurrence or convolution to the values of tokens from ``start``."""
         state = before.recurrence
         if state is None:
+            assert stage.state is not None  # the caller checks this
             state = np.zeros((1, *stage.state), np.float32)
         rows = {name: values[name] for name in stage.reads}
         outputs = self._run(f"{number}.apply", rows, start, {LEFT_STATE: state})

@@ -61,14 +61,12 @@ class GraphParts:
             self.nodes = nodes
             self.given.append(FIRST_POSITION)
             self.kinds[FIRST_POSITION] = Kind.POSITIONS
-        self._described[FIRST_POSITION] = onnx.helper.make_tensor_value_info(
-            FIRST_POSITION, onnx.TensorProto.INT64, (1,)
-        )
+        self._described[FIRST_POSITION] = self.first_position
 
     @property
     def first_position(self) -> onnx.ValueInfoProto:
         """The description of the input with the position of a chunk's first token."""
-        return self._described[FIRST_POSITION]
+        return onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, (1,))
 
     def _count_by_lengths(self) -> None:
         """Read the number of tokens from ``lengths``: a shape would need the tokens themselves."""

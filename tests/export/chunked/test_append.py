@@ -110,7 +110,9 @@ def appendable(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Appendable:
     settings = {"state_size": 4} if request.param in RECURRENT_LAYERS else {}
-    module = EveryPooling(request.param, causal=True, window=WINDOW, **settings)
+    # The others have two layers inside, or one attention as those with a window.
+    depth = 2 if request.param in WINDOWED else 1
+    module = EveryPooling(request.param, causal=True, window=WINDOW, depth=depth, **settings)
     return Appendable(module, tmp_path_factory.mktemp("append"))
 
 
