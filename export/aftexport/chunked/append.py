@@ -64,19 +64,20 @@ class AppendModel:
         num_features: int | None = None,
         chunk_tokens: int = _CHUNK_TOKENS,
     ) -> None:
-        is_of_ids = num_features is None
-        self._plan = append_plan(archive, plan, IDS if is_of_ids else FEATURES)
+        self._plan = append_plan(archive, plan, IDS if num_features is None else FEATURES)
         self._bundle = bundle
         self._chunk_tokens = chunk_tokens
         self._documents = plan.documents
         self._widths = plan.tokens
         self._engines = {name: archive.engine(name) for name in self._graph_names()}
         self._empty: dict[int, Level] = {}
-        token = np.zeros(1, np.int64) if is_of_ids else np.zeros((1, num_features), np.float32)
+        token: NDArray[Any] = np.zeros(1, np.int64)
+        if num_features is not None:
+            token = np.zeros((1, num_features), np.float32)
         stages, first, values = self._attended(None, token)
         fillers = self._late(first, stages)
         self._filler = {name: fillers[name] for name in self._plan.fillers}
-        self._types = {name: rows.dtype for name, rows in self._pooled(values, 1).items()}
+        self._types = {name: rows.dtype for name, rows in self._pooled(values, 0).items()}
         self.reader = StateReader(
             self._advanced(None, token)[0],
             unsummarized=tuple(s.left if s.causal else 1 for s in self._plan.stages),
@@ -110,7 +111,7 @@ class AppendModel:
             chunk = tokens[start : start + self._chunk_tokens]
             state, values = self._advanced(state, chunk)
             if self._widths:
-                outputs = self._run("tokens", values, len(chunk))
+                outputs = self._run("tokens", values, state.tokens - len(chunk))
                 for name in self._widths:
                     rows[name].append(outputs[name])
         assert state is not None  # there is at least one token
@@ -132,7 +133,8 @@ class AppendModel:
     ) -> tuple[DocumentState, Values]:
         """Return the state with further tokens, and all values of these tokens."""
         stages, first, values = self._attended(state, tokens)
-        pooled = self._pooled(values, len(tokens))
+        start = 0 if state is None else state.tokens
+        pooled = self._pooled(values, start)
         for name, new in pooled.items():
             combination = self._plan.pooled[name]
             # The sum of many tokens in float32 would lose the digits of one.
@@ -152,19 +154,19 @@ class AppendModel:
     ) -> tuple[tuple[StageState, ...], Values, Values]:
         """Return the stages with further tokens, the first token's values, and those of all."""
         values: Values = {self._plan.main: tokens[None]}
+        start = 0 if state is None else state.tokens
         stages = []
         for number, stage in enumerate(self._plan.stages):
             before = _NO_TOKENS if state is None else state.stages[number]
             if stage.state is not None:
-                stages.append(self._recurred(number, stage, before, values))
+                stages.append(self._recurred(number, stage, before, values, start))
             elif stage.causal:
-                start = 0 if state is None else state.tokens
                 stages.append(self._applied(number, stage, before, values, start))
             else:
                 # The attention is applied to the first token, which its summary leaves out.
-                own = slice(1 if state is None else 0, None)
-                rows = {name: values[name][:, own] for name in stage.reads}
-                levels = self._summarized(number, before, rows)
+                skipped = 1 if state is None else 0
+                rows = {name: values[name][:, skipped:] for name in stage.reads}
+                levels = self._summarized(number, before, rows, start + skipped)
                 stages.append(StageState(levels))
         if state is not None:
             return tuple(stages), dict(state.first), values
@@ -172,14 +174,15 @@ class AppendModel:
         return tuple(stages), first, values
 
     def _recurred(
-        self, number: int, stage: AppendStage, before: StageState, values: Values
+        self, number: int, stage: AppendStage, before: StageState, values: Values, start: int
     ) -> StageState:
-        """Add the results of a recurrence or convolution to the values of new tokens."""
+        """Add the results of a recurrence or convolution to the values of tokens from ``start``."""
         state = before.recurrence
         if state is None:
+            assert stage.state is not None  # the caller checks this
             state = np.zeros((1, *stage.state), np.float32)
         rows = {name: values[name] for name in stage.reads}
-        outputs = self._run(f"{number}.apply", rows, _count_of(rows), {LEFT_STATE: state})
+        outputs = self._run(f"{number}.apply", rows, start, {LEFT_STATE: state})
         after = outputs.pop(NEXT_STATE).copy()
         values.update(outputs)
         return StageState(recurrence=after)
@@ -193,14 +196,13 @@ class AppendModel:
         if recent:
             rows = {n: np.concatenate([before.recent[n], new], 1) for n, new in rows.items()}
         count = _count_of(rows)
-        others = self._others(number, before, rows)
-        position = {FIRST_POSITION: np.array([start - recent])}
-        outputs = self._run(f"{number}.apply", rows, count, others | position)
+        low = start - recent
+        outputs = self._run(f"{number}.apply", rows, low, self._others(number, before, rows))
         values.update({name: array[:, recent:] for name, array in outputs.items()})
         leaving = max(count - stage.left, 0)
         past = {name: array[:, :leaving] for name, array in rows.items()}
         kept = {name: array[:, leaving:].copy() for name, array in rows.items() if stage.left}
-        return StageState(self._summarized(number, before, past), MappingProxyType(kept))
+        return StageState(self._summarized(number, before, past, low), MappingProxyType(kept))
 
     def _others(self, number: int, before: StageState, rows: Mapping[str, Array]) -> Values:
         """Return the keys and values of a stage's summaries; ``rows`` has at least one token."""
@@ -212,21 +214,20 @@ class AppendModel:
         return {"other_keys": keys, "other_values": values}
 
     def _summarized(
-        self, number: int, before: StageState, rows: Mapping[str, Array]
+        self, number: int, before: StageState, rows: Mapping[str, Array], start: int
     ) -> tuple[Level | None, ...]:
-        """Return the summaries of a stage with further tokens."""
+        """Return the summaries of a stage with the tokens from ``start`` on."""
         if not _count_of(rows):
             return before.levels
         return with_summary(
             before.levels,
-            self._reduced(number, rows),
-            lambda *levels: self._merged(number, levels),
+            self._reduced(number, rows, start),
+            lambda first, second: self._merged(number, [first, second]),
         )
 
-    def _reduced(self, number: int, rows: Mapping[str, Array]) -> Level:
-        count = _count_of(rows)
-        few = self._run(f"{number}.reduce", rows, count)
-        return Level(count, few["few_keys"].copy(), few["few_values"].copy())
+    def _reduced(self, number: int, rows: Mapping[str, Array], start: int = 0) -> Level:
+        few = self._run(f"{number}.reduce", rows, start)
+        return Level(_count_of(rows), few["few_keys"].copy(), few["few_values"].copy())
 
     def _merged(self, number: int, levels: Sequence[Level]) -> Level:
         keys, values = joined_levels(levels)
@@ -234,13 +235,14 @@ class AppendModel:
         count = sum(level.tokens for level in levels)
         return Level(count, few["few_keys"].copy(), few["few_values"].copy())
 
-    def _pooled(self, values: Values, count: int) -> Values:
-        """Return the sums and maxima over new tokens."""
+    def _pooled(self, values: Values, start: int) -> Values:
+        """Return the sums and maxima over the tokens from ``start`` on."""
         if not self._plan.running:
             return {}
         # No sum or maximum depends on the filler; see append_plan.
+        count = _count_of(values)
         filler = {name: np.repeat(row, count, 1) for name, row in self._filler.items()}
-        outputs = self._run("pool", {**values, **filler}, count)
+        outputs = self._run("pool", {**values, **filler}, start)
         return {name: outputs[name] for name in self._plan.running}
 
     def _late(self, first: Values, stages: Sequence[StageState]) -> Values:
@@ -249,8 +251,7 @@ class AppendModel:
         for number, stage in enumerate(self._plan.stages):
             if not stage.causal:
                 others = self._others(number, stages[number], values)
-                others[FIRST_POSITION] = np.zeros(1, np.int64)
-                values.update(self._run(f"{number}.apply", values, 1, others))
+                values.update(self._run(f"{number}.apply", values, 0, others))
         return values
 
     def _pooled_outputs(self, state: DocumentState) -> Values:
@@ -259,22 +260,23 @@ class AppendModel:
             return {}
         pooled = {name: array.astype(self._types[name]) for name, array in state.pooled.items()}
         if self._plan.runs_pool_on_first:
-            outputs = self._run("pool", self._late(dict(state.first), state.stages), 1)
+            outputs = self._run("pool", self._late(dict(state.first), state.stages), 0)
             firsts = self._plan.pooled.keys() - pooled.keys()
             pooled.update({name: outputs[name] for name in firsts})
-        outputs = self._run("head", pooled, state.tokens)
+        outputs = self._run("head", pooled, 0, {LENGTHS: np.array([state.tokens])})
         return {name: outputs[name] for name in self._documents}
 
     def _run(
         self,
         graph: str,
         values: Mapping[str, Array],
-        count: int,
+        start: int,
         late: Mapping[str, Array] = MappingProxyType({}),
     ) -> Values:
-        """Run a graph on the values that it reads of ``count`` tokens."""
+        """Run a graph on the values that it reads of the tokens from ``start`` on."""
         engine = self._engines[graph]
-        known = {**values, LENGTHS: np.array([count]), **late}
+        count = np.array([_count_of(values)])
+        known = {**values, LENGTHS: count, FIRST_POSITION: np.array([start]), **late}
         return engine.run({name: known[name] for name in engine.input_names})
 
 

@@ -166,7 +166,7 @@ class _Planner:
     def _not_causal(self, number: int) -> NotAppendable:
         count = len(self._plan.stages)
         return NotAppendable(
-            f"it is not causal: its layer {number + 1} of {count} depends on later tokens"
+            f"it is not causal: its attention {number + 1} of {count} depends on later tokens"
         )
 
     def _reads(self, graph: str) -> Set[str]:

@@ -91,9 +91,8 @@ def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: 
     apply.node.extend([*before, *own, *after_it])
     apply.initializer.extend(_constants(window.left))
     apply.input.extend([described("other_keys", _FLOAT), described("other_values", _FLOAT)])
-    if by_position:
-        position = onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, (1,))
-        apply.input.append(position)
+    if by_position and all(value.name != FIRST_POSITION for value in apply.input):
+        apply.input.append(parts.first_position)
     return Stage(
         parts.model(to_summary, function),
         parts.model(merge, function),

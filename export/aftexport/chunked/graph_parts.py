@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import onnx
 
+from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
-from aftexport.passes.token_flow import Kind, classify
+from aftexport.passes.token_flow import Kind, classify, is_place_embedding
 
 
 class GraphParts:
@@ -34,6 +35,38 @@ class GraphParts:
         self.given = list(dict.fromkeys([*(value.name for value in graph.input), LENGTHS]))
         self._described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
         self._count_by_lengths()
+        self._count_places_on()
+
+    def _count_places_on(self) -> None:
+        """Read embeddings of positions from that of the chunk's first token on."""
+        make = onnx.helper.make_node
+        nodes = []
+        for node in self.nodes:
+            if self.kinds[node.output[0]] is Kind.PLACES and is_place_embedding(
+                node, self.kinds, self.constants
+            ):
+                place = 1 if node.op_type == "Gather" else 2
+                moved = f"{node.output[0]}_chunk_places"
+                like = f"{moved}_first"
+                nodes += [
+                    make("CastLike", [FIRST_POSITION, node.input[place]], [like]),
+                    make("Add", [node.input[place], like], [moved]),
+                ]
+                node.input[place] = moved
+                if node.op_type == "Slice":
+                    node.input[1] = like
+                self.kinds |= dict.fromkeys((moved, like), Kind.POSITIONS)
+            nodes.append(node)
+        if len(nodes) > len(self.nodes):
+            self.nodes = nodes
+            self.given.append(FIRST_POSITION)
+            self.kinds[FIRST_POSITION] = Kind.POSITIONS
+        self._described[FIRST_POSITION] = self.first_position
+
+    @property
+    def first_position(self) -> onnx.ValueInfoProto:
+        """The description of the input with the position of a chunk's first token."""
+        return onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, (1,))
 
     def _count_by_lengths(self) -> None:
         """Read the number of tokens from ``lengths``: a shape would need the tokens themselves."""

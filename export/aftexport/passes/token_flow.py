@@ -34,6 +34,8 @@ class Kind(Enum):
     """Other values computed from the number of tokens or of documents."""
     POSITIONS = auto()
     """The position of every token, from 0."""
+    PLACES = auto()
+    """``[T, C]`` or ``[1, T, C]``, a row of constants for each position, as learned embeddings."""
     MASK = auto()
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
@@ -200,6 +202,8 @@ def _positions(step: _Step) -> Kind | None:
         return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
+    if is_place_embedding(node, step.kinds, step.constants):
+        return Kind.PLACES
     pair = [step.kinds[name] for name in node.input]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
@@ -209,6 +213,50 @@ def _positions(step: _Step) -> Kind | None:
     if pair != [Kind.POSITIONS, Kind.LENGTH]:
         raise _refused(node, "uses the positions of tokens")
     return Kind.MASK
+
+
+def is_place_embedding(
+    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
+) -> bool:
+    """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
+
+    A Gather has the positions as indices; a Slice takes the first rows, one for each token.
+    """
+    table = constants.get(node.input[0])
+    if table is None or table.ndim != 2:
+        return False
+    if node.op_type == "Gather":
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        return axis == 0 and kinds[node.input[1]] is Kind.POSITIONS
+    if node.op_type != "Slice" or len(node.input) < 4:
+        return False
+    start, end, *axes_and_step = node.input[1:]
+    wanted = ([0], [1])
+    has_values = all(
+        constants[name].tolist() == value if name in constants else not name
+        for name, value in zip(axes_and_step, wanted, strict=False)
+    )
+    is_first = start in constants and constants[start].tolist() == [0]
+    return is_first and has_values and kinds[end] is Kind.LENGTH
+
+
+def _places(step: _Step) -> Kind | None:
+    """Return the kind of a value of learned embeddings of positions."""
+    node, kinds = step.node, step.kinds
+    if is_place_embedding(node, kinds, step.constants):
+        return Kind.PLACES
+    if Kind.PLACES not in step.operands:
+        return None
+    shape = step.dims.get(node.output[0], [])
+    others = [name for name in node.input if kinds[name] is not Kind.PLACES]
+    if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
+        return Kind.PLACES
+    if node.op_type in _ELEMENTWISE and others:
+        if all(kinds[name] is Kind.TOKENS for name in others) and shape[:2] == step.document:
+            return Kind.TOKENS
+        if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
+            return Kind.PLACES
+    raise _refused(node, "uses the positions of tokens")
 
 
 def _size(step: _Step) -> Kind | None:
@@ -321,6 +369,7 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
     _shape,
     _layout,
     _positions,
+    _places,
     _size,
     _given,
     _combined,

@@ -11,7 +11,7 @@ import token_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import fewer, part_of
+from sampling import any_case, fewer, part_of
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -110,7 +110,9 @@ def appendable(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Appendable:
     settings = {"state_size": 4} if request.param in RECURRENT_LAYERS else {}
-    module = EveryPooling(request.param, causal=True, window=WINDOW, **settings)
+    # The others have two layers inside, or one attention as those with a window.
+    depth = 2 if request.param in WINDOWED else 1
+    module = EveryPooling(request.param, causal=True, window=WINDOW, depth=depth, **settings)
     return Appendable(module, tmp_path_factory.mktemp("append"))
 
 
@@ -210,4 +212,32 @@ def test_position_biases_count_on(tmp_path: Path) -> None:
         for layer in module.encoder.layers:
             layer.attention.row_factor.mul_(30)
     appendable = Appendable(module, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
+
+
+class LearnedPositions(EveryPooling):
+    """Adds an embedding of each position, read by its number or as the first rows of the table."""
+
+    by_number = True
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.positions = nn.Embedding(64, dim)
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        places = torch.arange(tokens) if self.by_number else slice(0, tokens)
+        rows = self.positions(places) if self.by_number else self.positions.weight[places]
+        return self.encoder(self.embedding(input_ids) + rows, lengths)
+
+
+class FirstRows(LearnedPositions):
+    by_number = False
+
+
+@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.parametrize("module", [FirstRows, LearnedPositions])
+def test_learned_positions_count_on(module: type[LearnedPositions], tmp_path: Path) -> None:
+    model = module("aft_conv", causal=True, window=WINDOW, depth=1)
+    appendable = Appendable(model, tmp_path, chunk_tokens=9, max_tokens=64)
     appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])

@@ -217,7 +217,7 @@ def test_threads_share_model(model: IncrementalModel) -> None:
 
 
 def test_noncausal_bundle_is_refused(bundle_folder: Path) -> None:
-    with pytest.raises(UsageError, match="not causal: its layer 1 of 1 depends on later"):
+    with pytest.raises(UsageError, match="not causal: its attention 1 of 1 depends on later"):
         IncrementalModel(bundle_folder)
 
 
