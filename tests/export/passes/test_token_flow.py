@@ -151,7 +151,7 @@ class NormedHeads(Positions):
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
         (HeadsOverTokens, "ReduceSum .* is not known to act on each token alone"),
-        (HeadsByPosition, "Mul .*"),
+        (HeadsByPosition, "Mul .* scales tokens by the document's length"),
         (Centered, "attends to tokens that depend on the pooled document"),
         (MaskedPositions, "uses the positions of tokens"),
         (MaskedShare, "scales tokens by the document's length"),
