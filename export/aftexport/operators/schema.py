@@ -94,14 +94,14 @@ class OnnxOperator:
         Args:
             settings: the value of each setting.
             opset: the opset of the standard ops.
-            present: the optional inputs of the nodes that call the function.
+            present: the inputs of the nodes that call the function; required ones may be left out.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
         chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings}
         if self.optional:
-            chosen["present"] = frozenset(present)
+            chosen["present"] = frozenset(present).intersection(self.optional)
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
             f"{self.op_type} <{attributes}> "

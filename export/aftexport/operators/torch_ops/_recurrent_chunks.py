@@ -26,6 +26,8 @@ _CHANNEL_CHUNK = 16
 """The same with a decay for each channel, where each pair has as many factors as channels."""
 _SECTION = 2048
 """The number of tokens whose pairs are in memory at the same time."""
+_CHANNEL_SECTION = 256
+"""The same with a decay for each channel."""
 
 
 def chunk_by_chunk(
@@ -34,8 +36,9 @@ def chunk_by_chunk(
     """Compute ``token_by_token`` in chunks; the arguments and results are the same."""
     count = tokens.key.shape[1]
     rows, lost = [], torch.zeros_like(state)
-    for start in range(0, count, _SECTION):
-        chunks = _split(_section(tokens, start, start + _SECTION))
+    size = _CHANNEL_SECTION if _is_by_channel(tokens) else _SECTION
+    for start in range(0, count, size):
+        chunks = _split(_section(tokens, start, start + size))
         read, state, lost = _read_section(chunks, state, lost, reads_written)
         rows.append(read)
     if not rows:
@@ -50,11 +53,14 @@ def _section(tokens: Recurrence, start: int, end: int) -> Recurrence:
     )
 
 
+def _is_by_channel(tokens: Recurrence) -> bool:
+    return tokens.decay is not None and tokens.decay.shape[3] > 1
+
+
 def _split(tokens: Recurrence) -> Recurrence:
     """Return ``[B, T, H, ...]`` as ``[B, H, N, C, ...]``; added tokens change no state."""
     count = tokens.key.shape[1]
-    by_channel = tokens.decay is not None and tokens.decay.shape[3] > 1
-    size = min(_CHANNEL_CHUNK if by_channel else _CHUNK, count)
+    size = min(_CHANNEL_CHUNK if _is_by_channel(tokens) else _CHUNK, count)
 
     def split(x: Tensor | None) -> Tensor | None:
         if x is None:
