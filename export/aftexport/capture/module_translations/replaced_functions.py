@@ -16,12 +16,14 @@ from torch import nn
 
 from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
 from aftexport.capture.module_translations.function_translation import (
+    TRANSFORMERS,
     FunctionTranslation,
-    is_known_version,
+    installed_version,
     is_of_transformers,
 )
 from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
 from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_SCAN
+from aftexport.errors import TraceError
 from aftexport.nn.export_form import export_forms, is_capturing
 
 TRANSLATIONS = (CAUSAL_CONVOLUTION, GATED_DELTA_RULE, STATE_SPACE_SCAN)
@@ -39,7 +41,7 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
         places = [
             (space, translation.name, space[translation.name], translation)
             for space, translation in _places(model)
-            if is_known_version() and translation.fits(space[translation.name])
+            if translation.fits(space[translation.name])
         ]
         for space, name, own, translation in places:
             space[name] = _in_this_thread(own, translation.replacement)
@@ -50,18 +52,19 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
                 space[name] = own
 
 
-def unknown_function(model: nn.Module) -> str | None:
-    """Return the name of a function whose form in the installed version is unknown.
+def refuse_unknown_functions(model: nn.Module) -> None:
+    """Raise an error for a loop over tokens whose form in the installed version is unknown.
 
-    Returns:
-        The name of the first such function of the model; None if every function is known.
+    Raises:
+        TraceError: if a recurrence of the model is not translated.
     """
-    unknown = (
-        translation.name
-        for space, translation in _places(model)
-        if not (is_known_version() and translation.fits(space[translation.name]))
-    )
-    return next(unknown, None)
+    for space, translation in _places(model):
+        if translation.has_loop and not translation.fits(space[translation.name]):
+            raise TraceError(
+                f"Expected {translation.name} of {TRANSFORMERS.library} {TRANSFORMERS.oldest} to "
+                f"{TRANSFORMERS.newest}, which is translated, got that of {installed_version()}.",
+                f"Install {TRANSFORMERS.library} {TRANSFORMERS.newest}, or a newer aftexport.",
+            )
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:
