@@ -1,6 +1,7 @@
 """The description of a bundle, ``manifest.json``."""
 
 import json
+import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,8 @@ ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
+_MAX_STATE = 1 << 28
+"""The maximum numbers in the state of a recurrence, which is in memory."""
 
 
 class FileEntry(BaseModel):
@@ -87,13 +90,36 @@ Pooling = Literal["sum", "max", "first"]
 """The combination of values pooled from parts of a document."""
 
 
+class Recurrence(BaseModel):
+    """The states of a recurrence, which replace the summaries of an attention's chunks.
+
+    Attributes:
+        direction: the order of the tokens, forward or reverse; bidirectional for one recurrence in
+            each order.
+        shape: the shape of the state in one order, for one document.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    direction: Literal["forward", "reverse", "bidirectional"]
+    shape: tuple[Tokens, ...]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if math.prod(self.shape) > _MAX_STATE:
+            raise ValueError(f"shape: expected at most {_MAX_STATE} numbers, got {self.shape}")
+        return self
+
+
 class ChunkedStage(BaseModel):
-    """One attention of a model that runs chunk by chunk.
+    """One attention, recurrence or convolution of a model that runs chunk by chunk.
 
     Attributes:
         left, right: the numbers of tokens before and after a chunk that its run includes.
         causal: whether a token attends only to itself and earlier tokens.
         keeps: the names of values per token that are kept from before the stage for after it.
+        recurrence: the states that pass from chunk to chunk; None for an attention, whose chunks
+            have summaries.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -102,6 +128,22 @@ class ChunkedStage(BaseModel):
     right: Tokens
     causal: bool
     keeps: tuple[str, ...]
+    recurrence: Recurrence | None = None
+
+    @model_validator(mode="after")
+    def _recurrence_fits(self) -> Self:
+        if self.recurrence is None:
+            return self
+        if self.left or self.right:
+            raise ValueError(
+                f"left, right: expected 0 for a recurrence, got {self.left} and {self.right}"
+            )
+        if self.causal != (self.recurrence.direction == "forward"):
+            raise ValueError(
+                f"causal: expected {str(not self.causal).lower()} for a recurrence that is "
+                f"{self.recurrence.direction}"
+            )
+        return self
 
 
 class ChunkedPlan(BaseModel):

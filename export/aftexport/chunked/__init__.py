@@ -7,17 +7,24 @@ summarizes the keys and values of every chunk; ``apply`` attends from each chunk
 the summaries of the other chunks. After the last layer, ``pool`` and ``head`` compute the outputs
 per document, and ``tokens`` those per token.
 
-``summaries``        keys and values that replace those of many tokens, for each mechanism
-``softmax_as_mean``  rewrites Fastformer and pooling by a softmax or a mean
-``partition``        splits the graph into the graphs of both passes and of the outputs
-``attention_stage``  the graphs of one attention
-``graph_parts``      parts of a graph as models of their own
-``archive``          stores the graphs in the bundle
-``other_summaries``  the summaries of all other chunks for each chunk
-``spill``            values per token in files between layers
-``opened_archive``   the engines of the graphs in the bundle
-``token_outputs``    hands over the outputs per token, block by block
-``runner``           runs the graphs, without torch
+A recurrence, or a causal convolution, has a *state* instead: the state after all tokens on the left
+of a chunk, on its right, or on both sides. ``advance`` passes a state from chunk to chunk from
+right to left; ``apply`` passes one from left to right and computes the values of the chunk.
+
+``summaries``          keys and values that replace those of many tokens, for each mechanism
+``softmax_as_mean``    rewrites Fastformer and pooling by a softmax or a mean
+``partition``          splits the graph into the graphs of both passes and of the outputs
+``attention_stage``    the graphs of one attention
+``recurrence_stage``   the graphs of one recurrence, or of a causal convolution
+``recurrence_states``  the names of its states
+``graph_parts``        parts of a graph as models of their own
+``archive``            stores the graphs in the bundle
+``other_summaries``    the summaries of all other chunks for each chunk
+``spill``              values per token in files between layers
+``opened_archive``     the engines of the graphs in the bundle
+``token_outputs``      hands over the outputs per token, block by block
+``recurrence_run``     runs the graphs of one recurrence
+``runner``             runs the graphs, without torch
 
 ``aftexport.passes.token_flow`` checks that a graph can run in chunks.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
@@ -56,10 +56,7 @@ def write_chunked(
     parts = partition(means, summed)
     graphs = _named(parts)
     plan = ChunkedPlan(
-        stages=tuple(
-            ChunkedStage(left=s.window.left, right=s.window.right, causal=s.causal, keeps=s.keeps)
-            for s in parts.stages
-        ),
+        stages=tuple(stage.plan for stage in parts.stages),
         pooled=parts.pooled,
         evidence=parts.explain is not None,
         documents=parts.documents,
@@ -76,11 +73,9 @@ def write_chunked(
 
 
 def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
-    named = {}
+    named: dict[str, onnx.ModelProto] = {}
     for number, stage in enumerate(parts.stages):
-        named[f"{number}.reduce"] = stage.reduce
-        named[f"{number}.merge"] = stage.merge
-        named[f"{number}.apply"] = stage.apply
+        named |= {f"{number}.{name}": graph for name, graph in stage.graphs.items()}
     late = {
         "pool": parts.pool,
         "head": parts.head,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from aftexport.bundle.manifest import ChunkedStage
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
@@ -33,6 +34,19 @@ class Stage:
     window: Window
     causal: bool
     keeps: tuple[str, ...]
+
+    @property
+    def graphs(self) -> dict[str, onnx.ModelProto]:
+        """The graphs by their names in the archive, without the number of the stage."""
+        return {"reduce": self.reduce, "merge": self.merge, "apply": self.apply}
+
+    @property
+    def plan(self) -> ChunkedStage:
+        """The description of the stage in the manifest."""
+        window = self.window
+        return ChunkedStage(
+            left=window.left, right=window.right, causal=self.causal, keeps=self.keeps
+        )
 
 
 def make_stage(parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: list[str]) -> Stage:

@@ -1,7 +1,9 @@
 """A document that runs in chunks: its tokens, its extra inputs, and values kept between layers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -58,3 +60,38 @@ class Document:
             elif name in self.kept:
                 inputs[name] = self.kept[name].read(start, end)
         return inputs
+
+
+class NextValues:
+    """The values per token after a stage, chunk after chunk.
+
+    Args:
+        folder: the folder of their files; by default that of the system for temporary files.
+        files: the stack that closes the files.
+    """
+
+    def __init__(self, folder: Path | None, files: ExitStack) -> None:
+        self._folder = folder
+        self._files = files
+        self._kept: dict[str, Rows] = {}
+
+    def append(self, outputs: Mapping[str, Array], rows: slice) -> None:
+        """Append rows of each output ``[1, T, C]`` of a run.
+
+        Raises:
+            StorageError: if there is not enough space.
+        """
+        for name, values in outputs.items():
+            if name not in self._kept:
+                self._kept[name] = Rows(self._folder)
+                self._files.enter_context(self._kept[name].file)
+            self._kept[name].append(values[:, rows])
+
+    def with_earlier(self, document: Document, keeps: Collection[str]) -> dict[str, Rows]:
+        """Return these values and those of ``keeps`` from before; close the files of the others."""
+        for name, old in document.kept.items():
+            if name in keeps:
+                self._kept[name] = old
+            else:
+                old.file.close()
+        return self._kept

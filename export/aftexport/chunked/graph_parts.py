@@ -42,9 +42,12 @@ class GraphParts:
                 node.op_type, node.input[0] = "Identity", LENGTHS
                 del node.attribute[:]
         # A chunk has one document. OpenVINO needs the size: a Squeeze without axes depends on it.
-        self._described[LENGTHS] = onnx.helper.make_tensor_value_info(
-            LENGTHS, onnx.TensorProto.INT64, (1,)
-        )
+        self._described[LENGTHS] = self.lengths
+
+    @property
+    def lengths(self) -> onnx.ValueInfoProto:
+        """The description of the input with the number of tokens of a chunk."""
+        return onnx.helper.make_tensor_value_info(LENGTHS, onnx.TensorProto.INT64, (1,))
 
     def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
         """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""

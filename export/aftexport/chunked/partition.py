@@ -9,11 +9,12 @@ import onnx
 from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import GraphParts, described
+from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage
 from aftexport.contract import EVIDENCE
 from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
-from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable
+from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
 from aftexport.passes.token_reductions import pooling
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -41,7 +42,7 @@ class Partition:
             summed.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage | RecurrenceStage, ...]
     pool: onnx.ModelProto | None
     pooled: dict[str, Pooling]
     head: onnx.ModelProto | None
@@ -69,12 +70,13 @@ class _Cutter(GraphParts):
     def cut(self, summed: str | None) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
         kept = [self.main]
-        stages = []
+        stages: list[Stage | RecurrenceStage] = []
         for place, index in enumerate(attentions):
             node = self.nodes[index]
             end = attentions[place + 1] if place + 1 < len(attentions) else len(self.nodes)
-            after = self._narrowest([*kept, *node.output], index, end)
-            stages.append(make_stage(self, node, kept, after))
+            after = self._narrowest([*kept, node.output[0]], index, end)
+            make = make_recurrence_stage if is_recurrence(node) else make_stage
+            stages.append(make(self, node, kept, after))
             kept = after
         pooled = self._pooled()
         back = self._brought_back()
@@ -176,6 +178,6 @@ class _Cutter(GraphParts):
         return not made.isdisjoint(self.outputs)
 
 
-def _uses_last_stage(tokens: onnx.ModelProto, stages: Sequence[Stage]) -> bool:
+def _uses_last_stage(tokens: onnx.ModelProto, stages: Sequence[Stage | RecurrenceStage]) -> bool:
     results = {value.name for stage in stages[-1:] for value in stage.apply.graph.output}
     return any(value.name in results for value in tokens.graph.input)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
-from aftexport.chunked.document import Document, Tokens
+from aftexport.chunked.document import Document, NextValues, Tokens
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
+from aftexport.chunked.recurrence_run import RecurrenceRun, advances
 from aftexport.chunked.request import Request
-from aftexport.chunked.spill import Array, Rows, Summaries, Summary
+from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
 from aftexport.contract import EVIDENCE, EXPLAINED
 from aftexport.engines.explained_input import padded_choices
@@ -139,12 +140,21 @@ class ChunkedModel:
             for number, stage in enumerate(self._plan.stages):
                 document = Document(tokens, extras, kept)
                 applied_to = self._applied_to(number, chunks, request)
+                values_after = NextValues(self._folder, files)
                 with ExitStack() as stage_files:
-                    summaries = Summaries(self._folder, stage_files)
-                    others = yield from self._summarized(number, stage, document, chunks, summaries)
-                    kept = yield from self._applied(
-                        number, stage, document, zip(applied_to, others, strict=False), files
-                    )
+                    if stage.recurrence is not None:
+                        run = RecurrenceRun(self._archive, number, stage.recurrence, document)
+                        right = States(self._folder, stage_files)
+                        yield from run.advanced(chunks, right)
+                        yield from run.applied(applied_to, right, values_after)
+                    else:
+                        summaries = Summaries(self._folder, stage_files)
+                        others = yield from self._summarized(
+                            number, stage, document, chunks, summaries
+                        )
+                        steps = zip(applied_to, others, strict=False)
+                        yield from self._applied(number, stage, document, steps, values_after)
+                kept = values_after.with_earlier(document, stage.keeps)
             document = Document(tokens, extras, kept)
             late = (yield from self._pooled(document, chunks, request)) if self._plan.pooled else {}
             results = {name: late[name] for name in request.documents}
@@ -168,7 +178,10 @@ class ChunkedModel:
         passes = bool(request.tokens) + bool(request.explained)
         parts = len(self._pooled_from(chunks)) + len(chunks) * passes + 1
         for number, stage in enumerate(self._plan.stages):
-            parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
+            if stage.recurrence is not None:
+                parts += len(advances(stage.recurrence, chunks))
+            else:
+                parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
             parts += len(self._applied_to(number, chunks, request))
         return parts
 
@@ -215,26 +228,15 @@ class ChunkedModel:
         stage: ChunkedStage,
         document: Document,
         steps: Iterable[tuple[Chunk, tuple[Array, Array]]],
-        files: ExitStack,
-    ) -> Generator[None, None, dict[str, Rows]]:
+        values_after: NextValues,
+    ) -> Generator[None, None, None]:
         apply = self._archive.engine(f"{number}.apply")
-        kept: dict[str, Rows] = {}
         for (start, end), (keys, values) in steps:
             low, high = max(start - stage.left, 0), min(end + stage.right, len(document.tokens))
             inputs = document.inputs(apply, low, high)
             outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
-            for name, rows in outputs.items():
-                if name not in kept:
-                    kept[name] = Rows(self._folder)
-                    files.enter_context(kept[name].file)
-                kept[name].append(rows[:, start - low : end - low])
+            values_after.append(outputs, slice(start - low, end - low))
             yield
-        for name, old in document.kept.items():
-            if name in stage.keeps:
-                kept[name] = old
-            else:
-                old.file.close()
-        return kept
 
     def _pooled(self, document: Document, chunks: Sequence[Chunk], request: Request) -> Parts:
         pool, head = self._archive.engine("pool"), self._archive.engine("head")

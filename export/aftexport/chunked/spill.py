@@ -135,3 +135,29 @@ class Summaries:
         """Return the summary with an index of ``append``."""
         start, end, first, last = self._places[index]
         return Summary(start, end, self._keys.read(first, last), self._values.read(first, last))
+
+
+class States:
+    """A stack of states of one shape in a file, the last one first.
+
+    Args:
+        folder: the folder of the file; by default that of the system for temporary files.
+        files: the stack that closes the file.
+    """
+
+    def __init__(self, folder: Path | None, files: ExitStack) -> None:
+        self._rows = Rows(folder)
+        files.enter_context(self._rows.file)
+
+    def push(self, state: Array) -> None:
+        """Append a state.
+
+        Raises:
+            StorageError: if there is not enough space.
+        """
+        self._rows.append(state.reshape(1, 1, -1))
+
+    def read(self, depth: int, shape: tuple[int, ...]) -> Array:
+        """Return the state below ``depth`` others, in a shape."""
+        place = self._rows.count - 1 - depth
+        return self._rows.read(place, place + 1).reshape(shape)

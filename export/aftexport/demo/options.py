@@ -6,7 +6,7 @@ from pathlib import Path
 from aftexport.bundle.bundle import is_bundle
 from aftexport.demo.training import MAX_SECONDS
 from aftexport.errors import UsageError
-from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.nn.encoder_config import MECHANISM_LAYERS
 
 BUNDLE = "bundle"
 """Name of the folder of the bundle in that of the demo."""
@@ -35,7 +35,7 @@ class DemoOptions:
 
     Attributes:
         task: one of ``tasks.TASKS``, or ``series``.
-        mechanism: one of ``MECHANISMS``.
+        mechanism: one of ``MECHANISM_LAYERS``.
         data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
             of the packages installed here. Only for the task single-label.
         out: the folder, which is created if it does not exist.
@@ -52,10 +52,10 @@ class DemoOptions:
 
     def check(self) -> None:
         """Raise UsageError if an option cannot be used."""
-        if self.mechanism not in MECHANISMS:
+        if self.mechanism not in MECHANISM_LAYERS:
             raise UsageError(
                 f"--mechanism must be a known mechanism, got {self.mechanism!r}.",
-                f"Choose one of {', '.join(MECHANISMS)}.",
+                f"Choose one of {', '.join(MECHANISM_LAYERS)}.",
             )
         if not 0 <= self.seed < 2**32:
             raise UsageError(

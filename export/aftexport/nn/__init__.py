@@ -7,14 +7,20 @@ from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
 from aftexport.nn.classifier import DocumentClassifier, MultiHeadClassifier
 from aftexport.nn.config import ClassifierConfig, MultiHeadConfig
+from aftexport.nn.delta_net import DeltaNet
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
 from aftexport.nn.encoder import Encoder, EncoderLayer, build_attention
 from aftexport.nn.encoder_config import LAYERS, EncoderConfig
 from aftexport.nn.fastformer import Fastformer
+from aftexport.nn.gated_delta_net import GatedDeltaNet
+from aftexport.nn.gated_linear_attention import GatedLinearAttention
 from aftexport.nn.head_config import HeadConfig
+from aftexport.nn.lightning_attention import LightningAttention
 from aftexport.nn.linear_attention import LinearAttention
 from aftexport.nn.loss import task_loss
+from aftexport.nn.mamba2 import Mamba2
+from aftexport.nn.retention import Retention
 
 __all__ = [
     "LAYERS",
@@ -23,6 +29,7 @@ __all__ = [
     "AftLocal",
     "AftSimple",
     "ClassifierConfig",
+    "DeltaNet",
     "DocumentClassifier",
     "DotProductAttention",
     "EfficientAttention",
@@ -30,10 +37,15 @@ __all__ = [
     "EncoderConfig",
     "EncoderLayer",
     "Fastformer",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "HeadConfig",
+    "LightningAttention",
     "LinearAttention",
+    "Mamba2",
     "MultiHeadClassifier",
     "MultiHeadConfig",
+    "Retention",
     "build_attention",
     "task_loss",
 ]

@@ -6,15 +6,28 @@ from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
+from aftexport.nn.delta_net import DeltaNet
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
-from aftexport.nn.encoder_config import EncoderConfig
+from aftexport.nn.encoder_config import RECURRENT_LAYERS, EncoderConfig
 from aftexport.nn.fastformer import Fastformer
+from aftexport.nn.gated_delta_net import GatedDeltaNet
+from aftexport.nn.gated_linear_attention import GatedLinearAttention
+from aftexport.nn.lightning_attention import LightningAttention
 from aftexport.nn.linear_attention import LinearAttention
+from aftexport.nn.mamba2 import Mamba2
+from aftexport.nn.retention import Retention
 
 
-def build_attention(config: EncoderConfig) -> nn.Module:
-    """Build the token-mixing layer that ``config.mechanism`` names."""
+def build_attention(config: EncoderConfig, number: int = 0) -> nn.Module:
+    """Build the token-mixing layer that ``config.mechanism`` names.
+
+    Args:
+        config: the configuration of the encoder.
+        number: the number of the encoder layer, from 0.
+    """
+    if config.mechanism in RECURRENT_LAYERS:
+        return _build_recurrent(config, number)
     dim, heads, causal = config.dim, config.num_heads, config.causal
     match config.mechanism:
         case "aft_full":
@@ -45,13 +58,36 @@ def build_attention(config: EncoderConfig) -> nn.Module:
             return DotProductAttention(dim, heads, causal=causal)
 
 
-class EncoderLayer(nn.Module):
-    """An encoder layer: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
+def _build_recurrent(config: EncoderConfig, number: int) -> nn.Module:
+    dim, heads, causal, taps = config.dim, config.num_heads, config.causal, config.conv_taps
+    match config.mechanism:
+        case "gated_linear_attention":
+            return GatedLinearAttention(dim, heads, causal=causal)
+        case "retention":
+            return Retention(dim, heads, causal=causal)
+        case "lightning_attention":
+            scale = 1 - number / max(config.depth - 1, 1) + 1e-5
+            return LightningAttention(dim, heads, slope_scale=scale, causal=causal)
+        case "delta_net":
+            return DeltaNet(dim, heads, conv_taps=taps, causal=causal)
+        case "gated_delta_net":
+            return GatedDeltaNet(dim, heads, conv_taps=taps, causal=causal)
+        case _:
+            return Mamba2(dim, heads, state_size=config.state_size, conv_taps=taps, causal=causal)
 
-    def __init__(self, config: EncoderConfig) -> None:
+
+class EncoderLayer(nn.Module):
+    """An encoder layer: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
+
+    Args:
+        config: the configuration of the encoder.
+        number: the number of the layer, from 0.
+    """
+
+    def __init__(self, config: EncoderConfig, number: int = 0) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim)
-        self.attention = build_attention(config)
+        self.attention = build_attention(config, number)
         self.ffn_norm = nn.LayerNorm(config.dim)
         self.ffn = nn.Sequential(
             nn.Linear(config.dim, config.ffn_dim),
@@ -70,7 +106,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(EncoderLayer(config, number) for number in range(config.depth))
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:

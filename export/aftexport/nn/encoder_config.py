@@ -8,14 +8,25 @@ from aftexport.errors import UsageError
 from aftexport.nn.settings import check_choice, check_count
 from aftexport.operators.mechanisms import MECHANISMS
 
-LAYERS = (*MECHANISMS, "dot_product_attention")
+RECURRENT_LAYERS = (
+    "gated_linear_attention",
+    "retention",
+    "lightning_attention",
+    "delta_net",
+    "gated_delta_net",
+    "mamba2",
+)
+"""The layers of the operator ``RecurrentLinearAttention``."""
+MECHANISM_LAYERS = (*MECHANISMS, *RECURRENT_LAYERS)
+"""The layers of our operators."""
+LAYERS = (*MECHANISM_LAYERS, "dot_product_attention")
 _CHOICES = {
     "mechanism": LAYERS,
     "gate": ("sigmoid", "tanh", "none"),
     "normalization": ("softmax", "scaling"),
     "feature_map": ("elu", "relu"),
 }
-_COUNTS = ("dim", "depth", "num_heads", "ffn_dim", "window", "bias_rank")
+_COUNTS = ("dim", "depth", "num_heads", "ffn_dim", "window", "bias_rank", "conv_taps", "state_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,8 @@ class EncoderConfig:
         gate: the gate of the AFT mechanisms: sigmoid, tanh or none.
         normalization: the normalization of efficient_attention: softmax or scaling.
         feature_map: the feature map of linear_attention: elu or relu.
+        conv_taps: taps of the short convolution of delta_net, gated_delta_net and mamba2.
+        state_size: the width of mamba2's states.
 
     Raises:
         UsageError: if a value is not one of the choices, a count is not a whole number from 1
@@ -58,6 +71,8 @@ class EncoderConfig:
     gate: str = "sigmoid"
     normalization: str = "softmax"
     feature_map: str = "elu"
+    conv_taps: int = 4
+    state_size: int = 64
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -1,9 +1,9 @@
 """The kind of every value in a graph, for documents in chunks.
 
 A graph can be computed in chunks if each of its nodes acts on every token separately, is one of our
-attentions, or reduces the tokens by an associative operation. After the last attention, a node may
-also act on every token together with the pooled document. A chunk has no padding, so its own length
-can replace the document's only in masks of padding.
+attentions or recurrences, or reduces the tokens by an associative operation. After the last
+attention, a node may also act on every token together with the pooled document. A chunk has no
+padding, so its own length can replace the document's only in masks of padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,10 +38,14 @@ class Kind(Enum):
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
     """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
+    HEADS = auto()
+    """``[B, T, H, C]``, computed from each token separately."""
     GIVEN = auto()
     """``[B, ...]``, computed from inputs of the document only, which are known from the start."""
     POOLED = auto()
     """``[B, ...]``, computed from the whole document."""
+    STATE = auto()
+    """The last state of a recurrence."""
     COMBINED = auto()
     """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
 
@@ -50,6 +54,7 @@ OF_TOKENS = frozenset((Kind.TOKENS, Kind.COMBINED))
 """The kinds of outputs that have a row for each token."""
 
 
+_EACH_TOKEN = frozenset((Kind.TOKENS, Kind.HEADS))
 _OF_DOCUMENT = frozenset((Kind.GIVEN, Kind.POOLED))
 """The kinds of values that a document has only once."""
 _ELEMENTWISE = frozenset((
@@ -61,6 +66,9 @@ _ELEMENTWISE = frozenset((
 ))  # fmt: skip
 _LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
 _LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
+_RECURRENCES = frozenset(("RecurrentLinearAttention", "CausalDepthwiseConv"))
+_PAST_STATE = 3
+"""The place of the input with the first state of a recurrence."""
 _SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 
@@ -82,6 +90,8 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
         kind = _kind(_Step(node, kinds, constants, dims, document))
         kinds.update(dict.fromkeys(node.output, kind))
+        if is_recurrence(node):
+            kinds.update(dict.fromkeys(node.output[1:], Kind.STATE))
     for output in model.graph.output:
         if kinds[output.name] not in (Kind.POOLED, *OF_TOKENS):
             raise NotChunkable(
@@ -120,11 +130,22 @@ def _kind(step: _Step) -> Kind:
     return kind
 
 
+def is_recurrence(node: onnx.NodeProto) -> bool:
+    """Return whether an operator passes a state from each token to the next."""
+    return node.domain == DOMAIN and node.op_type in _RECURRENCES
+
+
+def _state(step: _Step) -> Kind | None:
+    if Kind.STATE in step.operands:
+        raise _refused(step.node, "uses the last state of a recurrence")
+    return None
+
+
 def _attention(step: _Step) -> Kind | None:
     node, kinds = step.node, step.kinds
     if node.domain != DOMAIN:
         return None
-    operands = {kinds[name] for name in node.input[:3]}
+    operands = {kinds[name] for name in _sequences(step)}
     if Kind.COMBINED in operands:
         raise _refused(node, "attends to tokens that depend on the pooled document")
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
@@ -132,6 +153,20 @@ def _attention(step: _Step) -> Kind | None:
     if kinds[node.input[-1]] is not Kind.LENGTH:
         raise _refused(node, "attends to other tokens than the document has")
     return Kind.TOKENS
+
+
+def _sequences(step: _Step) -> Sequence[str]:
+    """Return the inputs of an operator of ours that have to be computed token by token."""
+    node = step.node
+    if not is_recurrence(node):
+        return list(node.input[:3])
+    if node.input[_PAST_STATE]:
+        raise _refused(node, "gets its first state from the model")
+    if node.op_type == "CausalDepthwiseConv":
+        if any(step.kinds[name] is not Kind.CONSTANT for name in node.input[1:3]):
+            raise _refused(node, "has computed weights")
+        return list(node.input[:1])
+    return [name for name in node.input[:-1] if name]
 
 
 def _constant(step: _Step) -> Kind | None:
@@ -142,8 +177,21 @@ def _shape(step: _Step) -> Kind | None:
     if step.node.op_type != "Shape":
         return None
     axes = {a.name: a.i for a in step.node.attribute}
-    is_tokens = step.operands == {Kind.TOKENS} and axes == {"start": 1, "end": 2}
+    is_tokens = step.operands <= _EACH_TOKEN and axes == {"start": 1, "end": 2}
     return Kind.LENGTH if is_tokens else Kind.DOCUMENT
+
+
+def _layout(step: _Step) -> Kind | None:
+    """Return the kind of the same values of each token with other axes behind ``[B, T]``."""
+    node, document = step.node, step.document
+    if node.op_type not in ("Reshape", "Squeeze", "Unsqueeze") or not node.input[0]:
+        return None
+    if step.kinds[node.input[0]] not in _EACH_TOKEN:
+        return None
+    before, after = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
+    if before[:2] != document or after[:2] != document:
+        return None
+    return Kind.HEADS if len(after) > 3 else Kind.TOKENS
 
 
 def _positions(step: _Step) -> Kind | None:
@@ -210,7 +258,7 @@ def _given(step: _Step) -> Kind | None:
 def _combined(step: _Step) -> Kind | None:
     node, operands = step.node, step.operands
     has_rows = step.dims.get(node.output[0], [])[:2] == step.document
-    has_tokens = operands & {Kind.TOKENS, Kind.MASK} or (has_rows and Kind.FILL in operands)
+    has_tokens = operands & {*_EACH_TOKEN, Kind.MASK} or (has_rows and Kind.FILL in operands)
     if _repeats_document(step):
         return Kind.COMBINED
     if not (Kind.COMBINED in operands or (Kind.POOLED in operands and has_tokens)):
@@ -243,7 +291,7 @@ def _pooled(step: _Step) -> Kind | None:
 
 def _mask(step: _Step) -> Kind | None:
     op_type, operands = step.node.op_type, step.operands
-    if Kind.TOKENS in operands:
+    if operands & _EACH_TOKEN:
         return None
     is_layout = op_type in (*_LAYOUTS, "Reshape")
     if is_layout and step.kinds[step.node.input[0]] is Kind.MASK:
@@ -253,18 +301,25 @@ def _mask(step: _Step) -> Kind | None:
 
 
 def _pooling(step: _Step) -> Kind | None:
+    if Kind.HEADS in step.operands:
+        return None
     return Kind.POOLED if pooling(step.node, step.constants) is not None else None
 
 
 def _tokens(step: _Step) -> Kind | None:
     _check_scale(step)
-    return Kind.TOKENS if Kind.TOKENS in step.operands and _acts_on_each_token(step) else None
+    kinds = step.operands & _EACH_TOKEN
+    if not kinds or not _acts_on_each_token(step):
+        return None
+    return Kind.HEADS if Kind.HEADS in kinds else Kind.TOKENS
 
 
 _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
+    _state,
     _attention,
     _constant,
     _shape,
+    _layout,
     _positions,
     _size,
     _given,
@@ -294,14 +349,19 @@ def _repeats_channels(step: _Step) -> bool:
 
 def _acts_on_each_token(step: _Step) -> bool:
     node, kinds = step.node, step.kinds
+    rank = 4 if Kind.HEADS in step.operands else 3
+    if rank == 4 and not _is_of_heads(step):
+        return False
     axis = next((a.i for a in node.attribute if a.name == "axis"), None)
-    is_last = axis == -1 or (axis == 2 and len(step.dims.get(node.output[0], ())) == 3)
+    is_behind_tokens = axis is not None and (axis % rank if -rank <= axis < 0 else axis) > 1
+    is_known = axis == -1 or rank == 4 or len(step.dims.get(node.output[0], ())) == 3
+    is_of_channels = is_behind_tokens and is_known
     shared = [
         _shape_of(step, name) for name in node.input if name and not _is_of_tokens(step, name)
     ]
     if node.op_type in _ELEMENTWISE:
         # A constant with an axis of tokens fits only one length.
-        return all(map(_has_no_tokens, shared))
+        return all(_has_no_tokens(shape, rank) for shape in shared)
     match node.op_type:
         case "MatMul":
             # Each document may have a matrix of its own.
@@ -311,22 +371,31 @@ def _acts_on_each_token(step: _Step) -> bool:
             return is_matrix and _is_of_tokens(step, node.input[0])
         case "Gather":
             return kinds[node.input[0]] is Kind.CONSTANT and axis in (None, 0)
-        case "Concat" | "Split":
-            return is_last and not shared
+        case "Concat":
+            return is_of_channels and not shared
+        case "Split":
+            return is_of_channels and len(shared) == len(node.input) - 1
         case "Expand":
             return _repeats_channels(step)
         case _ if node.op_type in _LAST_AXIS:
-            return axis is None or is_last
+            return axis is None or is_of_channels
         case _:
-            return is_reduction_over_channels(node, step.constants)
+            return is_reduction_over_channels(node, step.constants, rank)
+
+
+def _is_of_heads(step: _Step) -> bool:
+    """Return whether each operand is ``[B, T, H, C]`` or a constant."""
+    others = [name for name in step.node.input if step.kinds[name] is not Kind.CONSTANT]
+    return all(len(step.dims.get(name, ())) == 4 for name in others)
 
 
 def _is_of_tokens(step: _Step, name: str) -> bool:
     return step.kinds[name] not in (Kind.CONSTANT, *_OF_DOCUMENT)
 
 
-def _has_no_tokens(shape: Sequence[str | int]) -> bool:
-    return len(shape) < 2 or shape[-2] == 1
+def _has_no_tokens(shape: Sequence[str | int], rank: int = 3) -> bool:
+    """Return whether a value is the same for every token of a value with ``rank`` axes."""
+    return len(shape) < rank - 1 or shape[1 - rank] == 1
 
 
 def _shape_of(step: _Step, name: str) -> Sequence[str | int]:

@@ -29,11 +29,13 @@ def is_reduction_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array
     return node.op_type in ("ReduceSum", "ReduceMean") and _reduces_tokens(node, constants)
 
 
-def is_reduction_over_channels(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    """Return whether a node reduces only the last axis of ``[B, T, C]``, and keeps it as 1."""
+def is_reduction_over_channels(
+    node: onnx.NodeProto, constants: Mapping[str, Array], rank: int = 3
+) -> bool:
+    """Return whether a node reduces only the last axis of ``rank`` axes, and keeps it as 1."""
     keeps_axis = all(a.i == 1 for a in node.attribute if a.name == "keepdims")
     is_reduction = node.op_type.startswith("Reduce") and keeps_axis
-    return is_reduction and _axes(node, constants) in ([-1], [2])
+    return is_reduction and _axes(node, constants) in ([-1], [rank - 1])
 
 
 def _reduces_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:

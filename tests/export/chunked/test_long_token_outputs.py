@@ -4,18 +4,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import any_case
 from token_models import Array, Chunks, Encoded, Outputs, Tagger, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bench.timing import peak_mib
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
-              "linear_attention")  # fmt: skip
+              "linear_attention", *RECURRENT_LAYERS)  # fmt: skip
 MILLION = 1_000_000
 LABELS_MIB = MILLION * 9 * 4 / (1 << 20)
 
 
-@pytest.mark.table(keep=0.25)
+@pytest.mark.table(keep=0.15, by=any_case)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_65537_tokens_equal_whole(mechanism: str, causal: bool, tmp_path: Path) -> None:

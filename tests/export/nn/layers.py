@@ -9,10 +9,16 @@ from aftexport.nn import (
     AftFull,
     AftLocal,
     AftSimple,
+    DeltaNet,
     DotProductAttention,
     EfficientAttention,
     Fastformer,
+    GatedDeltaNet,
+    GatedLinearAttention,
+    LightningAttention,
     LinearAttention,
+    Mamba2,
+    Retention,
 )
 
 DIM, HEADS, MAX_LENGTH = 12, 3, 20
@@ -34,6 +40,12 @@ MAKERS = {
     "linear_attention relu": lambda **options: LinearAttention(
         DIM, HEADS, feature_map="relu", **options
     ),
+    "gated_linear_attention": lambda **options: GatedLinearAttention(DIM, HEADS, **options),
+    "retention": lambda **options: Retention(DIM, HEADS, **options),
+    "lightning_attention": lambda **options: LightningAttention(DIM, HEADS, **options),
+    "delta_net": lambda **options: DeltaNet(DIM, HEADS, **options),
+    "gated_delta_net": lambda **options: GatedDeltaNet(DIM, HEADS, **options),
+    "mamba2": lambda **options: Mamba2(DIM, HEADS, state_size=5, **options),
     "dot_product_attention": lambda **options: DotProductAttention(DIM, HEADS, **options),
 }
 assert {name.split()[0] for name in MAKERS} == set(LAYERS)

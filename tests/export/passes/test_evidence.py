@@ -18,7 +18,7 @@ from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.nn.encoder_config import MECHANISM_LAYERS
 from aftexport.parity.run_cases import verify
 from aftexport.passes.evidence import add_evidence
 from aftexport.passes.finish import finish
@@ -67,8 +67,8 @@ def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
         return logits, added[torch.arange(3), :, chosen]
 
 
-@pytest.mark.table(keep=0.5)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.table(keep=0.25, by=lambda mechanism, pooling: pooling)
+@pytest.mark.parametrize("mechanism", MECHANISM_LAYERS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 def test_evidence_is_contribution_of_each_token(mechanism: str, pooling: str) -> None:
     model = classifier(mechanism, pooling=pooling)

@@ -19,11 +19,12 @@ from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.contract import EVIDENCE, EXPLAINED
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
 
 CHUNKABLE = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
-             "linear_attention")  # fmt: skip
+             "linear_attention", *RECURRENT_LAYERS)  # fmt: skip
 MECHANISMS = ("aft_full", *CHUNKABLE)
 TOKENS = (1, 7, 500)
 CHUNK_TOKENS = {1: 1, 7: 6, 500: 150}
@@ -31,6 +32,11 @@ CHUNK_TOKENS = {1: 1, 7: 6, 500: 150}
 every_precision = pytest.mark.parametrize("precision", ["fp32", "fp16"])
 every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
+
+
+def by_runtime(mechanism: str, causal: bool, precision: str, runtime: str) -> object:
+    """Keep a case of each runtime."""
+    return runtime
 
 
 @cache
@@ -66,7 +72,7 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.table(keep=0.08)
+@pytest.mark.table(keep=0.04, by=by_runtime)
 @every_precision
 @every_runtime
 @causal_or_not
@@ -114,7 +120,7 @@ def archive_in(runtime: str) -> type[OpenedArchive]:
     return Archive
 
 
-@pytest.mark.table(keep=0.08)
+@pytest.mark.table(keep=0.04, by=by_runtime)
 @every_precision
 @every_runtime
 @causal_or_not

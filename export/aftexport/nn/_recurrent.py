@@ -1,0 +1,164 @@
+"""Parts that the layers of the operator ``RecurrentLinearAttention`` share."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from aftexport.nn._projections import check_counts, check_heads
+
+_EPS = 1e-6
+_MAX_RATE, _TIME_STEPS = 16.0, (0.001, 0.1)
+"""The initial rates of decay are in [1, 16], and the initial time steps in this range."""
+
+
+class RecurrentLayer(nn.Module):
+    """A token-mixing layer whose heads have a matrix as their state.
+
+    Not causal, the layer reads the states of both directions with the same projections:
+    ``o_t = q_t (S_t + R_t)``. S_t is the state of the tokens up to t, and R_t that of the later
+    tokens, from last to first. A short convolution is causal in both cases, as in the papers.
+
+    Args:
+        dim: channels D.
+        num_heads: number of heads H; it must divide ``dim``.
+        update_rule: the attribute of the operator: linear, gated, delta or gated_delta.
+        causal: whether a token sees only itself and earlier tokens.
+        scale: the factor of the result; None for one over the root of the width of a head's keys.
+
+    Raises:
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        update_rule: str,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(type(self).__name__, dim, num_heads)
+        self.num_heads = num_heads
+        self.causal = causal
+        self._update_rule = update_rule
+        self._scale = 0.0 if scale is None else scale
+
+    def recur(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor,
+        *,
+        decay: Tensor | None = None,
+        beta: Tensor | None = None,
+    ) -> Tensor:
+        """Run the recurrence.
+
+        Args:
+            query, key: ``[B, T, H * dk]``.
+            value: ``[B, T, H * dv]``.
+            lengths: int64 ``[B]``.
+            decay: logarithms of the decay, ``[B, T, H]``, or ``[B, T, H * dk]`` by channel.
+            beta: ``[B, T, H]``, the strength of each write of a delta rule.
+
+        Returns:
+            ``[B, T, H * dv]``.
+        """
+        heads = self.num_heads
+        by_channel = decay is not None and decay.shape[-1] != heads
+        output, _ = torch.ops.aftexport.recurrent_linear_attention(
+            query,
+            key,
+            value,
+            None,
+            decay,
+            beta,
+            lengths,
+            self._update_rule,
+            "forward" if self.causal else "bidirectional",
+            "none",
+            "channel" if by_channel else "head",
+            heads,
+            heads,
+            self._scale,
+            _EPS,
+        )
+        return output
+
+
+class ShortConvolution(nn.Module):
+    """A causal convolution of each channel, with SiLU.
+
+    Args:
+        channels: number of channels C.
+        taps: number of taps K.
+        bias: whether each channel has a bias.
+    """
+
+    def __init__(self, channels: int, taps: int, *, bias: bool = False) -> None:
+        super().__init__()
+        check_counts("ShortConvolution", channels=channels, taps=taps)
+        bound = taps**-0.5
+        self.weight = nn.Parameter(torch.empty(channels, taps).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Convolve ``x [B, T, C]``; ``lengths`` int64 ``[B]``."""
+        op = torch.ops.aftexport.causal_depthwise_conv
+        output, _ = op(x, self.weight, self.bias, None, lengths, "silu")
+        return output
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Normalization by the root mean square of the last axis, with a learned weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``x [..., width]``; squares are computed in float32 or wider."""
+        wide = x.float() if x.dtype.itemsize < 4 else x
+        scale = (wide.square().mean(-1, keepdim=True) + _EPS).rsqrt()
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+class DecayByTimeStep(nn.Module):
+    """The decay ``g = -exp(A_log) * softplus(a + dt_bias)`` of each head.
+
+    ``exp(A_log)`` starts between 1 and 16, and ``softplus(dt_bias)`` between 0.001 and 0.1.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        low, high = map(math.log, _TIME_STEPS)
+        steps = torch.empty(num_heads).uniform_(low, high).exp()
+        self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(1, _MAX_RATE).log())
+        self.dt_bias = nn.Parameter(steps + (-(-steps).expm1()).log())  # inverse of softplus
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the time steps and the logarithms of the decay, ``[B, T, H]``, of ``a``."""
+        steps = nn.functional.softplus(a + self.dt_bias)
+        return steps, -self.A_log.exp() * steps
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Return ``x [B, T, H * d]`` as ``[B, T, H, d]``."""
+    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
+
+
+def unit_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Return ``x [B, T, H * d]`` with each head divided by its Euclidean norm."""
+    heads = split_heads(x, num_heads)
+    wide = heads.float() if x.dtype.itemsize < 4 else heads
+    scale = (wide.square().sum(-1, keepdim=True) + _EPS).rsqrt()
+    return (wide * scale).to(x.dtype).flatten(2)
+
+
+def fixed_decay(decay: Tensor, x: Tensor) -> Tensor:
+    """Return the decay ``[H]`` for each token of ``x [B, T, *]``, ``[B, T, H]``."""
+    return decay.to(x.dtype).expand(*x.shape[:2], -1)

@@ -1,0 +1,155 @@
+"""Recurrences and convolutions in chunks equal those of the whole document."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sampling import any_case
+from token_models import Chunks, Outputs, TopicAndTags, document
+from torch import Tensor, nn
+
+from aftexport.bundle.manifest import ChunkedStage, Recurrence
+from aftexport.capture.capture import capture
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.errors import EngineError
+from aftexport.lowering.to_onnx import lower
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.passes.token_flow import NotChunkable
+
+
+class Recurrent(TopicAndTags):
+    """A layer of one mechanism, whose tags depend much on the state."""
+
+    def __init__(self, mechanism: str, *, causal: bool) -> None:
+        super().__init__(mechanism, causal=causal, depth=1, num_heads=2, state_size=4)
+
+
+@pytest.mark.table(keep=0.25, by=any_case)
+@pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
+@pytest.mark.parametrize("mechanism", RECURRENT_LAYERS)
+def test_layer_equals_whole_document(mechanism: str, causal: bool, tmp_path: Path) -> None:
+    chunks = Chunks(Recurrent(mechanism, causal=causal), tmp_path)
+    recurrences = [stage.recurrence for stage in chunks.plan.stages]
+    assert recurrences[-1] is not None
+    assert recurrences[-1].direction == ("forward" if causal else "bidirectional")
+    assert chunks.plan.evidence
+    for tokens, chunk_tokens in ((1, 4), (3, 1), (7, 3), (40, 9), (40, 64)):
+        ids = document(tokens)
+        chunks.check(ids, chunk_tokens)
+        model = chunks.model(chunk_tokens)
+        stops = sum(1 for _ in model.parts(ids, evidence=True))
+        assert model.count(tokens, evidence=True) == stops + 1
+        found = model.run(ids, evidence=True)
+        assert found["evidence"].shape == (1, tokens)
+
+
+class Grouped(TopicAndTags):
+    """A convolution, then a recurrence with a normalizer and two queries for each state."""
+
+    def __init__(self, direction: str) -> None:
+        self.direction = direction
+        super().__init__(depth=1)
+
+    def build(self, dim: int) -> None:
+        super().build(2 * dim)
+        self.key, self.decay = nn.Linear(dim, 4), nn.Linear(dim, 4)
+        self.taps = nn.Parameter(torch.randn(4, 3))
+
+    def first_state(self, lengths: Tensor) -> Tensor | None:
+        return None
+
+    def run(self, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        ops, x = torch.ops.aftexport, self.embedding(input_ids)
+        first = self.first_state(lengths)
+        key, _ = ops.causal_depthwise_conv(self.key(x), self.taps, None, None, lengths, "none")
+        query = torch.cat((key, 2 * key), -1).exp()
+        decay = nn.functional.logsigmoid(self.decay(x))
+        return ops.recurrent_linear_attention(
+            query, key.exp(), x, first, decay, None, lengths,
+            "gated", self.direction, "sum", "channel", 4, 2, 0.0, 1e-6,
+        )  # fmt: skip
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.run(input_ids, lengths)[0]
+
+
+class WithState(Grouped):
+    """Adds the last state to the topic."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Outputs:
+        x, state = self.run(input_ids, lengths)
+        outputs = self.outputs(x, lengths)
+        return outputs | {"topic": outputs["topic"] + state.sum((1, 2, 3))[:, None]}
+
+
+class FromState(Grouped):
+    """Starts in a state of ones."""
+
+    def first_state(self, lengths: Tensor) -> Tensor:
+        return torch.ones(1, 2, 2, 9, device=lengths.device).expand(len(lengths), -1, -1, -1)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_direction_with_groups_equals_whole_document(direction: str, tmp_path: Path) -> None:
+    chunks = Chunks(Grouped(direction), tmp_path)
+    convolution, attention = chunks.plan.stages
+    assert convolution.recurrence == Recurrence(direction="forward", shape=(2, 4))
+    assert attention.recurrence == Recurrence(direction=direction, shape=(2, 2, 9))
+    assert attention.causal == (direction == "forward")
+    for tokens, chunk_tokens in ((1, 4), (7, 3), (40, 1), (40, 9)):
+        chunks.check(document(tokens), chunk_tokens)
+
+
+def test_second_chunk_depends_on_first_token(tmp_path: Path) -> None:
+    model = Chunks(Grouped("forward"), tmp_path).model(8)
+    ids = document(40)
+    changed = ids.copy()
+    changed[0] = (ids[0] + 1) % 300
+    difference = model.run(ids)["tags"] - model.run(changed)["tags"]
+    assert (np.abs(difference[0, 8:16]).max(1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (WithState, "ReduceSum .* uses the last state of a recurrence"),
+        (FromState, "RecurrentLinearAttention .* gets its first state from the model"),
+    ],
+)
+def test_state_of_the_model_is_refused(module: type[Grouped], reason: str, tmp_path: Path) -> None:
+    lowered = lower(capture(module("forward")))
+    with pytest.raises(NotChunkable, match=reason):
+        write_chunked(tmp_path / "chunked.zip", lowered, precision="fp32")
+
+
+def test_wrong_shape_of_state_is_named(tmp_path: Path) -> None:
+    chunks = Chunks(Grouped("forward"), tmp_path)
+    convolution, attention = chunks.plan.stages
+    wrong = attention.model_copy(
+        update={"recurrence": Recurrence(direction="forward", shape=(2, 2, 8))}
+    )
+    plan = chunks.plan.model_copy(update={"stages": (convolution, wrong)})
+    with pytest.raises(EngineError, match=r"chunk_left_state|state of shape"):
+        ChunkedModel(chunks.path, plan, threads=1).run(document(5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"left": 1}, "left, right: expected 0 for a recurrence, got 1 and 0"),
+        ({"causal": False}, "causal: expected true for a recurrence that is forward"),
+    ],
+)
+def test_plan_of_recurrence_is_checked(changes: dict[str, object], reason: str) -> None:
+    recurrence = {"direction": "forward", "shape": (2, 3)}
+    plan = {"left": 0, "right": 0, "causal": True, "keeps": (), "recurrence": recurrence}
+    ChunkedStage.model_validate(plan)
+    with pytest.raises(ValueError, match=reason):
+        ChunkedStage.model_validate(plan | changes)
+
+
+def test_state_larger_than_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="shape: expected at most 268435456 numbers"):
+        Recurrence(direction="forward", shape=(1 << 10, 1 << 10, 1 << 10))
