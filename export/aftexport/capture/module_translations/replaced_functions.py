@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
+from aftexport.capture.module_translations.causal_mask import CAUSAL_MASK
 from aftexport.capture.module_translations.function_translation import (
     TRANSFORMERS,
     FunctionTranslation,
@@ -26,7 +27,7 @@ from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_S
 from aftexport.errors import TraceError
 from aftexport.nn.export_form import export_forms, is_capturing
 
-TRANSLATIONS = (CAUSAL_CONVOLUTION, GATED_DELTA_RULE, STATE_SPACE_SCAN)
+TRANSLATIONS = (GATED_DELTA_RULE, STATE_SPACE_SCAN, CAUSAL_CONVOLUTION, CAUSAL_MASK)
 _LOCK = threading.RLock()
 
 
@@ -68,9 +69,11 @@ def refuse_unknown_functions(model: nn.Module) -> None:
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:
-    """Return the globals of the library's files with the functions that they hold."""
+    """Return the globals of the library's files with a recurrence, and their known functions."""
     files = {type(module).__module__ for module in model.modules()}
     spaces = [vars(sys.modules[name]) for name in sorted(files) if is_of_transformers(name)]
+    recurrences = {known.name for known in TRANSLATIONS if known.has_loop}
+    spaces = [space for space in spaces if not recurrences.isdisjoint(space)]
     return [(space, known) for space in spaces for known in TRANSLATIONS if known.name in space]
 
 
