@@ -57,10 +57,10 @@ def test_factory_is_exported(
     source = (
         "from test_recurrent_exports import MODELS\n\n\ndef build():\n    return MODELS[NAME]()\n"
     )
-    (tmp_path / "recurrent_factory.py").write_text(f"NAME = {name!r}\n{source}")
+    (tmp_path / f"factory_of_{name}.py").write_text(f"NAME = {name!r}\n{source}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    bundle = export(factory="recurrent_factory:build", out=tmp_path / "out", max_length=512)
+    bundle = export(factory=f"factory_of_{name}:build", out=tmp_path / "out", max_length=512)
     vocabulary = models.VOCABULARY if name == "mamba2" else naive.VOCABULARY
     check_bundle(bundle, MODELS[name](), vocabulary, masked=name == "mamba2")
     assert run_here(["verify", bundle.path], capsys).code == 0
