@@ -4,7 +4,7 @@ The documents are made up: random words, with one word of an invoice or a letter
 from the root of the repository with
 
     pip install '.[cpu,torch]'
-    python examples/train_each_layer.py --steps 40 --out build/examples/layers
+    python examples/train_each_layer.py --steps 60 --out build/examples/layers
     aftexport build/examples/layers/aft_local.pt --to onnx
 
 It prints the accuracy on new documents and writes a ``.pt`` file for each kind. The file needs no
@@ -97,7 +97,7 @@ def accuracy(model: DocumentClassifier, tokenizer: Tokenizer, dice: random.Rando
 def main() -> None:
     """Train, judge and save a classifier for each kind of layer."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps for each kind")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps for each kind")
     parser.add_argument("--out", type=Path, default=Path("build/examples/layers"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

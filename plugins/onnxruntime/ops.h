@@ -25,11 +25,14 @@ struct Operator {
   size_t inputs;     // lengths, where taken, is the last
   Kernel* (*create)(const Settings&, const ort::Attributes&);
   bool takes_lengths = true;
-  int output_like = 0;  // the input whose shape every output has; -1: none
+  int output_like = 0;  // the input whose shape every output has, or the first one if others are optional; -1: none
   size_t outputs = 1;
+  uint32_t optional_inputs = 0;  // bit i: input i may be absent
+  size_t optional_outputs = 0;   // how many of the last outputs may be
 };
 
 extern const Operator kOperators[7];
 extern const Operator kEncoderOperators[5];  // encoder_ops.cc; no causal form
+extern const Operator kRecurrentOperators[2];  // recurrent_ops.cc; the same
 
 }  // namespace ops

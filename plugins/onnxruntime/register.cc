@@ -73,7 +73,7 @@ ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* contex
     const size_t like = static_cast<size_t>(self(op).op->output_like);
     ort::check(api, api.ShapeInferContext_GetInputTypeShape(context, like, &shape));
     if (!is_known(api, shape)) return;
-    for (size_t index = 0; index < self(op).op->outputs; ++index)
+    for (size_t index = 0; index < self(op).op->outputs - self(op).op->optional_outputs; ++index)
       ort::check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, shape));
   });
 }
@@ -92,8 +92,13 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   };
   r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
-  r.GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::Arity::kRequired; };
-  r.GetOutputCharacteristic = r.GetInputCharacteristic;
+  r.GetInputCharacteristic = [](const ort::CustomOp* op, size_t index) {
+    return self(op).op->optional_inputs >> index & 1 ? ort::Arity::kOptional : ort::Arity::kRequired;
+  };
+  r.GetOutputCharacteristic = [](const ort::CustomOp* op, size_t index) {
+    return index + self(op).op->optional_outputs >= self(op).op->outputs ? ort::Arity::kOptional
+                                                                         : ort::Arity::kRequired;
+  };
   r.GetInputMemoryType = [](const ort::CustomOp*, size_t) { return ort::MemoryType::kDefault; };
   r.GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
   r.GetVariadicInputHomogeneity = r.GetVariadicInputMinArity;

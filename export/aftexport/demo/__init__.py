@@ -104,7 +104,7 @@ def _train(
             model,
             examples,
             seed=options.seed,
-            crops=task.crops,
+            crops=task.crops.for_layer(mechanism),
             steps=steps,
             max_seconds=options.size.max_seconds,
             report=lambda done, loss: progress.update(shown, completed=done, loss=loss),

@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from aftexport.demo.documents import Example, Tokenized
 from aftexport.nn import AftLocal, ClassifierConfig, DocumentClassifier, task_loss
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
 
 STEPS = 250
 MAX_SECONDS = 110.0
@@ -25,6 +27,8 @@ _EMBEDDING_STD = 0.02
 _NEAR = 12.0
 """Bias of the token itself: its weight is that of 160,000 tokens without a bias."""
 _WIDER = 4
+_SLOWER = 4
+"""The training of a recurrence takes at least this many times as long for each token."""
 _SERIES_SLOPE = 0.3
 """Fall of the bias with a step of a series: a single step is mostly noise."""
 
@@ -41,6 +45,13 @@ class Crops:
     count: int = 16
     shortest: int = 512
     longest: int = 1024
+
+    def for_layer(self, mechanism: str) -> Self:
+        """Return crops with which a step takes about as long for each kind of layer."""
+        if mechanism not in RECURRENT_LAYERS:
+            return self
+        shortest, longest = (-(-tokens // _SLOWER) for tokens in (self.shortest, self.longest))
+        return replace(self, shortest=shortest, longest=longest)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ def unseen(texts: list[list[int]]) -> list[Document]:
     return [Document("", "", ids, np.arange(len(ids))) for ids in texts]
 
 
+def test_recurrent_layers_get_shorter_crops() -> None:
+    assert Crops(16, 512, 1025).for_layer("mamba2") == Crops(16, 128, 257)
+    assert Crops(16, 512, 1025).for_layer("aft_conv") == Crops(16, 512, 1025)
+
+
 def test_training_beats_chance_on_unseen_documents() -> None:
     model = build(CONFIG, seed=0)
     fit(model, examples(150, seed=1), seed=0, steps=80)

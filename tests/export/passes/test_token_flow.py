@@ -120,6 +120,30 @@ class Filled(Masked):
         return torch.zeros(ids.shape).masked_fill(self.mask(ids, lengths), 1)
 
 
+class HeadsOverTokens(Positions):
+    """Adds the sum over the tokens to each head."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).reshape(*ids.shape, 2, 4)
+        return (x + x.sum(1, keepdim=True)).flatten(2)
+
+
+class HeadsByPosition(Positions):
+    """Scales each head by a number for its position."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).reshape(*ids.shape, 2, 4)
+        return (x * self.positions.weight[: ids.shape[1], :2, None]).flatten(2)
+
+
+class NormedHeads(Positions):
+    """Divides each head by its norm."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).reshape(*ids.shape, 2, 4)
+        return (x / x.square().sum(-1, keepdim=True).sqrt()).flatten(2)
+
+
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
@@ -127,6 +151,8 @@ class Filled(Masked):
         (Positions, "uses the positions of tokens"),
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
+        (HeadsOverTokens, "ReduceSum .* is not known to act on each token alone"),
+        (HeadsByPosition, "Mul .* scales tokens by the document's length"),
         (Centered, "attends to tokens that depend on the pooled document"),
         (MaskedPositions, "scales tokens by the document's length"),
         (MaskedShare, "scales tokens by the document's length"),
@@ -142,8 +168,8 @@ def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> No
         classify(lower(capture(module(), max_tokens=4096)))
 
 
-@pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled])
-def test_padding_masks_allow_chunks(module: type[nn.Module]) -> None:
+@pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled, NormedHeads])
+def test_own_lengths_and_heads_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
 

@@ -17,6 +17,7 @@
 #include "../../oracles/mechanisms.h"
 #include "encoder.h"
 #include "guarded.h"
+#include "random.h"
 #include "support.h"
 
 namespace {
@@ -29,34 +30,6 @@ oracle::Gate formula_gate(aft::Gate gate) {
   if (gate == aft::Gate::kSigmoid) return oracle::Gate::kSigmoid;
   return gate == aft::Gate::kTanh ? oracle::Gate::kTanh : oracle::Gate::kNone;
 }
-
-uint64_t default_cases() {
-  const char* cases = std::getenv("AFT_RANDOM_CASES");
-  return cases ? std::strtoull(cases, nullptr, 10) : 14000;
-}
-
-// splitmix64 (Steele et al., OOPSLA 2014)
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15) {}
-
-  uint64_t next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-  }
-  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(next() % (high - low + 1)); }
-  bool one_in(int64_t n) { return between(1, n) == 1; }
-  template <class T>
-  T choose(std::initializer_list<T> choices) {
-    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
-  }
-  double uniform(double range) { return range * (static_cast<double>(next() >> 11) / (int64_t{1} << 52) - 1); }
-
- private:
-  uint64_t state_;
-};
 
 // One case: its shape, its inputs and what is wrong with it.
 class Case {
@@ -311,7 +284,7 @@ constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,        
 int main(int count, char** arguments) {
   if (instructions_missing()) return kSkipped;
   const uint64_t first = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0;
-  const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : default_cases();
+  const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : default_cases(14000);
   expect(cases > 0, "AFT_RANDOM_CASES must be at least 1");
   for (uint64_t number = first; number < first + cases; ++number) {
     Case one(number);
