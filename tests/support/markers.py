@@ -21,6 +21,7 @@ BY_MODULE = {
     "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
     "test_runner": {"slow"},
+    "test_recurrent_exports": {"slow"},
     "test_token_outputs": {"slow"},
     "test_long_token_outputs": {"slow"},
     "test_long_sums": {"slow"},

@@ -19,6 +19,7 @@ from aftexport.capture.forward_signature import ForwardSignature, with_plain_inp
 from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.module_translations.caches import switch_off_caches
+from aftexport.capture.module_translations.replaced_functions import refuse_unknown_functions
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
@@ -51,11 +52,12 @@ def capture(
 
     Raises:
         TraceError: if the forward signature differs, or the model cannot be
-            captured for every batch and length.
+            captured for every batch and length, or has a recurrence of an unknown version.
         UsageError: if the number of features is outside its bounds.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise _scripted("the model")
+    refuse_unknown_functions(model)
     number = features_of(model, num_features)
     names = [extra.name for extra in extras]
     read = partial(ForwardSignature.of, model.forward, features=number is not None, extras=names)

@@ -18,8 +18,6 @@ from aftexport.capture.advice import (
 from aftexport.capture.attempts import Failure, attempt_export
 from aftexport.capture.complaints import cause, failed_in_torch, learned_length, violation
 from aftexport.capture.model_inputs import ModelInputs
-from aftexport.capture.module_translations.function_translation import TRANSFORMERS
-from aftexport.capture.module_translations.replaced_functions import unknown_function
 from aftexport.capture.random_operators import error_of_failure
 from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.capture.torch_logs import quiet
@@ -47,14 +45,7 @@ def explain(
             f"{bound} tokens{guard.place if guard else ''}.",
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         )
-    found = error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
-    if (function := unknown_function(model)) is None:
-        return found
-    return TraceError(
-        f"{found.problem} {function} is known in {TRANSFORMERS.library} {TRANSFORMERS.oldest} to "
-        f"{TRANSFORMERS.newest} only.",
-        f"Install {TRANSFORMERS.library} {TRANSFORMERS.newest}. Or: {found.remedy}",
-    )
+    return error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
 
 
 def find_bound(

@@ -3,12 +3,14 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from aftexport.capture.padding_mask import given_mask
 from aftexport.contract import AXES, FEATURES, IDS, LENGTHS, main_input
 from aftexport.errors import TraceError
 from aftexport.extra_inputs import KINDS
@@ -219,7 +221,8 @@ class _PlainInputs(nn.Module):
             inputs[MASK] = (positions < inputs[LENGTHS].unsqueeze(1)).to(torch.int64)
         arguments = [inputs[a.name] if _is_input(a) else a for a in signature.positional]
         named = {name: inputs[role] for name, role in signature.keywords.items()}
-        return self.module(*arguments, **named)
+        with given_mask(inputs[MASK]) if signature.has_mask else nullcontext():
+            return self.module(*arguments, **named)
 
 
 def _float_type(module: nn.Module) -> torch.dtype:

@@ -11,6 +11,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
+from aftexport.lowering.attention_in_blocks import causal_attention_in_blocks
+
 
 def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
     query,
@@ -23,16 +25,11 @@ def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
     enable_gqa: bool = False,
 ):
     """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]`` for torch.onnx."""
-    rank = len(key.shape)
-    if enable_gqa:
-        key, value = _repeated(key, query), _repeated(value, query)
-    swapped = [*range(rank - 2), rank - 1, rank - 2]
-    # Scale both sides by the root, as torch does: the unscaled product may overflow float16.
-    root = _root_of_scale(query, scale)
-    scores = op.MatMul(op.Mul(query, root), op.Mul(op.Transpose(key, perm=swapped), root))
+    query, key, value = _operands(query, key, value, scale, enable_gqa)
+    scores = op.MatMul(query, key)
     masked = op.CastLike(-math.inf, scores)
     if is_causal:
-        scores = op.Where(_causal(query, key), scores, masked)
+        scores = op.Where(_causal(query, value), scores, masked)
     elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
         scores = op.Where(attn_mask, scores, masked)
     elif attn_mask is not None:
@@ -44,6 +41,38 @@ def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
     if dropout_p:
         weights = op.Dropout(weights, dropout_p)
     return op.MatMul(weights, value)
+
+
+def long_scaled_dot_product_attention(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+):
+    """Translate attention as ``scaled_dot_product_attention``; if it is causal, in blocks."""
+    if not is_causal or attn_mask is not None or dropout_p:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    operands = _operands(query, key, value, scale, enable_gqa)
+    return causal_attention_in_blocks(*operands, rank=len(query.shape), element=query.dtype)
+
+
+def _operands(
+    query: Any, key: Any, value: Any, scale: float | None, enable_gqa: bool
+) -> tuple[Any, Any, Any]:
+    """Return the scaled query, the scaled and transposed key, and the value, all of one rank."""
+    rank = len(key.shape)
+    if enable_gqa:
+        key, value = _repeated(key, query), _repeated(value, query)
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    # Scale both sides by the root, as torch does: the unscaled product may overflow float16.
+    root = _root_of_scale(query, scale)
+    return op.Mul(query, root), op.Mul(op.Transpose(key, perm=swapped), root), value
 
 
 def _root_of_scale(query: Any, scale: float | None) -> Any:

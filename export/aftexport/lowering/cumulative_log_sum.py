@@ -7,7 +7,6 @@ each block's sums are added to the total of the blocks before it.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import onnx_ir as ir
 from onnxscript import opset18 as op
 
 from aftexport.internals.torch_translation import call_op
+from aftexport.lowering.graph_body import GraphBody
 from aftexport.operators.constants import MAX_BLOCK
 
 _SIDE_BY_SIDE = 16
@@ -108,7 +108,7 @@ def _body(element: ir.DataType, count: int, *, exclusive: bool) -> ir.Graph:
     kind = ir.TensorType(element)
     names = ("largest_before", "rest_before", "term", "term_rest")[: 2 + count]
     before = [ir.val(name, type=kind) for name in names]
-    body = _Body()
+    body = GraphBody()
     zero = body.Constant(value=ir.tensor(0.0, dtype=element))
     after = _add(body, zero, *before, *[zero] * (2 - count))
     scanned = before[:2] if exclusive else after
@@ -116,20 +116,6 @@ def _body(element: ir.DataType, count: int, *, exclusive: bool) -> ir.Graph:
     for output in outputs:
         output.type = kind
     return ir.Graph(before, outputs, nodes=body.nodes, name="logcumsumexp", opset_imports={"": 18})
-
-
-class _Body:
-    """A list of nodes that is filled by the same calls as an onnxscript opset."""
-
-    def __init__(self) -> None:
-        self.nodes: list[ir.Node] = []
-
-    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
-        def apply(*inputs: ir.Value, **attributes: Any) -> ir.Value:
-            self.nodes.append(ir.node(op_type, inputs, attributes))
-            return self.nodes[-1].outputs[0]
-
-        return apply
 
 
 def _add(ops: Any, zero: Any, largest: Any, rest: Any, other: Any, other_rest: Any) -> Sums:

@@ -15,7 +15,7 @@ from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES, DEFAULT_OPSET, main_input
+from aftexport.contract import AXES, DEFAULT_OPSET, MAX_TOKENS, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
@@ -115,7 +115,7 @@ def _translated(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table=translations(),
+                custom_translation_table=translations(_max_tokens(program)),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=passing_names(outputs),
@@ -134,6 +134,19 @@ def _translated(
         )
     assert exported is not None
     return exported
+
+
+def _max_tokens(program: ExportedProgram) -> int:
+    """Return the maximum tokens of a document."""
+    names = tuple(map(str, program.graph_signature.user_inputs))
+    main = next(
+        n for n in program.graph.find_nodes(op="placeholder") if n.name == main_input(names)
+    )
+    tokens = main.meta["val"].shape[1]
+    if isinstance(tokens, int):
+        return tokens
+    bounds = program.range_constraints.get(tokens.node.expr)
+    return MAX_TOKENS if bounds is None else int(min(bounds.upper, MAX_TOKENS))
 
 
 def _axes(program: ExportedProgram) -> dict[str, dict[int, str]]:

@@ -13,7 +13,10 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
-from aftexport.lowering.attention_translation import scaled_dot_product_attention
+from aftexport.lowering.attention_translation import (
+    long_scaled_dot_product_attention,
+    scaled_dot_product_attention,
+)
 from aftexport.lowering.cumulative_log_sum import logcumsumexp
 from aftexport.lowering.deviations import deviations
 from aftexport.lowering.scalar_functions import scalar_functions
@@ -22,13 +25,22 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
 
 _aten = torch.ops.aten
+MAX_WHOLE_TOKENS = 4096
+"""The maximum tokens for which causal attention keeps all its scores, 64 MiB for each head."""
 _NEVER_NEGATIVE = ("Shape", "Size")
 _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "Max", "Cast")
 """Operators whose result is nonnegative if all inputs are."""
 
 
-def translations() -> dict[Any, Callable[..., Any]]:
-    """Return the translations for torch.onnx; a mechanism becomes one bare custom node."""
+def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., Any]]:
+    """Return the translations for torch.onnx; a mechanism becomes one bare custom node.
+
+    Args:
+        max_tokens: the maximum tokens of a document. Causal attention of longer documents than
+            ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
+    """
+    is_long = max_tokens > MAX_WHOLE_TOKENS
+    attention = long_scaled_dot_product_attention if is_long else scaled_dot_product_attention
     return (
         scalar_functions()
         | deviations()
@@ -40,7 +52,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
             _aten.logcumsumexp.default: logcumsumexp,
             _aten.var_mean.correction: _var_mean,
-            _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+            _aten.scaled_dot_product_attention.default: attention,
             python.floordiv: _floordiv,
         }
         | size_translations()

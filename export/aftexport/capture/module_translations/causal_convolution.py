@@ -28,5 +28,8 @@ def _convolved(
 
 
 CAUSAL_CONVOLUTION = FunctionTranslation(
-    "causal_conv1d_fn", ("hidden_states", "weight", "bias", "activation"), _convolved
+    "causal_conv1d_fn",
+    ("hidden_states", "weight", "bias", "activation"),
+    _convolved,
+    has_loop=False,
 )

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from aftexport.internals.versions import Versions
@@ -22,18 +22,24 @@ class FunctionTranslation:
         name: the name of the function in the file of a model.
         parameters: its first parameters.
         replacement: a function of these parameters with the same result, in our operators.
+        has_loop: whether the function loops over tokens, so that torch.export cannot capture it.
+        place: the start of the name of the Python module that defines the function.
     """
 
     name: str
     parameters: tuple[str, ...]
     replacement: Callable[..., Any]
+    has_loop: bool = True
+    place: str = _PLACE
 
     def fits(self, function: Any) -> bool:
-        """Return whether a function has the known place and parameters."""
-        if not str(getattr(function, "__module__", "")).startswith(_PLACE):
+        """Return whether a function has the known place, version and parameters."""
+        if not str(getattr(function, "__module__", "")).startswith(self.place):
             return False
+        oldest, newest = map(_number, (TRANSFORMERS.oldest, TRANSFORMERS.newest))
         given = tuple(inspect.signature(function).parameters)
-        return given[: len(self.parameters)] == self.parameters
+        is_known = oldest <= _number(installed_version()) <= newest
+        return is_known and given[: len(self.parameters)] == self.parameters
 
 
 def is_of_transformers(module_name: str) -> bool:
@@ -41,13 +47,9 @@ def is_of_transformers(module_name: str) -> bool:
     return module_name.startswith(_PLACE)
 
 
-def is_known_version() -> bool:
-    """Return whether the installed transformers is one whose functions are known."""
-    try:
-        installed = version(TRANSFORMERS.library)
-    except PackageNotFoundError:
-        return False
-    return _number(TRANSFORMERS.oldest) <= _number(installed) <= _number(TRANSFORMERS.newest)
+def installed_version() -> str:
+    """Return the version of transformers."""
+    return version(TRANSFORMERS.library)
 
 
 def _number(text: str) -> tuple[int, ...]:

@@ -15,16 +15,19 @@ from typing import Any
 from torch import nn
 
 from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
+from aftexport.capture.module_translations.causal_mask import CAUSAL_MASK
 from aftexport.capture.module_translations.function_translation import (
+    TRANSFORMERS,
     FunctionTranslation,
-    is_known_version,
+    installed_version,
     is_of_transformers,
 )
 from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
 from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_SCAN
+from aftexport.errors import TraceError
 from aftexport.nn.export_form import export_forms, is_capturing
 
-TRANSLATIONS = (CAUSAL_CONVOLUTION, GATED_DELTA_RULE, STATE_SPACE_SCAN)
+TRANSLATIONS = (GATED_DELTA_RULE, STATE_SPACE_SCAN, CAUSAL_CONVOLUTION, CAUSAL_MASK)
 _LOCK = threading.RLock()
 
 
@@ -39,7 +42,7 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
         places = [
             (space, translation.name, space[translation.name], translation)
             for space, translation in _places(model)
-            if is_known_version() and translation.fits(space[translation.name])
+            if translation.fits(space[translation.name])
         ]
         for space, name, own, translation in places:
             space[name] = _in_this_thread(own, translation.replacement)
@@ -50,24 +53,27 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
                 space[name] = own
 
 
-def unknown_function(model: nn.Module) -> str | None:
-    """Return the name of a function whose form in the installed version is unknown.
+def refuse_unknown_functions(model: nn.Module) -> None:
+    """Raise an error for a loop over tokens whose form in the installed version is unknown.
 
-    Returns:
-        The name of the first such function of the model; None if every function is known.
+    Raises:
+        TraceError: if a recurrence of the model is not translated.
     """
-    unknown = (
-        translation.name
-        for space, translation in _places(model)
-        if not (is_known_version() and translation.fits(space[translation.name]))
-    )
-    return next(unknown, None)
+    for space, translation in _places(model):
+        if translation.has_loop and not translation.fits(space[translation.name]):
+            raise TraceError(
+                f"Expected {translation.name} of {TRANSFORMERS.library} {TRANSFORMERS.oldest} to "
+                f"{TRANSFORMERS.newest}, which is translated, got that of {installed_version()}.",
+                f"Install {TRANSFORMERS.library} {TRANSFORMERS.newest}, or a newer aftexport.",
+            )
 
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:
-    """Return the globals of the library's files with the functions that they hold."""
+    """Return the globals of the library's files with a recurrence, and their known functions."""
     files = {type(module).__module__ for module in model.modules()}
     spaces = [vars(sys.modules[name]) for name in sorted(files) if is_of_transformers(name)]
+    recurrences = {known.name for known in TRANSLATIONS if known.has_loop}
+    spaces = [space for space in spaces if not recurrences.isdisjoint(space)]
     return [(space, known) for space in spaces for known in TRANSLATIONS if known.name in space]
 
 

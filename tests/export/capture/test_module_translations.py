@@ -1,0 +1,145 @@
+"""Loops over tokens in models of transformers, and in code like that of fla, become operators."""
+
+import threading
+
+import naive_linear_attention as naive
+import pytest
+import recurrent_models as models
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from aftexport.capture.capture import capture, prepared
+from aftexport.capture.module_translations import function_translation
+from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
+from aftexport.capture.module_translations.replaced_functions import translate_functions
+from aftexport.errors import TraceError
+
+OPERATORS = {
+    torch.ops.aftexport.recurrent_linear_attention.default,
+    torch.ops.aftexport.causal_depthwise_conv.default,
+}
+TOKENS = (1, 2, 63, 64, 65, 130)
+"""Lengths below, at and above the chunk of 64 tokens."""
+
+
+def expect_equal(program: ExportedProgram, model: nn.Module, vocabulary: int) -> None:
+    """Compare a program with its model in batches of a whole, a half and a shorter document."""
+    assert {node.target for node in program.graph.nodes} >= OPERATORS
+    captured = program.module()
+    generator = torch.Generator().manual_seed(0)
+    for tokens in TOKENS:
+        lengths = torch.tensor([tokens, (tokens + 1) // 2, max(1, tokens - 1)])
+        ids = torch.randint(1, vocabulary, (3, tokens), generator=generator)
+        mask = (torch.arange(tokens) < lengths.unsqueeze(1)).long()
+        second = lengths if isinstance(model, naive.NaiveClassifier) else mask
+        with torch.inference_mode():
+            given, expected = captured(ids * mask, lengths), model(ids * mask, second)
+        torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "qwen3_next")) for n in models.BUILDERS],
+)
+def test_models_equal_pytorch(name: str) -> None:
+    model = models.build(name)
+    expect_equal(capture(model), model, models.VOCABULARY)
+
+
+@pytest.mark.parametrize("name", naive.ATTENTIONS)
+def test_naive_loops_equal_pytorch(name: str) -> None:
+    torch.manual_seed(0)
+    model = naive.NaiveClassifier(name).eval()
+    expect_equal(capture(model), model, naive.VOCABULARY)
+
+
+def test_groups_of_values_equal_pytorch() -> None:
+    """Two heads of values share a head of keys; the state goes on from an initial one."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, 70, 2, 8) for _ in range(2))
+    value, state = torch.randn(2, 70, 4, 8), torch.randn(2, 4, 8, 8)
+    g, beta = -torch.rand(2, 70, 4), torch.rand(2, 70, 4)
+    settings = {
+        "initial_state": state,
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    own = modeling_qwen3_5.torch_chunk_gated_delta_rule
+    expected = own(query, key, value, g=g, beta=beta, **settings)
+    given = GATED_DELTA_RULE.replacement(query, key, value, g=g, beta=beta, **settings)
+    torch.testing.assert_close(given, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_other_threads_run_the_library() -> None:
+    model = models.build("mamba2")
+    own = modeling_mamba2.mamba2_chunk_scan
+    arguments = (
+        torch.randn(1, 5, 4, 8), torch.rand(1, 5, 4), -torch.rand(4),
+        torch.randn(1, 5, 2, 8), torch.randn(1, 5, 2, 8), 4,
+    )  # fmt: skip
+    operators: list[bool] = []
+
+    def run() -> None:
+        with torch.profiler.profile() as profile:
+            modeling_mamba2.mamba2_chunk_scan(*arguments)
+        names = {event.key for event in profile.key_averages()}
+        operators.append("aftexport::recurrent_linear_attention" in names)
+
+    with translate_functions(model):
+        assert modeling_mamba2.mamba2_chunk_scan is not own
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        run()
+    assert operators == [False, True]
+    assert modeling_mamba2.mamba2_chunk_scan is own
+
+
+def test_functions_return_after_failure() -> None:
+    own = modeling_mamba2.mamba2_chunk_scan
+    with pytest.raises(ZeroDivisionError), translate_functions(models.build("mamba2")):
+        raise ZeroDivisionError
+    assert modeling_mamba2.mamba2_chunk_scan is own
+
+
+def test_cache_is_off_in_a_copy() -> None:
+    """The capture runs without a cache, and the model of the user keeps its own."""
+    model = models.build("mamba2")
+    assert not prepared(model, torch.float32, ("input_ids", "lengths")).module.body.config.use_cache
+    assert model.body.config.use_cache
+
+
+def test_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_translation, "version", lambda _: "6.1.0")
+    with pytest.raises(TraceError, match=r"Expected mamba2_chunk_scan of transformers 5\.16 to"):
+        capture(models.build("mamba2"))
+
+
+def test_other_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mamba2_chunk_scan(x: Tensor) -> Tensor:
+        return x
+
+    mamba2_chunk_scan.__module__ = modeling_mamba2.__name__
+    monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", mamba2_chunk_scan)
+    with pytest.raises(TraceError, match=r"Install transformers 5\.24"):
+        capture(models.build("mamba2"))
+
+
+def test_remedy_names_the_function() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, 4)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embedding(input_ids)
+            state = torch.zeros_like(x[:, 0])
+            for t in range(x.shape[1]):
+                state = state * 0.9 + x[:, t]
+            return state
+
+    with pytest.raises(TraceError, match=r"nn\.functional\.recurrent_linear_attention"):
+        capture(Model())
