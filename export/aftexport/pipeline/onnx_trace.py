@@ -20,6 +20,8 @@ from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.passes.id_tables import id_table, position_sizes
 from aftexport.passes.plain_inputs import use_plain_inputs
 from aftexport.passes.plain_outputs import name_axes, use_plain_outputs
+from aftexport.passes.standard_recurrence.expansion import runnable_form
+from aftexport.passes.standard_recurrence.value_shapes import infer_shapes
 from aftexport.passes.value_names import rename_inner_values
 from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.explained import explained_model
@@ -28,6 +30,7 @@ from aftexport.pipeline.onnx_limits import longest_document
 from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
 from aftexport.recognition.onnx_file import read_onnx
 from aftexport.recognition.recognizer import recognize
 
@@ -55,12 +58,14 @@ def trace_onnx(
     _check_main_input(names[0], options)
     renamed = use_plain_outputs(graph)
     rename_inner_values(graph.graph)
-    own = ir.to_proto(graph)
-    spec, table = _spec(ir.from_proto(own), own, names, options)
-    reference = OnnxReference(own, _document(spec, 2))
-    graph = _with_shapes(own, reference.run(_document(spec, 2)))
+    file = runnable_form(graph)
+    spec, table = _spec(ir.from_proto(file), file, names, options)
+    reference = OnnxReference(file, _document(spec, 2))
+    translation, _ = replace_foreign_nodes(graph, options.source)
+    graph = _with_shapes(ir.to_proto(graph), reference.run(_document(spec, 2)))
     own = ir.to_proto(graph)
     recognition = recognize(graph, progress)
+    add_translation(recognition, translation)
     lowered = ir.to_proto(graph) if recognition.matches else own
     accumulate_in_float32(lowered)
     order = None if table is None else np.linalg.norm(table[: spec.vocab_size], axis=1).argsort()
@@ -233,7 +238,7 @@ def _with_shapes(model: onnx.ModelProto, outputs: Mapping[str, Any]) -> ir.Model
     """Return the graph with the inferred shapes of its values."""
     graph = ir.from_proto(model)
     name_axes(graph, {name: output.shape for name, output in outputs.items()})
-    return ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(graph), data_prop=True))
+    return ir.from_proto(infer_shapes(ir.to_proto(graph)))
 
 
 def _refuse_breach(

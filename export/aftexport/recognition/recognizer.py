@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.operators.domain import DOMAIN, VERSION
+from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.passes import nodes as matching
 from aftexport.recognition.cuts import Cuts
@@ -65,7 +66,7 @@ def recognize(
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:
-        probed = probe(ir.to_proto(model))
+        probed = probe(attach_bodies(ir.to_proto(model)))
     except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, probed)

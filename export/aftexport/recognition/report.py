@@ -12,7 +12,12 @@ from aftexport.system.files import replacing_file, write_json
 
 
 def show_recognition(recognition: Recognition, console: Console) -> None:
-    """Print matches and near misses."""
+    """Print translated nodes, matches and near misses."""
+    if recognition.translated:
+        table = plain_table("operator", "computes", "replaces")
+        for replaced in recognition.translated:
+            table.add_row(replaced.operator, escape(replaced.value), escape(replaced.source))
+        console.print(table)
     if recognition.unexamined:
         console.print(f"[yellow]The graph was not examined:[/] {escape(recognition.unexamined)}")
         return
@@ -26,6 +31,8 @@ def show_recognition(recognition: Recognition, console: Console) -> None:
         for match in recognition.matches:
             if match.note:
                 console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.")
+    elif recognition.translated:
+        console.print("No other mechanism was recognized.")
     else:
         console.print("No mechanism was recognized; the model is unchanged.")
         if recognition.absence:
@@ -44,6 +51,7 @@ def _short(value: object) -> str:
 def to_dict(recognition: Recognition) -> dict[str, Any]:
     """Return a recognition as plain data."""
     return {
+        "translated": [asdict(replaced) for replaced in recognition.translated],
         "matches": [asdict(match) for match in recognition.matches],
         "near_misses": [asdict(miss) for miss in recognition.near_misses],
         "unexamined": recognition.unexamined or None,

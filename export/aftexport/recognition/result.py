@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from aftexport.passes.standard_recurrence.translation import Replacement
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 
@@ -54,6 +55,7 @@ class Recognition:
         absence: the reason why there is neither a match nor a near miss.
         unread: the names of values without a formula.
         probed: the values of the original graph, None if no node can be part of a mechanism.
+        translated: the recurrent nodes of other domains, which were replaced before the search.
     """
 
     matches: list[Match] = field(default_factory=list)
@@ -62,3 +64,9 @@ class Recognition:
     absence: str = ""
     unread: list[str] = field(default_factory=list)
     probed: ProbedGraph | None = None
+    translated: list[Replacement] = field(default_factory=list)
+
+    @property
+    def has_changes(self) -> bool:
+        """Return whether the graph differs from that of the file."""
+        return bool(self.matches or self.translated)
