@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, verify
+from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, unfuse, verify
 from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
 from aftexport.system.installation import missing_module_error
@@ -21,6 +21,7 @@ COMMANDS = {
     "calibrate": calibrate.run,
     "bench": bench.run,
     "fuse": fuse.run,
+    "unfuse": unfuse.run,
     "demo": demo.run,
 }
 """The subcommands. Any other first word is a model to export."""

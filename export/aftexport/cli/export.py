@@ -41,6 +41,7 @@ Subcommands (see aftexport COMMAND --help):
   aftexport build BUNDLE              build its TensorRT engine for this machine
   aftexport bench BUNDLE              time it by length and operator, against PyTorch
   aftexport fuse IN.onnx OUT.onnx     replace linear attention in any model by operators
+  aftexport unfuse BUNDLE OUT.onnx    write a bundle's model in standard operators only
   aftexport demo                      train, export, serve and query a small model
 
 Exit status:

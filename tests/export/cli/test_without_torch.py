@@ -29,6 +29,7 @@ RUN = {
     "bench": ["bench", "model.bundle", "--lengths", "64", "--rounds", "1"],
     "calibrate": ["calibrate", "model.bundle", "--data", "labelled.jsonl", "--dry-run"],
     "fuse": ["fuse", "model.onnx", "fused.onnx", "--report", "fused.json"],
+    "unfuse": ["unfuse", "model.bundle", "plain.onnx"],
     "bundle of an ONNX file": ["text.onnx", "--to", "onnx", "--labels", "a,b,c"],
     "triton": ["model.bundle", "--to", "triton", "--out", "model.triton"],
 }
