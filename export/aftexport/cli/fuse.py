@@ -11,6 +11,7 @@ The command recognizes AFT-full, AFT-local, AFT-simple, AFT-conv, Efficient Atte
 Fastformer and linear attention, and the causal forms of AFT and linear attention. The way in
 which the graph is written does not matter. A replacement must equal the original in float64
 on ordinary and adversarial inputs. Near misses are listed with the condition that failed.
+LinearAttention and CausalConvWithState, of ONNX (opset 27) or ONNX Runtime, are replaced too.
 The operators carry portable bodies, so the file runs wherever the original ran, and faster
 if the fused kernels are installed.
 

@@ -13,6 +13,7 @@ from recurrent_graphs import MICROSOFT
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.domain import operators_in
 from aftexport.pipeline.export import export
+from aftexport.recognition.standard_file import unfuse_file
 
 VOCABULARY, CHANNELS, HEADS = 40, 8, 2
 DOCUMENTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7])
@@ -93,6 +94,9 @@ def test_bundle_answers_as_the_file(domain: str, tmp_path: Path) -> None:
     found = OnnxRuntimeEngine(bundle.model_path).run({"input_ids": padded, "lengths": lengths})
     for logits, ids in zip(found["logits"], DOCUMENTS, strict=True):
         np.testing.assert_allclose(logits[None], answer(model, ids), atol=1e-5)
+    unfuse_file(bundle.path, tmp_path / "back.onnx", 27)
+    back = {node.op_type for node in onnx.load(tmp_path / "back.onnx").graph.node}
+    assert {"LinearAttention", "CausalConvWithState"} < back
 
 
 def test_float16_file_keeps_its_type(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from onnx.reference import ReferenceEvaluator
 from recurrent_graphs import RULES, causal_conv, inputs_of, linear_attention
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import UsageError
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.passes.standard_recurrence.standard_form import StandardForm
+from aftexport.passes.standard_recurrence.standard_form import StandardForm, standard_form
 from aftexport.recognition.onnx_file import fuse_file
 from aftexport.recognition.standard_file import unfuse_file
 
@@ -139,6 +140,19 @@ def test_bodies_keep_opset(model: onnx.ModelProto, tmp_path: Path) -> None:
     assert not form.standard
     assert not {"LinearAttention", "CausalConvWithState"} & set(kinds(found))
     assert_same(model, found)
+
+
+def test_node_without_body_gets_one(tmp_path: Path) -> None:
+    model = linear_attention(DOMAIN, lengths=True, rule="linear")
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.functions[:]
+    found = standard_form(bare, None).model
+    assert not found.functions
+    assert_same(model, found)
+    bare.graph.node[0].op_type = "Unheard"
+    with pytest.raises(UsageError, match="got Unheard without a body"):
+        standard_form(bare, None)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
 
 def _write_defaults(node: ir.Node) -> None:
     """Write the attributes that a node leaves out: the inliner of onnx ignores their defaults."""
-    operator = ALL_OPERATORS[node.op_type]
+    operator = ALL_OPERATORS.get(node.op_type)
+    if operator is None:
+        return  # of a newer version, whose body is in the file
     for attribute in (*operator.attributes, *operator.kernel_attributes):
         if attribute.name not in node.attributes:
             written = ir.convenience.convert_attribute(attribute.name, attribute.default)
@@ -124,10 +126,20 @@ def _why_body(node: ir.Node, opset: int | None) -> str | None:
 
 
 def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in which every node of ours has its body."""
+    """Return a model in which every node of ours has its body, that of the file if it has one."""
     have = {function.name for function in model.functions if function.domain == DOMAIN}
-    if all(node.op_type in have for node in model.graph.node if node.domain == DOMAIN):
+    bare = {n.op_type for n in model.graph.node if n.domain == DOMAIN and n.op_type not in have}
+    if unknown := sorted(bare - ALL_OPERATORS.keys()):
+        raise UsageError(
+            f"Expected operators of {DOMAIN} that this version has, or their bodies, got "
+            f"{', '.join(unknown)} without a body.",
+            "Install the version that wrote the file.",
+        )
+    if not bare:
         return model
+    kept = [function for function in model.functions if function.domain != DOMAIN]
+    del model.functions[:]
+    model.functions.extend(kept)
     return attach_bodies(model)
 
 
