@@ -37,6 +37,7 @@ from aftexport.recognition.patterns.pattern import (
     refuse_changed_denominator,
     refuse_input_weights,
     single,
+    size_of,
     sums,
     without,
 )
@@ -191,7 +192,7 @@ def _rewrite(parts: _MappedParts) -> Rewrite:
             Operand(parts.value, (roles.batch, parts.summed, (*roles.heads, *roles.wide))),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
-        parts.attributes(name),
+        parts.attributes(name, size_of(parts.channels)),
         lowest={value: _LOWEST for value in inputs if parts.subject.probed.is_float(value)},
         outside=number(parts.scale),
         proven=parts.proven,
