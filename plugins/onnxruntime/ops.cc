@@ -194,6 +194,7 @@ class GroupedHeadsKernel : public Kernel {
            "kv_num_heads is " + std::to_string(groups) + ", expected a divisor of num_heads " +
                std::to_string(params_.heads));
     params_.kv_heads = groups ? groups : params_.heads;
+    has_value_width_ = groups > 0;
   }
 
   void compute(const Run& run) const final {
@@ -206,10 +207,9 @@ class GroupedHeadsKernel : public Kernel {
     params.channels = query.shape[2];
     expect_shape("lengths", lengths, {params.batch});
     int64_t tokens = params.tokens;
-    if (!params.causal && run.has_input(4)) {
-      const Tensor key_lengths = run.input(4);
-      expect_shape("key_lengths", key_lengths, {params.batch});
-      params.key_lengths = static_cast<const int64_t*>(key_lengths.data);
+    if (const auto key_lengths = params.causal ? std::nullopt : run.optional_input(4)) {
+      expect_shape("key_lengths", *key_lengths, {params.batch});
+      params.key_lengths = static_cast<const int64_t*>(key_lengths->data);
       if (key.shape.size() == 3) tokens = key.shape[1];
       params.key_tokens = tokens;
     }
@@ -217,7 +217,7 @@ class GroupedHeadsKernel : public Kernel {
     expect(value.shape.size() == 3 && value.shape[2] % params.kv_heads == 0,
            "value has shape " + to_string(value.shape) + ", whose width is not divisible by kv_num_heads " +
                std::to_string(params.kv_heads));
-    expect_shape("value", value, {params.batch, tokens, value.shape[2]});
+    expect_shape("value", value, {params.batch, tokens, has_value_width_ ? value.shape[2] : key.shape[2]});
     params.value_width = value.shape[2] / params.kv_heads;
     params.query = query.data;
     params.key = key.data;
@@ -230,6 +230,9 @@ class GroupedHeadsKernel : public Kernel {
 
  protected:
   Params params_{};
+
+ private:
+  bool has_value_width_;  // the heads of the value may be of another width than those of the key
 };
 
 class EfficientAttention final : public GroupedHeadsKernel<aft::EfficientAttention> {

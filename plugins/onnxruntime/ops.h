@@ -25,11 +25,11 @@ struct Operator {
   size_t inputs;     // lengths, where taken, is the last
   Kernel* (*create)(const Settings&, const ort::Attributes&);
   bool takes_lengths = true;
-  // The input whose shape every output has; -1: none. With optional inputs only where query, key and value are of one
+  // The input whose shape every output has; -1: none. With key_lengths only where query, key and value are of one
   // width, else the width of the output depends on the numbers of heads.
   int output_like = 0;
   size_t outputs = 1;
-  size_t optional = 0;  // int64 inputs after lengths that a node may leave out; causal operators have none
+  size_t key_lengths = 0;  // 1: after lengths the optional input key_lengths, which causal operators lack
 };
 
 extern const Operator kOperators[7];

@@ -25,7 +25,7 @@ struct Value;
 
 enum class ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 enum class ElementType : int { kFloat = 1, kInt64 = 7, kFloat16 = 10, kBfloat16 = 16 };
-enum class Arity : int { kRequired = 0 };
+enum class Arity : int { kRequired = 0, kOptional = 1 };
 enum class MemoryType : int { kDefault = 0 };
 
 // Every entry: name, position in OrtApi, type. X(name, slot, result, arguments...)

@@ -89,7 +89,7 @@ ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* contex
     const size_t like = static_cast<size_t>(self(op).op->output_like);
     ort::check(api, api.ShapeInferContext_GetInputTypeShape(context, like, &shape));
     if (!is_known(api, shape)) return;
-    if (self(op).op->optional)
+    if (self(op).op->key_lengths)
       for (size_t input : {1, 2})
         if (width_of(api, context, input) != width_of(api, context, 0)) return;
     for (size_t index = 0; index < self(op).op->outputs; ++index)
@@ -106,7 +106,7 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.GetName = [](const ort::CustomOp* op) { return self(op).settings.name.c_str(); };
   r.GetExecutionProviderType = [](const ort::CustomOp*) { return ops::kBackend.execution_provider; };
   r.GetInputTypeCount = [](const ort::CustomOp* op) {
-    return self(op).op->inputs + (self(op).settings.causal ? 0 : self(op).op->optional);
+    return self(op).op->inputs + (self(op).settings.causal ? 0 : self(op).op->key_lengths);
   };
   r.GetInputType = [](const ort::CustomOp* op, size_t index) {
     return self(op).op->takes_lengths && index + 1 >= self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);

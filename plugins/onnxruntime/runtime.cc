@@ -96,10 +96,11 @@ Tensor Run::input(size_t index) const {
   return read_tensor(api_, value);
 }
 
-bool Run::has_input(size_t index) const {
+std::optional<Tensor> Run::optional_input(size_t index) const {
   const Value* value = nullptr;
   check(api_, api_.KernelContext_GetInput(context_, index, &value));
-  return value;
+  if (!value) return std::nullopt;
+  return read_tensor(api_, value);
 }
 
 void* Run::output(size_t index, const Shape& shape) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -69,7 +70,7 @@ class Run {
   Run(const Api& api, KernelContext* context) : api_(api), context_(context) {}
 
   Tensor input(size_t index) const;
-  bool has_input(size_t index) const;  // whether the node has the optional input
+  std::optional<Tensor> optional_input(size_t index) const;
   void* output(size_t index, const Shape& shape) const;
   aft::Parallel parallel() const;
   void* stream() const;  // a cudaStream_t; null for the CPU

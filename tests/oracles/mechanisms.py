@@ -147,9 +147,7 @@ def _window(d: Document, biases: Array, left: int) -> Array:
 
 
 @_over_batch
-def aft_full(
-    d: Document, position_bias: Array, *, gate: str = "sigmoid", eps: float = 0
-) -> Array:
+def aft_full(d: Document, position_bias: Array, *, gate: str = "sigmoid", eps: float = 0) -> Array:
     """AFT-full: Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2.
 
     Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
@@ -171,9 +169,7 @@ def aft_local(d: Document, band: Array, *, gate: str = "sigmoid", eps: float = 0
 
 
 @_over_batch
-def aft_simple(
-    d: Document, *, gate: str = "sigmoid", num_heads: int = 0, eps: float = 0
-) -> Array:
+def aft_simple(d: Document, *, gate: str = "sigmoid", num_heads: int = 0, eps: float = 0) -> Array:
     """AFT-simple: arXiv 2105.14103, eq. 5.
 
     Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u)

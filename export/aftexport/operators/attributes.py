@@ -7,6 +7,7 @@ GATE = Attribute(
     "sigmoid",
     "Function of the query that multiplies the result; none leaves the query out.",
     ("sigmoid", "tanh", "none", "relu"),
+    later_choices=("relu",),
 )
 NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of query and value.")
 DENOMINATOR_EPS = Attribute(
@@ -19,6 +20,6 @@ KV_NUM_HEADS = Attribute(
     "kv_num_heads",
     0,
     "Number of heads of key and value; divides num_heads. Query head i reads head "
-    "i // (num_heads / kv_num_heads). 0: num_heads.",
+    "i // (num_heads / kv_num_heads). 0: num_heads, and values as wide as keys.",
     since=2,
 )

@@ -93,8 +93,9 @@ def softmax_mean(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
 def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
     """Return the mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1.
 
-    Dim 1 is kept. ``eps`` is added to the sum of the weights. Keys and biases are taken relative to those of the largest logit before they are
-    added, because a number loses all its digits beside 1e38. Their halves do not overflow.
+    Dim 1 is kept. ``eps`` is added to the sum of the weights. Keys and biases are taken relative to
+    those of the largest logit before they are added, because a number loses all its digits beside
+    1e38. Their halves do not overflow.
     """
     half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
     best = (half_key + half_bias).detach().argmax(1, keepdim=True)
@@ -219,9 +220,7 @@ def check_same_shape(op_type: str, **tensors: Tensor) -> None:
             )
 
 
-def check_lengths(
-    op_type: str, query: Tensor, lengths: Tensor, name: str = "lengths"
-) -> None:
+def check_lengths(op_type: str, query: Tensor, lengths: Tensor, name: str = "lengths") -> None:
     """Raise ValueError unless ``lengths`` is int64 ``[B]``."""
     if lengths.dim() != 1 or lengths.shape[0] != query.shape[0] or lengths.dtype != torch.int64:
         raise ValueError(
@@ -246,7 +245,7 @@ def check_grouped_heads(
         op_type: the operator, for the message.
         query: ``[B, T, num_heads * d]``.
         key: ``[B, S, kv_num_heads * d]``; S is T without ``key_lengths``.
-        value: ``[B, S, kv_num_heads * e]``.
+        value: ``[B, S, kv_num_heads * e]``; e is d if ``kv_num_heads`` is 0.
         num_heads: the number of heads of the query.
         kv_num_heads: the number of heads of key and value; 0 for ``num_heads``.
         key_lengths: int64 ``[B]``, or None.
@@ -274,6 +273,11 @@ def check_grouped_heads(
         raise ValueError(
             f"{op_type}: value must be [{batch}, {tokens}, a multiple of {groups}], "
             f"got shape {tuple(value.shape)}"
+        )
+    if not kv_num_heads and value.shape[2] != width:
+        raise ValueError(
+            f"{op_type}: value must have the {width} channels of key, got {value.shape[2]}; "
+            f"give kv_num_heads {num_heads} for values of another width"
         )
 
 

@@ -29,7 +29,7 @@ class Attribute:
 
     ``since`` is the version of the contract that added the attribute. After version 1, calls of
     the torch op may leave it out, and nodes do so for the default: libraries of earlier versions
-    then run them.
+    then run them. ``later_choices`` are those that version 2 added.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Attribute:
     doc: str
     choices: tuple[str, ...] = ()
     since: int = 1
+    later_choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,16 @@ class OnnxOperator:
         """Return the optional inputs that ``node`` has, in order."""
         given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
         return tuple(name for name in self.inputs if name in self.optional and name in given)
+
+    def later_parts(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Return the attributes and inputs of ``node`` that version 1 of the contract lacks."""
+        values = self.attributes_of(node)
+        attributes = [
+            a.name
+            for a in self.attributes
+            if values[a.name] in a.later_choices or (a.since > 1 and values[a.name] != a.default)
+        ]
+        return (*attributes, *self.present_in(node))
 
     def function(
         self, settings: Mapping[str, str], opset: int, present: Collection[str] = ()

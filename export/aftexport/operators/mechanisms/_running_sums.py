@@ -9,9 +9,7 @@ from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 
 
-def running_mean(
-    logits: str, values: str, result: str, *, rank: int, has_eps: bool = False
-) -> str:
+def running_mean(logits: str, values: str, result: str, *, rank: int, has_eps: bool = False) -> str:
     """Define the mean of ``values``, weighted by ``exp(logits)``, up to each token.
 
     Args:

@@ -17,7 +17,6 @@ from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms.mechanism import Mechanism
 from aftexport.operators.schema import Attribute
 
-
 _NUM_HEADS = Attribute(
     "num_heads",
     0,

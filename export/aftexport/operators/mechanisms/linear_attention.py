@@ -32,6 +32,7 @@ FEATURE_MAP = Attribute(
     "elu",
     "elu: elu(x) + 1; relu: max(x, 0); identity: query and key are features.",
     ("elu", "relu", "identity"),
+    later_choices=("identity",),
 )
 NORMALIZER = Attribute(
     "normalizer",

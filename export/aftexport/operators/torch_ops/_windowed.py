@@ -7,9 +7,7 @@ from torch.nn.functional import pad
 from aftexport.operators.numerics import biased_mean
 
 
-def means(
-    key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool, eps: float
-) -> Tensor:
+def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool, eps: float) -> Tensor:
     """Return the definition ``[B, T, C, E]``, computed row by row."""
     tokens, width = key.shape[1], bias.shape[1]
     rows = []

@@ -9,8 +9,8 @@ from aftexport.operators.constants import MASKED
 from aftexport.operators.numerics import (
     Sums,
     apply_gate,
-    check_eps,
     biased_mean,
+    check_eps,
     check_lengths,
     check_max_tokens,
     check_same_shape,
@@ -65,7 +65,9 @@ def reference(
         gate, eps: see ``mechanisms.aft_full``.
         causal: whether a row sees only the keys up to its own position.
     """
-    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, position_bias, causal, eps))
+    return apply_gate(
+        gate, query, _means(mask_keys(key, lengths), value, position_bias, causal, eps)
+    )
 
 
 def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: float) -> Tensor:

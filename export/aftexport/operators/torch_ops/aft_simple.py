@@ -96,8 +96,9 @@ def compute(
     """Compute ``reference``; the causal form uses running sums."""
     logits, values = _by_head(key, value, lengths)
     if causal:
-        sums, means = (partial(form, eps=eps) for form in (prefix_sums, _prefix_means))
-        mean = guarded_mean(sums, means, logits, values)
+        mean = guarded_mean(
+            partial(prefix_sums, eps=eps), partial(_prefix_means, eps=eps), logits, values
+        )
     else:
         mean = softmax_mean(logits, values, eps).expand_as(values)
     return apply_gate(gate, query, mean.flatten(2))

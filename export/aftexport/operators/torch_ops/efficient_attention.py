@@ -128,9 +128,7 @@ def compute(
     return scale * result.flatten(2)
 
 
-def _scaled(
-    queries: Tensor, keys: Tensor, values: Tensor, counted: Tensor, causal: bool
-) -> Tensor:
+def _scaled(queries: Tensor, keys: Tensor, values: Tensor, counted: Tensor, causal: bool) -> Tensor:
     """Return the products ``Q K^T V`` over the number of keys, by head."""
     num_heads = queries.shape[2]
     valid = valid_keys(counted, keys.shape[1])

@@ -166,7 +166,7 @@ struct PoolSums {
   // Adds a number to the sums of exp(l), by its logarithm.
   void add_eps(float log_eps) {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes)
-      store(denominator + h, load(denominator + h) + exp(log_eps - load(maximum + h)));
+      store(denominator + h, load(denominator + h) + eps_beside(log_eps, load(maximum + h)));
   }
 
   // numerator becomes the mean, 0 where nothing was added.

@@ -22,7 +22,7 @@ CONTRACT = {
     "NormalizedLinearAttention": "query key value lengths; "
     "num_heads feature_map eps normalizer kv_num_heads; key_lengths",
 }
-"""The inputs of each operator, its attributes, and the optional inputs of its form without causality."""
+"""The inputs, the attributes, and the optional inputs, which causal operators lack."""
 DEFAULTS = {
     "gate": "sigmoid",
     "num_heads": 1,

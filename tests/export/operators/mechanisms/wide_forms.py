@@ -68,7 +68,10 @@ class Form:
 
 
 def _linear_forms() -> list[Form]:
-    maps = [("identity", n) for n in ("add", "clamp", "none")] + [("elu", "clamp"), ("relu", "none")]
+    maps = [("identity", n) for n in ("add", "clamp", "none")] + [
+        ("elu", "clamp"),
+        ("relu", "none"),
+    ]
     settings = [
         (("feature_map", feature_map), ("normalizer", normalizer), ("eps", 0.25))
         for feature_map, normalizer in maps
