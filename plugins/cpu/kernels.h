@@ -29,6 +29,8 @@ enum class Gate { kSigmoid, kTanh, kNone, kRelu };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu, kIdentity };
 enum class Normalizer { kAdd, kClamp, kNone };
+enum class UpdateRule { kLinear, kGated, kDelta, kGatedDelta };
+enum class Direction { kForward, kReverse, kBidirectional };
 
 // The parameters of every mechanism. Element is the type of every tensor but lengths.
 struct Sequence {
@@ -97,6 +99,36 @@ struct Fastformer : Sequence {
   int64_t heads;
 };
 
+// A state of [key_width, value_width] per state head, kept by a recurrence over the tokens. Query head i reads state
+// i / (query_heads / state_heads).
+struct RecurrentLinearAttention {
+  Element element;
+  UpdateRule rule;
+  Direction direction;
+  bool normalized;     // divides by query z + eps, z being one column more of the state
+  bool channel_decay;  // decay is [batch, tokens, state_heads * key_width], else [batch, tokens, state_heads]
+  bool head_beta;      // beta is [batch, tokens, state_heads], else [batch, tokens, 1]
+  int64_t batch, tokens, query_heads, state_heads, key_width, value_width;
+  float scale, eps;
+  const void *query, *key, *value;
+  const void* past_state;  // [batch, states, key_width, value_width (+ 1)], null: zeros
+  const void *decay, *beta;  // null where the rule has none
+  const int64_t* lengths;  // [batch]
+  void* output;
+  void* present_state;  // as past_state; null: not needed
+
+  int64_t states() const { return direction == Direction::kBidirectional ? 2 * state_heads : state_heads; }
+};
+
+struct CausalDepthwiseConv {
+  Element element;
+  bool silu;
+  int64_t batch, tokens, channels, taps;
+  const void *input, *weight, *bias, *past_state;  // weight [channels, taps]; bias and past_state may be null
+  const int64_t* lengths;                          // [batch]
+  void *output, *present_state;                    // [batch, taps - 1, channels]; null: not needed
+};
+
 void aft_simple(const AftSimple&, const Parallel&);
 void aft_full(const AftFull&, const Parallel&);
 void aft_local(const AftLocal&, const Parallel&);
@@ -104,6 +136,8 @@ void aft_conv(const AftConv&, const Parallel&);
 void efficient_attention(const EfficientAttention&, const Parallel&);
 void linear_attention(const LinearAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
+void recurrent_linear_attention(const RecurrentLinearAttention&, const Parallel&);
+void causal_depthwise_conv(const CausalDepthwiseConv&, const Parallel&);
 
 // Packs the weights exp(position_bias) for aft_full, by the first of the methods that allows the range of the biases of
 // each row. It reads the element, causal, tokens, methods and position_bias [tokens, tokens] of p. The result is null

@@ -9,7 +9,11 @@ namespace ops {
 
 const Backend kBackend = {"CPUExecutionProvider",
                           {aft::Element::kFloat32, aft::Element::kFloat16},
-                          {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
+                          [] {
+                            std::vector<Operator> all(std::begin(kEncoderOperators), std::end(kEncoderOperators));
+                            all.insert(all.end(), std::begin(kRecurrentOperators), std::end(kRecurrentOperators));
+                            return all;
+                          }()};
 
 void choose_kernels() {
   aft::instruction_set();

@@ -297,9 +297,9 @@ const Operator kOperators[7] = {
     {"AftLocal", 5, create<AftLocal>},
     {"AftSimple", 4, create<AftSimple>},
     {"AftConv", 5, create<AftConv>},
-    {"EfficientAttention", 4, create<EfficientAttention>, true, 0, 1, 1},
+    {"EfficientAttention", 4, create<EfficientAttention>, true, 0, 1, 0, 0, 1},
     {"Fastformer", 6, create<Fastformer>},
-    {"NormalizedLinearAttention", 4, create<LinearAttention>, true, 0, 1, 1},
+    {"NormalizedLinearAttention", 4, create<LinearAttention>, true, 0, 1, 0, 0, 1},
 };
 
 }  // namespace ops

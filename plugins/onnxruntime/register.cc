@@ -92,7 +92,7 @@ ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* contex
     if (self(op).op->key_lengths)
       for (size_t input : {1, 2})
         if (width_of(api, context, input) != width_of(api, context, 0)) return;
-    for (size_t index = 0; index < self(op).op->outputs; ++index)
+    for (size_t index = 0; index < self(op).op->outputs - self(op).op->optional_outputs; ++index)
       ort::check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, shape));
   });
 }
@@ -114,9 +114,14 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
   r.GetInputCharacteristic = [](const ort::CustomOp* op, size_t index) {
-    return index < self(op).op->inputs ? ort::Arity::kRequired : ort::Arity::kOptional;
+    const ops::Operator& described = *self(op).op;
+    const bool optional = index >= described.inputs || (described.optional_inputs >> index & 1);
+    return optional ? ort::Arity::kOptional : ort::Arity::kRequired;
   };
-  r.GetOutputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::Arity::kRequired; };
+  r.GetOutputCharacteristic = [](const ort::CustomOp* op, size_t index) {
+    return index + self(op).op->optional_outputs >= self(op).op->outputs ? ort::Arity::kOptional
+                                                                         : ort::Arity::kRequired;
+  };
   r.GetInputMemoryType = [](const ort::CustomOp*, size_t) { return ort::MemoryType::kDefault; };
   r.GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
   r.GetVariadicInputHomogeneity = r.GetVariadicInputMinArity;

@@ -104,8 +104,15 @@ std::optional<Tensor> Run::optional_input(size_t index) const {
 }
 
 void* Run::output(size_t index, const Shape& shape) const {
+  void* const data = optional_output(index, shape);
+  if (!data) throw Error("output " + std::to_string(index) + " is absent");
+  return data;
+}
+
+void* Run::optional_output(size_t index, const Shape& shape) const {
   Value* value = nullptr;
   check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  if (!value) return nullptr;
   void* data = nullptr;
   check(api_, api_.GetTensorMutableData(value, &data));
   return data;

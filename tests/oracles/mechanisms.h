@@ -253,4 +253,121 @@ inline Values linear_attention(const Document& d, const Heads& h, FeatureMap map
   return output;
 }
 
+enum class UpdateRule { kLinear, kGated, kDelta, kGatedDelta };
+enum class Direction { kForward, kReverse, kBidirectional };
+
+// A document of a recurrence with matrices as states. Rows of tokens are [heads * width]; past_state is null or
+// [states, key_width, value_width (+ 1)].
+struct Recurrence {
+  UpdateRule rule;
+  Direction direction;
+  bool normalized, channel_decay, head_beta;
+  int64_t tokens, length, query_heads, state_heads, key_width, value_width;
+  double scale, eps;
+  const double *query, *key, *value, *past_state, *decay, *beta;
+
+  bool decays() const { return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta; }
+  bool erases() const { return rule == UpdateRule::kDelta || rule == UpdateRule::kGatedDelta; }
+  int64_t state_columns() const { return value_width + (normalized ? 1 : 0); }
+};
+
+struct RecurrenceResult {
+  Values output, present_state;
+};
+
+// S = diag(exp(decay_t)) S of one head.
+inline void decay_state(const Recurrence& r, int64_t t, int64_t head, double* state) {
+  if (!r.decays()) return;
+  for (int64_t c = 0; c < r.key_width; ++c) {
+    const int64_t channel = r.channel_decay ? r.key_width * r.state_heads * t + head * r.key_width + c
+                                            : r.state_heads * t + head;
+    for (int64_t e = 0; e < r.state_columns(); ++e) state[c * r.state_columns() + e] *= std::exp(r.decay[channel]);
+  }
+}
+
+// S = S + key_t new_t^T with new_t = value_t, or beta_t (value_t - S^T key_t). The last column of a normalized one is for
+// values of 1.
+inline void write_state(const Recurrence& r, int64_t t, int64_t head, double* state) {
+  const double* key = r.key + (t * r.state_heads + head) * r.key_width;
+  for (int64_t e = 0; e < r.state_columns(); ++e) {
+    double written = e < r.value_width ? r.value[(t * r.state_heads + head) * r.value_width + e] : 1;
+    if (r.erases()) {
+      for (int64_t c = 0; c < r.key_width; ++c) written -= key[c] * state[c * r.state_columns() + e];
+      written *= r.beta[r.head_beta ? t * r.state_heads + head : t];
+    }
+    for (int64_t c = 0; c < r.key_width; ++c) state[c * r.state_columns() + e] += key[c] * written;
+  }
+}
+
+// sums[query head, state column] += query_t^T S
+inline void read_state(const Recurrence& r, int64_t t, int64_t head, const double* state, double* sums) {
+  const int64_t group = r.query_heads / r.state_heads;
+  for (int64_t j = head * group; j < (head + 1) * group; ++j)
+    for (int64_t c = 0; c < r.key_width; ++c)
+      for (int64_t e = 0; e < r.state_columns(); ++e)
+        sums[j * r.state_columns() + e] +=
+            r.query[(t * r.query_heads + j) * r.key_width + c] * state[c * r.state_columns() + e];
+}
+
+// ONNX LinearAttention-27, token by token, with the directions, the normalizer and the decays by channel of
+// RecurrentLinearAttention:
+//   S = diag(exp(decay_t)) S;  new_t = value_t, or beta_t (value_t - S^T key_t);  S = S + key_t new_t^T
+//   Y_t = scale query_t^T S, or query_t^T S / (query_t^T z + eps), z the last column of S
+// In both directions at once S is the sum of both, that of the reverse direction before it takes up token t.
+inline RecurrenceResult recurrent_linear_attention(const Recurrence& r) {
+  const bool both = r.direction == Direction::kBidirectional;
+  const int64_t head_state = r.key_width * r.state_columns(), row = r.query_heads * r.state_columns();
+  RecurrenceResult result{Values(r.tokens * r.query_heads * r.value_width),
+                          Values((both ? 2 : 1) * r.state_heads * head_state)};
+  if (r.past_state) result.present_state.assign(r.past_state, r.past_state + result.present_state.size());
+  Values sums(r.tokens * row);
+  for (int direction = r.direction == Direction::kReverse; direction < (r.direction == Direction::kForward ? 1 : 2);
+       ++direction)
+    for (int64_t i = 0; i < r.length; ++i)
+      for (int64_t head = 0; head < r.state_heads; ++head) {
+        const int64_t t = direction == 0 ? i : r.length - 1 - i;
+        const bool second = both && direction == 1;
+        double* state = result.present_state.data() + (head + (second ? r.state_heads : 0)) * head_state;
+        decay_state(r, t, head, state);
+        if (second) read_state(r, t, head, state, sums.data() + t * row);
+        write_state(r, t, head, state);
+        if (!second) read_state(r, t, head, state, sums.data() + t * row);
+      }
+  for (int64_t i = 0; i < r.length * r.query_heads; ++i)
+    for (int64_t e = 0; e < r.value_width; ++e) {
+      const double* sum = sums.data() + i * r.state_columns();
+      const double factor = r.normalized ? 1 / (sum[r.value_width] + std::max(r.eps, kMinEps)) : r.scale;
+      result.output[i * r.value_width + e] = sum[e] * factor;
+    }
+  return result;
+}
+
+// A document of a convolution over the last `taps` tokens, channel by channel; bias and past_state may be null.
+struct Convolution {
+  bool silu;
+  int64_t tokens, length, channels, taps;
+  const double *input, *weight, *bias, *past_state;
+
+  // Token t, which may be before the first.
+  double at(int64_t t, int64_t c) const {
+    if (t >= 0) return input[t * channels + c];
+    return past_state ? past_state[(t + taps - 1) * channels + c] : 0;
+  }
+};
+
+// ONNX CausalConvWithState-27 with channels last:
+//   Y_t = act(bias + sum_j weight_j x_{t - taps + 1 + j}),  act(y) = y or y / (1 + exp(-y))
+inline RecurrenceResult causal_depthwise_conv(const Convolution& d) {
+  RecurrenceResult result{Values(d.tokens * d.channels), {}};
+  for (int64_t t = 0; t < d.length; ++t)
+    for (int64_t c = 0; c < d.channels; ++c) {
+      double sum = d.bias ? d.bias[c] : 0;
+      for (int64_t j = 0; j < d.taps; ++j) sum += d.weight[c * d.taps + j] * d.at(t - d.taps + 1 + j, c);
+      result.output[t * d.channels + c] = d.silu ? sum / (1 + std::exp(-sum)) : sum;
+    }
+  for (int64_t t = d.length - d.taps + 1; t < d.length; ++t)
+    for (int64_t c = 0; c < d.channels; ++c) result.present_state.push_back(d.at(t, c));
+  return result;
+}
+
 }  // namespace oracle

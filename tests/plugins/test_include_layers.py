@@ -18,6 +18,7 @@ LAYERS = {
     "mechanisms/shared": 3,
     "mechanisms": 4,
     "mechanisms/aft_full": 4,
+    "mechanisms/recurrent": 4,
     "encoder": 4,
     "dispatch": 5,
     "methods": 6,

@@ -56,6 +56,7 @@ static_assert(int(ort::ElementType::kInt64) == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT
 static_assert(int(ort::ElementType::kFloat16) == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
 static_assert(int(ort::ElementType::kBfloat16) == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16);
 static_assert(int(ort::Arity::kRequired) == INPUT_OUTPUT_REQUIRED);
+static_assert(int(ort::Arity::kOptional) == INPUT_OUTPUT_OPTIONAL);
 static_assert(int(ort::MemoryType::kDefault) == OrtMemTypeDefault);
 static_assert(offsetof(ort::ApiBase, GetApi) == offsetof(OrtApiBase, GetApi));
 static_assert(offsetof(ort::CustomOp, version) == offsetof(OrtCustomOp, version));

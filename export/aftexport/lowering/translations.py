@@ -51,7 +51,6 @@ def _translation(operator: Operator) -> Callable[..., Any]:
     """Return a function that emits one bare custom node, with a signature for torch.onnx."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
-    later = {a.name: a.default for a in operator.attributes if a.since > 1}
     names, kind = list(operator.inputs), inspect.Parameter.POSITIONAL_OR_KEYWORD
     of_attributes = {
         a.name: inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
@@ -70,8 +69,7 @@ def _translation(operator: Operator) -> Callable[..., Any]:
         tensors = [bound.arguments.pop(n) for n in names]
         while tensors[-1] is None:
             tensors.pop()
-        own = {n: v for n, v in bound.arguments.items() if n not in later or v != later[n]}
-        return emit(*tensors, **own, **for_kernel, **PLUGIN_ATTRIBUTES)
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
 
     translate.__name__ = operator.op_type
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

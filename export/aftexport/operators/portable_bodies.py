@@ -26,7 +26,7 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
         for name, value in PLUGIN_ATTRIBUTES.items():
             if not any(a.name == name for a in node.attribute):
                 node.attribute.append(onnx.helper.make_attribute(name, value))
-        _drop_later_defaults(node)
+        _add_defaults(node)
         by_operator[node.op_type][_form(node)] += 1
 
     inlined = []
@@ -50,14 +50,12 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _drop_later_defaults(node: onnx.NodeProto) -> None:
-    """Remove the later attributes of a node that have their default; see ``Attribute.since``."""
-    operator = ALL_OPERATORS[node.op_type]
-    values = operator.attributes_of(node)
-    defaults = {a.name for a in operator.attributes if a.since > 1 and values[a.name] == a.default}
-    kept = [a for a in node.attribute if a.name not in defaults]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+def _add_defaults(node: onnx.NodeProto) -> None:
+    """Add the absent attributes to a node: onnx's inliner knows no defaults of a function."""
+    present = {a.name for a in node.attribute}
+    for attribute in ALL_OPERATORS[node.op_type].attributes:
+        if attribute.name not in present:
+            node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
 
 
 def _form(node: onnx.NodeProto) -> _Form:

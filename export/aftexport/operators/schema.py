@@ -27,9 +27,8 @@ class Attribute:
     ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
 
-    ``since`` is the version of the contract that added the attribute. After version 1, calls of
-    the torch op may leave it out, and nodes do so for the default: libraries of earlier versions
-    then run them. ``later_choices`` are those that version 2 added.
+    ``since`` is the version of the contract that added the attribute. Calls of the torch op may
+    leave it out after version 1. ``later_choices`` are those that version 2 added.
     """
 
     name: str
@@ -117,14 +116,14 @@ class OnnxOperator:
         Args:
             settings: the value of each setting.
             opset: the opset of the standard ops.
-            present: the optional inputs of the nodes that call the function.
+            present: the inputs of the nodes that call the function; required ones may be left out.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
         chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings}
         if self.optional:
-            chosen["present"] = frozenset(present)
+            chosen["present"] = frozenset(present).intersection(self.optional)
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
             f"{self.op_type} <{attributes}> "

@@ -17,7 +17,9 @@
   X(isa, aft_conv, AftConv)                       \
   X(isa, efficient_attention, EfficientAttention) \
   X(isa, linear_attention, LinearAttention)       \
-  X(isa, fastformer, Fastformer)
+  X(isa, fastformer, Fastformer)                  \
+  X(isa, recurrent_linear_attention, RecurrentLinearAttention) \
+  X(isa, causal_depthwise_conv, CausalDepthwiseConv)
 
 #define AFT_PRODUCT_KERNELS(X, isa)                     \
   X(isa, aft_full, AftFull)                             \

@@ -1,6 +1,7 @@
 """The portable body of recurrent linear attention, in ONNX textual syntax."""
 
 from aftexport.operators import onnx_text as text
+from aftexport.operators.mechanisms._chunk_recurrence import chunk_loop
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.schema import STATE_OUTPUT
 
@@ -13,31 +14,38 @@ def recurrence_body(
     decay_granularity: str,
     present: frozenset[str],
 ) -> str:
-    """Return the body for the settings and for the optional inputs that are present."""
-    with_decay = update_rule in ("gated", "gated_delta")
-    with_beta = update_rule in ("delta", "gated_delta")
-    expected = {n for n, has in (("decay", with_decay), ("beta", with_beta)) if has}
-    if present - {"past_state"} != expected:
-        raise ValueError(
-            f"RecurrentLinearAttention: update_rule {update_rule} takes "
-            f"{' and '.join(sorted(expected)) or 'neither decay nor beta'}, got a node with "
-            f"{', '.join(sorted(present)) or 'neither'}"
-        )
+    """Return the body for the settings and for the optional inputs that are present.
+
+    Both directions are heads of one loop: the tokens of the reverse direction are turned around.
+    """
+    has_decay = update_rule in ("gated", "gated_delta")
+    has_beta = update_rule in ("delta", "gated_delta")
+    _check_present(update_rule, {"decay": has_decay, "beta": has_beta}, present)
+    by_channel = has_decay and decay_granularity == "channel"
     lines = text.inputs_as_float("query", "key", "value", *sorted(present)) + text.valid_keys()
     lines += _heads(normalizer == "sum")
-    scanned = {"q": "queries", "k": "keys", "v": "values"}
-    if with_decay:
-        lines += _decays(decay_granularity)
-        scanned["d"] = "decays"
-    if with_beta:
+    tensors = {"q": "queries", "k": "keys", "v": "values"}
+    if has_decay:
+        lines += _decays(by_channel)
+        tensors["g"] = "decays"
+    if has_beta:
         lines += _betas()
-        scanned["b"] = "betas"
-    lines += _past("past_state" in present, direction == "bidirectional")
-    if direction != "reverse":
-        lines += _direction("forward", scanned, reads_written=True)
-    if direction != "forward":
-        lines += _direction("reverse", scanned, reads_written=direction == "reverse")
-    return lines + _results(direction, normalizer == "sum")
+        tensors["b"] = "betas"
+    ordered = {name: f"{tensor}_ordered" for name, tensor in tensors.items()}
+    lines += _order(direction, tensors, ordered) + _past("past_state" in present, ordered)
+    lines += chunk_loop(
+        ordered, by_channel=by_channel, reads_reverse_before=direction == "bidirectional"
+    )
+    return lines + _directions_joined(direction) + _results(normalizer == "sum")
+
+
+def _check_present(rule: str, needed: dict[str, bool], present: frozenset[str]) -> None:
+    for name, is_needed in needed.items():
+        if (name in present) != is_needed:
+            raise ValueError(
+                f"RecurrentLinearAttention: update_rule {rule} "
+                f"{'requires' if is_needed else 'forbids'} the input {name}"
+            )
 
 
 def _heads(is_summed: bool) -> str:
@@ -78,14 +86,13 @@ def _heads(is_summed: bool) -> str:
     )
 
 
-def _decays(granularity: str) -> str:
-    """Define ``decays [B, T, H, dk or 1, 1]``, the factors of the state; that of padding is 1."""
-    width = "infer" if granularity == "channel" else "one_1d"
+def _decays(by_channel: bool) -> str:
+    """Define ``decays [B, T, H, 1, dk or 1]``, logarithms; that of padding is 0."""
+    shape = "row_shape" if by_channel else "head_decay_shape"
     return f"""
-        decay_shape = Concat <axis = 0> (keep_two, num_heads_1d, {width}, one_1d)
+        head_decay_shape = Concat <axis = 0> (keep_two, num_heads_1d, one_1d, one_1d)
         valid_decay = Where(valid_3d, decay_f, zero_f)
-        decay_factors = Exp(valid_decay)
-        decays = Reshape(decay_factors, decay_shape)
+        decays = Reshape(valid_decay, {shape})
     """
 
 
@@ -100,84 +107,60 @@ def _betas() -> str:
     """
 
 
-def _past(is_given: bool, is_bidirectional: bool) -> str:
-    """Define ``forward_past`` and ``reverse_past``, ``[B, H, dk, E]``."""
-    if not is_given:
-        return """
-            batch = Shape <start = 0, end = 1> (query)
-            key_width = Shape <start = 4, end = 5> (keys)
-            value_width = Shape <start = 4, end = 5> (values)
-            past_shape = Concat <axis = 0> (batch, num_heads_1d, key_width, value_width)
-            forward_past = ConstantOfShape <value = float[1] {0.0}> (past_shape)
-            reverse_past = Identity(forward_past)
-        """
-    if not is_bidirectional:
-        return """
-            forward_past = Identity(past_state_f)
-            reverse_past = Identity(past_state_f)
-        """
+def _order(direction: str, tensors: dict[str, str], ordered: dict[str, str]) -> str:
+    """Define the tensors in the order of the recurrence; ``bidirectional`` doubles the heads."""
+    if direction == "forward":
+        return "".join(f"{ordered[n]} = Identity({x})\n" for n, x in tensors.items())
+    lines = """
+        last_place = Sub(end, one)
+        below = Constant <value_int = -1> ()
+        backwards = Range(last_place, below, below)
+    """
+    for name, tensor in tensors.items():
+        if direction == "reverse":
+            lines += f"{ordered[name]} = Gather <axis = 1> ({tensor}, backwards)\n"
+        else:
+            lines += f"""
+                {tensor}_backwards = Gather <axis = 1> ({tensor}, backwards)
+                {ordered[name]} = Concat <axis = 2> ({tensor}, {tensor}_backwards)
+            """
+    return lines
+
+
+def _past(is_given: bool, ordered: dict[str, str]) -> str:
+    """Define ``past``, ``[B, S, 1, dk, E]``, and ``nothing``, zeros of the same shape."""
+    lines = f"""
+        batch = Shape <start = 0, end = 1> (query)
+        state_count = Shape <start = 2, end = 3> ({ordered["k"]})
+        key_width = Shape <start = 4, end = 5> ({ordered["k"]})
+        value_width = Shape <start = 4, end = 5> ({ordered["v"]})
+        past_shape = Concat <axis = 0> (batch, state_count, one_1d, key_width, value_width)
+        nothing = ConstantOfShape <value = float[1] {{0.0}}> (past_shape)
+    """
+    if is_given:
+        return lines + "past = Unsqueeze(past_state_f, axis2)\n"
+    return lines + "past = Identity(nothing)\n"
+
+
+def _directions_joined(direction: str) -> str:
+    """Define ``read [B, T, H, G, E]`` from ``read_ordered``."""
+    if direction == "forward":
+        return "read = Identity(read_ordered)\n"
+    if direction == "reverse":
+        return "read = Gather <axis = 1> (read_ordered, backwards)\n"
     return """
-        far = Constant <value_ints = [9223372036854775807]> ()
-        forward_past = Slice(past_state_f, zero_1d, num_heads_1d, axis1)
-        reverse_past = Slice(past_state_f, num_heads_1d, far, axis1)
+        all_states = Constant <value_ints = [9223372036854775807]> ()
+        read_forward = Slice(read_ordered, zero_1d, num_heads_1d, axis2)
+        read_backwards = Slice(read_ordered, num_heads_1d, all_states, axis2)
+        read_reverse = Gather <axis = 1> (read_backwards, backwards)
+        read = Add(read_forward, read_reverse)
     """
 
 
-def _direction(name: str, scanned: dict[str, str], *, reads_written: bool) -> str:
-    """Define ``<name>_read [B, T, H, G, E]`` and ``<name>_state``."""
-    lines, operands = "", dict(scanned)
-    if name == "reverse":
-        lines += """
-            last = Sub(end, one)
-            below = Constant <value_int = -1> ()
-            backwards = Range(last, below, below)
-        """
-        for key, tensor in scanned.items():
-            operands[key] = f"{tensor}_backwards"
-            lines += f"{operands[key]} = Gather <axis = 1> ({tensor}, backwards)\n"
-    kept = "state"
-    step = ""
-    if "d" in scanned:
-        kept = "decayed"
-        step += "decayed = Mul(state, d)\n"
-    written = "v"
-    if "b" in scanned:
-        written = "corrected"
-        step += f"""
-            retrieved = MatMul(k, {kept})
-            missing = Sub(v, retrieved)
-            corrected = Mul(missing, b)
-        """
-    step += f"""
-        column = Transpose <perm = [0, 1, 3, 2]> (k)
-        product = MatMul(column, {written})
-        state_next = Add({kept}, product)
-        read = MatMul(q, {"state_next" if reads_written else kept})
-    """
-    result = f"{name}_read" if name == "forward" else "reverse_read_backwards"
-    lines += text.scan(
-        step,
-        states={"state": f"{name}_past"},
-        scanned=operands,
-        outputs={"read": result},
-        ranks=dict.fromkeys(("state", "read", *operands), 4),
-    )
-    if name == "reverse":
-        lines += f"reverse_read = Gather <axis = 1> ({result}, backwards)\n"
-    return lines + f"{name}_state = Identity({result}_state)\n"
-
-
-def _results(direction: str, is_summed: bool) -> str:
-    """Define the outputs from what both directions read."""
-    if direction == "bidirectional":
-        lines = """
-            read = Add(forward_read, reverse_read)
-            state = Concat <axis = 1> (forward_state, reverse_state)
-        """
-    else:
-        lines = f"read = Identity({direction}_read)\nstate = Identity({direction}_state)\n"
+def _results(is_summed: bool) -> str:
+    """Define the outputs from ``read`` and from the last state."""
     if is_summed:
-        lines += (
+        lines = (
             text.constants(min_eps=MIN_EPS)
             + """
             last_1d = Constant <value_ints = [-1]> ()
@@ -191,11 +174,10 @@ def _results(direction: str, is_summed: bool) -> str:
         """
         )
     else:
-        lines += """
+        lines = """
             given_scale = Constant <value_float: float = @scale> ()
-            width = Shape <start = 4, end = 5> (keys)
-            width_f = Cast <to = 1> (width)
-            root = Sqrt(width_f)
+            key_width_f = Cast <to = 1> (key_width)
+            root = Sqrt(key_width_f)
             usual_scale = Reciprocal(root)
             no_scale = Equal(given_scale, zero_f)
             scale = Where(no_scale, usual_scale, given_scale)
@@ -207,6 +189,7 @@ def _results(direction: str, is_summed: bool) -> str:
         packed = Reshape(result, packed_shape)
         valid_result = Where(valid_3d, packed, zero_f)
         output = CastLike(valid_result, query)
-        {STATE_OUTPUT} = CastLike(state, query)
+        state_4d = Squeeze(state_last, axis2)
+        {STATE_OUTPUT} = CastLike(state_4d, query)
     """
     )

@@ -1,6 +1,5 @@
 """Recurrent linear attention in PyTorch; see ``mechanisms.recurrent_linear_attention``."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +8,8 @@ from torch import Tensor
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
 from aftexport.operators.numerics import check_lengths, valid_keys
+from aftexport.operators.torch_ops._recurrence import by_heads, token_by_token
+from aftexport.operators.torch_ops._recurrent_chunks import chunk_by_chunk
 from aftexport.operators.torch_ops.torch_op import register_recurrent
 
 
@@ -111,87 +112,6 @@ def _shapes(
     )
 
 
-@dataclass(frozen=True)
-class Recurrence:
-    """The tensors of a recurrence by heads; tokens of padding change no state and read 0.
-
-    Attributes:
-        query: ``[B, T, H, G, dk]``; the G query heads of a group read one state.
-        key: ``[B, T, H, dk]``.
-        value: ``[B, T, H, E]``; E is dv, or dv + 1 with a normalizer, with 1 in the last channel.
-        decay: logarithm of the factor of the state, ``[B, T, H, dk]`` or ``[B, T, H, 1]``.
-        beta: ``[B, T, H]``.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    decay: Tensor | None
-    beta: Tensor | None
-
-    def backwards(self) -> "Recurrence":
-        """Return the same tokens from the last to the first."""
-        decay = None if self.decay is None else self.decay.flip(1)
-        beta = None if self.beta is None else self.beta.flip(1)
-        return Recurrence(self.query.flip(1), self.key.flip(1), self.value.flip(1), decay, beta)
-
-
-def _by_heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    heads: int,
-    groups: int,
-    is_summed: bool,
-) -> Recurrence:
-    batch, tokens = query.shape[:2]
-    valid = valid_keys(lengths, tokens)[..., None]
-
-    def split(tensor: Tensor) -> Tensor:
-        chosen = torch.where(valid, tensor, 0)
-        return chosen.reshape(batch, tokens, heads, tensor.shape[2] // heads)
-
-    values = split(value)
-    if is_summed:
-        values = torch.cat((values, torch.ones_like(values[..., :1])), 3)
-    queries = split(query)
-    return Recurrence(
-        query=queries.reshape(batch, tokens, heads, groups, queries.shape[3] // groups),
-        key=split(key),
-        value=values,
-        decay=None if decay is None else split(decay),
-        beta=None if beta is None else split(beta.expand(batch, tokens, heads))[..., 0],
-    )
-
-
-def _token_by_token(
-    tokens: Recurrence, state: Tensor, *, reads_written: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the definition's ``[B, T, H, G, E]`` before the scale, and the last state.
-
-    Args:
-        tokens: the tokens in the order of the recurrence.
-        state: ``[B, H, dk, E]``.
-        reads_written: whether a query reads the state with its own token.
-    """
-    rows = []
-    for t in range(tokens.key.shape[1]):
-        if tokens.decay is not None:
-            state = state * tokens.decay[:, t].exp()[..., None]
-        decayed, key, value = state, tokens.key[:, t], tokens.value[:, t]
-        if tokens.beta is not None:
-            retrieved = torch.einsum("bhc,bhce->bhe", key, state)
-            value = tokens.beta[:, t, :, None] * (value - retrieved)
-        state = state + key[..., :, None] * value[..., None, :]
-        rows.append(tokens.query[:, t] @ (state if reads_written else decayed))
-    if not rows:
-        return tokens.query.new_zeros(*tokens.query.shape[:4], state.shape[3]), state.clone()
-    return torch.stack(rows, 1), state
-
-
 def reference(
     query: Tensor,
     key: Tensor,
@@ -217,7 +137,36 @@ def reference(
     Returns:
         The output ``[B, T, Hq dv]``, and the states after the last token of each direction.
     """
-    return _run(_token_by_token, query, key, value, past_state, decay, beta, lengths, **attributes)
+    return _run(token_by_token, query, key, value, past_state, decay, beta, lengths, **attributes)
+
+
+def compute(
+    query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, **attributes: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute ``reference`` in chunks of tokens.
+
+    A decay above 0 may overflow where the definition does not, for example beside a state of 0. The
+    chunks are then computed again in float64, and at last token by token. NaN in the inputs stays.
+    """
+    output, state = _run(chunk_by_chunk, query, key, value, *others, **attributes)
+    if _are_finite(output, state) or not _are_finite(query, key, value):
+        return output, state
+    wide = [x.double() if x is not None and x.is_floating_point() else x for x in others]
+    for recurrence in (chunk_by_chunk, token_by_token):
+        output, state = _run(
+            recurrence, query.double(), key.double(), value.double(), *wide, **attributes
+        )
+        if _are_finite(output, state):
+            break
+    return output.to(query.dtype), state.to(query.dtype)
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _backwards(tensor: Tensor) -> Tensor:
+    return tensor.flip(1)
 
 
 def _run(
@@ -225,11 +174,7 @@ def _run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    past_state: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    *,
+    *others: Any,
     direction: str,
     normalizer: str,
     q_num_heads: int,
@@ -239,15 +184,16 @@ def _run(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
+    past_state, decay, beta, lengths = others
     is_summed, groups = normalizer == "sum", q_num_heads // kv_num_heads
-    tokens = _by_heads(query, key, value, decay, beta, lengths, kv_num_heads, groups, is_summed)
+    tokens = by_heads(query, key, value, decay, beta, lengths, kv_num_heads, groups, is_summed)
     names = ("forward", "reverse") if direction == "bidirectional" else (direction,)
     width = tokens.key.shape[3], tokens.value.shape[3]
     if past_state is None:
         past_state = query.new_zeros(query.shape[0], len(names) * kv_num_heads, *width)
     total, states = None, []
     for name, past in zip(names, torch.split(past_state, kv_num_heads, 1), strict=True):
-        ordered = tokens if name == "forward" else tokens.backwards()
+        ordered = tokens if name == "forward" else tokens.mapped(_backwards)
         is_second = name == "reverse" and direction == "bidirectional"
         rows, state = recurrence(ordered, past, reads_written=not is_second)
         rows = rows if name == "forward" else rows.flip(1)
@@ -266,7 +212,7 @@ def _run(
 RECURRENT_LINEAR_ATTENTION = register_recurrent(
     "RecurrentLinearAttention",
     check=_check,
-    compute=reference,
+    compute=compute,
     reference=reference,
     shapes=_shapes,
 )

@@ -1,0 +1,186 @@
+// RecurrentLinearAttention and CausalDepthwiseConv: operators with states, several of whose inputs may be absent.
+
+#include <cmath>
+#include <optional>
+
+#include "checks.h"
+#include "cpu/kernels.h"
+#include "ops.h"
+
+namespace ops {
+
+namespace {
+
+using ort::Attributes;
+using ort::Run;
+using ort::Shape;
+using ort::Tensor;
+using ort::to_string;
+
+void expect_three_dimensions(const char* input, const Tensor& tensor) {
+  expect(tensor.shape.size() == 3,
+         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected [batch, tokens, width]");
+}
+
+int64_t read_count(const Attributes& attributes, const char* name) {
+  const int64_t count = attributes.integer(name, 1);
+  expect(count > 0, std::string(name) + " is " + std::to_string(count) + ", expected at least 1");
+  return count;
+}
+
+// The position of the attribute's value in `names`, the first by default.
+template <size_t count>
+size_t read_choice(const Attributes& attributes, const char* name, const char* const (&names)[count],
+                   const char* otherwise) {
+  const std::string value = attributes.text(name, otherwise);
+  std::string expected;
+  for (size_t i = 0; i < count; ++i) {
+    if (value == names[i]) return i;
+    expected += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(names[i]);
+  }
+  throw ort::Error(std::string(name) + " is \"" + value + "\", expected " + expected);
+}
+
+// Data of an input that is absent is null.
+const void* data_of(const char* input, const std::optional<Tensor>& tensor, const Shape& expected) {
+  if (!tensor) return nullptr;
+  expect_shape(input, *tensor, expected);
+  return tensor->data;
+}
+
+class RecurrentLinearAttention final : public Kernel {
+ public:
+  RecurrentLinearAttention(const Settings& settings, const Attributes& attributes) {
+    params_.element = settings.element;
+    params_.rule = static_cast<aft::UpdateRule>(
+        read_choice(attributes, "update_rule", {"linear", "gated", "delta", "gated_delta"}, "gated_delta"));
+    params_.direction = static_cast<aft::Direction>(
+        read_choice(attributes, "direction", {"forward", "reverse", "bidirectional"}, "forward"));
+    params_.normalized = read_choice(attributes, "normalizer", {"none", "sum"}, "none") == 1;
+    params_.channel_decay = read_choice(attributes, "decay_granularity", {"head", "channel"}, "head") == 1;
+    params_.query_heads = read_count(attributes, "q_num_heads");
+    params_.state_heads = read_count(attributes, "kv_num_heads");
+    params_.scale = attributes.number("scale", 0.0f);
+    params_.eps = attributes.number("eps", 1e-6f);
+    expect(params_.query_heads % params_.state_heads == 0,
+           "q_num_heads is " + std::to_string(params_.query_heads) + ", expected a multiple of kv_num_heads " +
+               std::to_string(params_.state_heads));
+    expect(!params_.normalized || !erases(), "normalizer is \"sum\", expected none for the delta rules");
+  }
+
+  void compute(const Run& run) const override {
+    aft::RecurrentLinearAttention params = params_;
+    take_sequences(run, params);
+    take_gates(run, params);
+    const Shape states{params.batch, params.states(), params.key_width,
+                       params.value_width + (params.normalized ? 1 : 0)};
+    params.past_state = data_of("past_state", run.optional_input(3), states);
+    const Tensor lengths = run.input(6);
+    expect_shape("lengths", lengths, {params.batch});
+    params.lengths = static_cast<const int64_t*>(lengths.data);
+    params.output = run.output(0, {params.batch, params.tokens, params.query_heads * params.value_width});
+    params.present_state = run.optional_output(1, states);
+    if (params.batch > 0) aft::recurrent_linear_attention(params, run.parallel());
+  }
+
+ private:
+  bool decays() const {
+    return params_.rule == aft::UpdateRule::kGated || params_.rule == aft::UpdateRule::kGatedDelta;
+  }
+  bool erases() const {
+    return params_.rule == aft::UpdateRule::kDelta || params_.rule == aft::UpdateRule::kGatedDelta;
+  }
+
+  static int64_t head_width(const char* input, const Tensor& tensor, const char* name, int64_t heads) {
+    expect(tensor.shape[2] > 0 && tensor.shape[2] % heads == 0,
+           std::string(input) + " has shape " + to_string(tensor.shape) + ", whose width is not divisible by " + name +
+               " " + std::to_string(heads));
+    return tensor.shape[2] / heads;
+  }
+
+  void take_sequences(const Run& run, aft::RecurrentLinearAttention& params) const {
+    const Tensor query = run.input(0), key = run.input(1), value = run.input(2);
+    expect_three_dimensions("query", query);
+    expect_three_dimensions("value", value);
+    params.batch = query.shape[0];
+    params.tokens = query.shape[1];
+    params.key_width = head_width("query", query, "q_num_heads", params.query_heads);
+    params.value_width = head_width("value", value, "kv_num_heads", params.state_heads);
+    expect_shape("key", key, {params.batch, params.tokens, params.state_heads * params.key_width});
+    expect_shape("value", value, {params.batch, params.tokens, params.state_heads * params.value_width});
+    if (params.scale == 0.0f) params.scale = 1.0f / std::sqrt(static_cast<float>(params.key_width));
+    params.query = query.data;
+    params.key = key.data;
+    params.value = value.data;
+  }
+
+  void take_gates(const Run& run, aft::RecurrentLinearAttention& params) const {
+    const std::optional<Tensor> decay = run.optional_input(4), beta = run.optional_input(5);
+    expect(decay.has_value() == decays(),
+           decays() ? "decay is absent, expected one for the gated rules"
+                    : "decay is given, expected none for the rules linear and delta");
+    expect(beta.has_value() == erases(), erases() ? "beta is absent, expected one for the delta rules"
+                                                  : "beta is given, expected none for the rules linear and gated");
+    const int64_t width = params.channel_decay ? params.state_heads * params.key_width : params.state_heads;
+    params.decay = data_of("decay", decay, {params.batch, params.tokens, width});
+    params.head_beta = beta && beta->shape.size() == 3 && beta->shape[2] != 1;
+    params.beta = data_of("beta", beta, {params.batch, params.tokens, params.head_beta ? params.state_heads : 1});
+  }
+
+  aft::RecurrentLinearAttention params_{};
+};
+
+class CausalDepthwiseConv final : public Kernel {
+ public:
+  CausalDepthwiseConv(const Settings& settings, const Attributes& attributes) {
+    params_.element = settings.element;
+    params_.silu = read_choice(attributes, "activation", {"none", "silu"}, "none") == 1;
+  }
+
+  void compute(const Run& run) const override {
+    aft::CausalDepthwiseConv params = params_;
+    const Tensor input = run.input(0), weight = run.input(1);
+    expect_three_dimensions("input", input);
+    params.batch = input.shape[0];
+    params.tokens = input.shape[1];
+    params.channels = input.shape[2];
+    expect(weight.shape.size() == 2 && weight.shape[0] == params.channels && weight.shape[1] > 0,
+           "weight has shape " + to_string(weight.shape) + ", expected [" + std::to_string(params.channels) +
+               ", taps] with at least one tap");
+    params.taps = weight.shape[1];
+    params.input = input.data;
+    params.weight = weight.data;
+    params.bias = data_of("bias", run.optional_input(2), {params.channels});
+    const Shape state{params.batch, params.taps - 1, params.channels};
+    params.past_state = data_of("past_state", run.optional_input(3), state);
+    const Tensor lengths = run.input(4);
+    expect_shape("lengths", lengths, {params.batch});
+    params.lengths = static_cast<const int64_t*>(lengths.data);
+    params.output = run.output(0, input.shape);
+    params.present_state = run.optional_output(1, state);
+    if (params.batch * params.channels > 0) aft::causal_depthwise_conv(params, run.parallel());
+  }
+
+ private:
+  aft::CausalDepthwiseConv params_{};
+};
+
+template <class Op>
+Kernel* create(const Settings& settings, const Attributes& attributes) {
+  return new Op(settings, attributes);
+}
+
+constexpr uint32_t inputs(std::initializer_list<int> indices) {
+  uint32_t bits = 0;
+  for (int index : indices) bits |= 1u << index;
+  return bits;
+}
+
+}  // namespace
+
+const Operator kRecurrentOperators[2] = {
+    {"RecurrentLinearAttention", 7, create<RecurrentLinearAttention>, true, -1, 2, inputs({3, 4, 5}), 1},
+    {"CausalDepthwiseConv", 5, create<CausalDepthwiseConv>, true, 0, 2, inputs({2, 3}), 1},
+};
+
+}  // namespace ops
