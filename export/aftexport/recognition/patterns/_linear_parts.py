@@ -96,12 +96,17 @@ class Parts:
         """The operator of the domain."""
         return f"{'Causal' * bool(self.causal_masks)}NormalizedLinearAttention"
 
-    def attributes(self, feature_map: str) -> dict[str, int | float | str]:
-        """Return the attributes of the operator, with the least eps that is safe."""
+    def attributes(self, feature_map: str, channels: int) -> dict[str, int | float | str]:
+        """Return the attributes of the operator, with the least eps that is safe.
+
+        Args:
+            feature_map: the name of the function of query and key.
+            channels: the number of features of a head.
+        """
         assert self.roles is not None
         changed = {"normalizer": self.normalizer} if self.normalizer != "add" else {}
         eps = {"eps": max(self.eps, MIN_EPS)} if self.normalizer != "none" else {}
-        return {**self.roles.attributes, "feature_map": feature_map, **eps, **changed}
+        return {**self.roles.attributes(channels), "feature_map": feature_map, **eps, **changed}
 
     @property
     def proven(self) -> dict[str, float]:

@@ -40,11 +40,14 @@ class Roles:
         """The heads of the queries, in the order of the operators."""
         return (*self.heads, *self.groups)
 
-    @property
-    def attributes(self) -> dict[str, int]:
-        """The attributes of an operator whose queries may share keys and values."""
-        shared = {"kv_num_heads": size_of(self.heads)} if self.groups else {}
-        return {"num_heads": size_of(self.query_heads), **shared}
+    def attributes(self, channels: int) -> dict[str, int]:
+        """Return the attributes of an operator whose heads have so many channels of a key.
+
+        Its values may be of another width only if it has the number of their heads.
+        """
+        is_wide = bool(self.groups) or size_of(self.wide) != channels
+        of_keys = {"kv_num_heads": size_of(self.heads)} if is_wide else {}
+        return {"num_heads": size_of(self.query_heads), **of_keys}
 
 
 def roles_of(

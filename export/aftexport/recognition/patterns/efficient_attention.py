@@ -20,6 +20,7 @@ from aftexport.recognition.patterns.pattern import (
     holds_infinity,
     logits_of,
     refuse_clamped,
+    size_of,
     sums,
     without,
 )
@@ -100,7 +101,7 @@ def _rewrite(
             Operand(Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
-        {**roles.attributes, "normalization": "softmax", "scale": scale},
+        {**roles.attributes(size_of(channels)), "normalization": "softmax", "scale": scale},
         has_key_lengths=roles.are_other_tokens,
     )
 

@@ -20,12 +20,14 @@ from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
     Count,
+    Function,
     Leaf,
     Plus,
     Product,
     Sum,
     as_product,
     number,
+    single_atom,
 )
 from aftexport.recognition.patterns._denominators import (
     Denominator,
@@ -39,6 +41,8 @@ from aftexport.recognition.patterns._linear_parts import (
 )
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.elementwise import classified
+from aftexport.recognition.patterns.linear_attention import FEATURE_MAPS, LOWEST_INPUT
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
@@ -48,9 +52,11 @@ from aftexport.recognition.patterns.pattern import (
     aligned,
     is_condition,
     is_held,
+    leaves,
     refuse_changed_denominator,
     refuse_input_weights,
     renamings,
+    size_of,
     sums,
     within,
     without,
@@ -297,7 +303,7 @@ def _rewrite(found: Sequence[_Operands], outside: Product) -> Rewrite | None:
     batch = roles.batch
     queries = [(o.query, (batch, roles.tokens, roles.query_heads, _channels(o))) for o in found]
     keys = [(o.key, (batch, o.parts.summed, roles.heads, _channels(o))) for o in found]
-    return Rewrite(
+    rewrite = Rewrite(
         "linear_attention",
         first.operator,
         [
@@ -306,12 +312,41 @@ def _rewrite(found: Sequence[_Operands], outside: Product) -> Rewrite | None:
             Operand(first.value, (batch, first.summed, (*roles.heads, *roles.wide))),
         ],
         (batch, roles.tokens, (*roles.query_heads, *roles.wide)),
-        first.attributes("identity"),
+        first.attributes("identity", sum(size_of(o.parts.channels) for o in found)),
         outside=multiply(outside, number(first.scale)),
         proven=first.proven,
         note=first.note,
         has_key_lengths=roles.are_other_tokens,
     )
+    return _with_feature_map(first.subject, rewrite)
+
+
+def _with_feature_map(subject: Subject, rewrite: Rewrite) -> Rewrite:
+    """Return a rewrite that computes its features too, if the operator has their function."""
+    query, keys, value = rewrite.operands
+    assert isinstance(query, Operand)
+    assert isinstance(keys, Operand)
+    mapped = [_mapped(subject, operand.formula) for operand in (query, keys)]
+    if query.joined or mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
+        return rewrite
+    (name, of_query), (_, of_keys) = mapped[0], mapped[1]
+    inputs = [*leaves(of_query), *leaves(of_keys)]
+    return replace(
+        rewrite,
+        operands=[replace(query, formula=of_query), replace(keys, formula=of_keys), value],
+        attributes={**rewrite.attributes, "feature_map": name},
+        opened=[*leaves(query.formula), *leaves(keys.formula)],
+        lowest={v: LOWEST_INPUT for v in inputs if subject.probed.is_float(v)},
+    )
+
+
+def _mapped(subject: Subject, features: Product) -> tuple[str, Product] | None:
+    """Return the function of the operator that features are, and its argument."""
+    atom = single_atom(features)
+    if not is_held(atom):
+        return None
+    function = Function("", (), atom.value, atom.dims)
+    return classified(subject, (function, 1.0), FEATURE_MAPS)
 
 
 def _channels(operands: _Operands) -> tuple[Axis, ...]:

@@ -37,6 +37,7 @@ from aftexport.recognition.patterns.pattern import (
     refuse_changed_denominator,
     refuse_input_weights,
     single,
+    size_of,
     sums,
     without,
 )
@@ -45,7 +46,7 @@ FEATURE_MAPS: dict[str, Elementwise] = {
     "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),
     "relu": lambda x: np.maximum(x, 0.0),
 }
-_LOWEST = -10.0
+LOWEST_INPUT = -10.0
 """The lowest x for which elu(x) + 1 keeps enough digits of exp(x) in float64."""
 
 
@@ -191,8 +192,8 @@ def _rewrite(parts: _MappedParts) -> Rewrite:
             Operand(parts.value, (roles.batch, parts.summed, (*roles.heads, *roles.wide))),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
-        parts.attributes(name),
-        lowest={value: _LOWEST for value in inputs if parts.subject.probed.is_float(value)},
+        parts.attributes(name, size_of(parts.channels)),
+        lowest={value: LOWEST_INPUT for value in inputs if parts.subject.probed.is_float(value)},
         outside=number(parts.scale),
         proven=parts.proven,
         note=parts.note,
