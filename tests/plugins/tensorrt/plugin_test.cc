@@ -38,21 +38,23 @@ const PluginField kThreeHeads{"num_heads", &kHeads, PluginFieldType::kINT32, 1};
 std::vector<Expected> all_operators() {
   const std::vector<int64_t> sequence{2, 5, 6}, lengths{2};
   std::vector<Expected> all{
-      {"AftFull", "gate=sigmoid, precision=fp32", "gate=tanh, precision=bf16",
+      {"AftFull", "gate=sigmoid, precision=fp32, eps=0", "gate=tanh, precision=bf16, eps=0",
        {text("gate", "tanh"), text("precision", "bf16")}, {sequence, sequence, sequence, {8, 8}, lengths}},
-      {"AftLocal", "gate=sigmoid", "gate=none", {text("gate", "none")},
+      {"AftLocal", "gate=sigmoid, eps=0", "gate=none, eps=0", {text("gate", "none")},
        {sequence, sequence, sequence, {8, 7}, lengths}},
-      {"AftSimple", "gate=sigmoid", "gate=tanh", {text("gate", "tanh")}, {sequence, sequence, sequence, lengths}},
-      {"AftConv", "num_heads=1, gate=sigmoid", "num_heads=3, gate=none", {kThreeHeads, text("gate", "none")},
+      {"AftSimple", "gate=sigmoid, num_heads=0, eps=0", "gate=tanh, num_heads=0, eps=0", {text("gate", "tanh")},
+       {sequence, sequence, sequence, lengths}},
+      {"AftConv", "num_heads=1, gate=sigmoid, eps=0", "num_heads=3, gate=none, eps=0",
+       {kThreeHeads, text("gate", "none")},
        {sequence, {2, 5, 3}, sequence, {3, 4}, lengths}},
-      {"EfficientAttention", "num_heads=1, normalization=softmax, scale=1",
-       "num_heads=3, normalization=scaling, scale=0.100000001",
+      {"EfficientAttention", "num_heads=1, normalization=softmax, scale=1, kv_num_heads=0",
+       "num_heads=3, normalization=scaling, scale=0.100000001, kv_num_heads=0",
        {kThreeHeads, text("normalization", "scaling"), {"scale", &kScale, PluginFieldType::kFLOAT32, 1}},
        {sequence, sequence, sequence, lengths}},
       {"Fastformer", "num_heads=1", "num_heads=3", {kThreeHeads},
        {sequence, sequence, sequence, {6, 3}, {6, 3}, lengths}},
-      {"NormalizedLinearAttention", "num_heads=1, feature_map=elu, eps=9.99999997e-07",
-       "num_heads=3, feature_map=relu, eps=0.25",
+      {"NormalizedLinearAttention", "num_heads=1, feature_map=elu, eps=9.99999997e-07, normalizer=add, kv_num_heads=0",
+       "num_heads=3, feature_map=relu, eps=0.25, normalizer=add, kv_num_heads=0",
        {kThreeHeads, text("feature_map", "relu"), {"eps", &kEps, PluginFieldType::kFLOAT32, 1}},
        {sequence, sequence, sequence, lengths}},
   };
@@ -143,7 +145,10 @@ void test_refused_fields(const Plugins& plugins, Log* log) {
   const int32_t two[] = {1, 2};
   expect_refused("CausalAftFull", text("gate", "relu"), "gate is \"relu\", expected one of sigmoid tanh none");
   expect_refused("AftFull", text("gate", ""), "gate is \"\", expected one of sigmoid tanh none");
-  expect_refused("AftSimple", kThreeHeads, "has no field \"num_heads\"");
+  expect_refused("AftFull", kThreeHeads, "has no field \"num_heads\"");
+  expect_refused("AftSimple", kThreeHeads, "num_heads is 3, which the plugin does not take; expected 0");
+  expect_refused("NormalizedLinearAttention", text("normalizer", "clamp"),
+                 "normalizer is \"clamp\", expected one of add");
   expect_refused("AftConv", text("num_heads", "3"), "num_heads has a wrong type, expected a 32-bit integer");
   expect_refused("AftConv", {"gate", &kHeads, PluginFieldType::kINT32, 1}, "gate has a wrong type, expected text");
   expect_refused("AftConv", {"num_heads", &kNoHeads, PluginFieldType::kINT32, 1},
