@@ -27,7 +27,10 @@ GROUPS, VALUE_WIDTH, KEYS = 1, 3, 5
 """Heads of key and value, the channels of a value, and the number of keys in ``SHARED``."""
 CASES = [
     *((stem, {"gate": gate}) for stem in MECHANISMS if "aft_" in stem for gate in CHOICES["gate"]),
-    *(("efficient_attention", {"normalization": n, "scale": 0.37}) for n in CHOICES["normalization"]),
+    *(
+        ("efficient_attention", {"normalization": n, "scale": 0.37})
+        for n in CHOICES["normalization"]
+    ),
     *(
         ("linear_attention", {"feature_map": name, "eps": 0.5, "normalizer": normalizer})
         for name in CHOICES["feature_map"]

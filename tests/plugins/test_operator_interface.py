@@ -82,8 +82,22 @@ def test_errors_name_operator_shapes_and_reason() -> None:
     assert "key has shape [1, 9, 4], expected [1, 10, 4]" in message(
         "AftSimple", [inputs[0], inputs[1][:, :9], *inputs[2:]]
     )
-    assert 'gate is "relu", expected sigmoid, tanh or none' in message(
-        "AftSimple", inputs, gate="relu"
+    assert 'gate is "softplus", expected sigmoid, tanh, none or relu' in message(
+        "AftSimple", inputs, gate="softplus"
+    )
+    assert "eps is -1.000000, expected at least 0" in message("AftSimple", inputs, eps=-1.0)
+    inputs_of_heads = random_inputs("NormalizedLinearAttention", 1, 10, 4)
+    for op in ("EfficientAttention", "CausalNormalizedLinearAttention"):
+        assert "kv_num_heads is 3, expected a divisor of num_heads 2" in message(
+            op, inputs_of_heads, num_heads=2, kv_num_heads=3
+        )
+        assert "key has shape [1, 10, 4], expected [1, 10, 2]" in message(
+            op, inputs_of_heads, num_heads=2, kv_num_heads=1
+        )
+        wide = [*inputs_of_heads[:2], inputs_of_heads[2][..., :2], inputs_of_heads[3]]
+        assert "value has shape [1, 10, 2], expected [1, 10, 4]" in message(op, wide, num_heads=2)
+    assert 'normalizer is "max", expected add, clamp or none' in message(
+        "NormalizedLinearAttention", inputs_of_heads, normalizer="max"
     )
     assert 'precision is "int4", expected fp32, fp16, bf16 or int8' in message(
         "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int4"

@@ -267,7 +267,8 @@ def check_grouped_heads(
     width = channels // num_heads * groups
     if key.shape != (batch, tokens, width):
         raise ValueError(
-            f"{op_type}: key must be [{batch}, {tokens}, {width}], got shape {tuple(key.shape)}"
+            f"{op_type}: key must be [{batch}, {tokens}, {width}] for the query's shape "
+            f"{tuple(query.shape)}, got shape {tuple(key.shape)}"
         )
     if value.dim() != 3 or value.shape[:2] != key.shape[:2] or value.shape[2] % groups:
         raise ValueError(

@@ -58,6 +58,20 @@ def _add_defaults(node: onnx.NodeProto) -> None:
             node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
 
 
+def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Inline the bodies of operators whose nodes leave out an input before another one.
+
+    The parser of TensorRT refuses a call of a function with such an input, and no plugin has one.
+
+    Returns:
+        The model with standard operators in place of these nodes; ``model`` if there are none.
+    """
+    functions = {f.name for f in model.functions if f.domain == DOMAIN}
+    partial = {n.op_type for n in model.graph.node if n.domain == DOMAIN and "" in n.input}
+    called = sorted((DOMAIN, name) for name in partial & functions)
+    return onnx.inliner.inline_selected_functions(model, called) if called else model
+
+
 def _form(node: onnx.NodeProto) -> _Form:
     operator = ALL_OPERATORS[node.op_type]
     chosen = operator.attributes_of(node)

@@ -17,6 +17,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.operators.kernel_forms import rename_untaken, takes_form
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.passes.finish import finish
+from aftexport.pipeline.golden_cases import operator_cases
 
 from .mechanisms.wide_forms import Form, error, formula, make_inputs, model_of
 
@@ -34,7 +35,7 @@ EPS = [Form(op_type, (("eps", 0.5),)) for op_type in ("AftFull", "CausalAftLocal
 
 
 class TwoAttentions(nn.Module):
-    """A shared key and value for four heads, and an attention to the same tokens with other ones."""
+    """A key and a value that four heads share, and an attention to fewer keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,3 +126,18 @@ def test_nodes_of_version_1_get_later_defaults() -> None:
     found = OnnxRuntimeEngine(inlined.SerializeToString(), threads=1).run(inputs)["output"]
     expected = formula(replace(FIRST, heads=1, groups=1), inputs)
     assert error(found, expected, inputs["lengths"]) < 2e-5
+
+
+@pytest.mark.parametrize("form", WIDE + EPS, ids=str)
+def test_parity_cases_of_forms_are_exact(form: Form) -> None:
+    """The cases draw features of one sign, so that no divisor cancels."""
+    model = model_of(form)
+    cases = operator_cases(model, np.dtype(np.float32))
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1)
+    assert len(cases) == 2
+    for case in cases:
+        (expected,) = case.outputs.values()
+        found = engine.run(case.inputs)["output"]
+        counted = np.arange(found.shape[1]) < case.inputs["lengths"][:, None]
+        scale = max(1.0, np.abs(expected).max())
+        assert np.abs(found - expected)[counted].max() / scale < 2e-5

@@ -107,6 +107,19 @@ void check_all(const Shape& s, Element element, bool causal, float scale) {
         p.heads = s.heads;
         p.eps = 1e-6f;
       });
+  run(aft::AftSimple{}, "aft_simple by head", aft::aft_simple, s.heads, [&](aft::AftSimple& p, auto) {
+    p.gate = aft::Gate::kRelu;
+    p.key_channels = s.heads;
+    p.eps = 0.5f;
+  });
+  for (const auto normalizer : {aft::Normalizer::kClamp, aft::Normalizer::kNone})
+    run(aft::LinearAttention{}, "linear_attention of features", aft::linear_attention, s.channels,
+        [&](aft::LinearAttention& p, auto) {
+          p.heads = s.heads;
+          p.feature_map = aft::FeatureMap::kIdentity;
+          p.normalizer = normalizer;
+          p.eps = 0.5f;
+        });
   run(aft::Fastformer{}, "fastformer", aft::fastformer, s.channels, [&](aft::Fastformer& p, auto input) {
     p.alpha_weight = input(s.channels * s.heads);
     p.beta_weight = input(s.channels * s.heads);

@@ -19,6 +19,7 @@ from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.kernel_forms import rename_untaken
+from aftexport.operators.portable_bodies import inline_partial_calls
 from aftexport.system.files import replacing_file
 
 Progress = Callable[[str, int, int], None]
@@ -140,8 +141,10 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
     trt.logger.errors.clear()
     graph = onnx.load(model, load_external_data=False)
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
-    if rename_untaken(graph, "tensorrt"):
-        is_parsed = parser.parse(graph.SerializeToString(), str(model))
+    is_renamed = rename_untaken(graph, "tensorrt")
+    inlined = inline_partial_calls(graph)
+    if is_renamed or inlined is not graph:
+        is_parsed = parser.parse(inlined.SerializeToString(), str(model))
     else:
         is_parsed = parser.parse_from_file(str(model))
     if not is_parsed:

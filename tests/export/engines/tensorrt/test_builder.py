@@ -9,6 +9,7 @@ import onnx
 import pytest
 import several_heads
 import torch
+from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import BuiltEngine, build, network_types
@@ -52,6 +53,31 @@ def test_engine_has_every_output(rtx: TensorRt, tmp_path: Path) -> None:
     engine = built(rtx, tmp_path / "model.onnx", "fp16")
     outputs = {name: kind for name, kind in engine.types.items() if kind != "int64"}
     assert outputs == dict.fromkeys(several_heads.TOKEN_TASKS, "float16")
+
+
+class Recurrence(nn.Module):
+    """A recurrence whose node has neither a past state nor beta."""
+
+    def __init__(self, direction: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.head = nn.Linear(16, 3)
+        self.direction = direction
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        settings = ("gated", self.direction, "sum", "channel", 2, 2, 0.0, 1e-6)
+        rows, _ = torch.ops.aftexport.recurrent_linear_attention(
+            x.sigmoid(), x.exp(), x, None, -x.abs(), None, lengths, *settings
+        )
+        return self.head(rows.amax(1))
+
+
+def test_node_without_optional_inputs_builds(rtx: TensorRt, tmp_path: Path) -> None:
+    program = capture(Recurrence("bidirectional"), dtype=torch.float32)
+    onnx.save(finish(lower(program), precision="fp32", fuse=False), tmp_path / "model.onnx")
+    engine = built(rtx, tmp_path / "model.onnx", "fp32")
+    assert engine.operators == {"RecurrentLinearAttention": "portable"}
 
 
 def test_only_fp32_keeps_product_bits(rtx: TensorRt, tmp_path: Path) -> None:
