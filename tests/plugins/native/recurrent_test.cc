@@ -6,6 +6,7 @@
 //
 // AFT_RANDOM_CASES is the number of cases if no argument is given.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -51,7 +52,7 @@ Tensor tensor(Random& random, Element element, int64_t count, const std::functio
   for (float& number : numbers) number = static_cast<float>(draw());
   Tensor made{nullptr, encode(numbers, element), {}};
   made.buffer = std::make_unique<Guarded>(made.before.size(), shift(random, element));
-  std::memcpy(made.buffer->data(), made.before.data(), made.before.size());
+  std::copy(made.before.begin(), made.before.end(), made.buffer->data());
   made.values = decode(*made.buffer, element);
   return made;
 }
@@ -68,7 +69,7 @@ void spoil_padding(Tensor& x, int64_t tokens, const std::vector<int64_t>& length
 
 void expect_unchanged(const Tensor& x, const std::string& what) {
   if (!x.buffer) return;
-  expect(std::memcmp(x.buffer->data(), x.before.data(), x.before.size()) == 0 && x.buffer->bands_untouched(),
+  expect(std::equal(x.before.begin(), x.before.end(), x.buffer->data()) && x.buffer->bands_untouched(),
          what + ": changed an input or what is around it");
 }
 
