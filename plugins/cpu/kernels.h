@@ -25,9 +25,10 @@ struct Parallel {
 
 // The CPU kernels do not support bfloat16.
 enum class Element { kFloat32, kFloat16, kBfloat16 };
-enum class Gate { kSigmoid, kTanh, kNone };
+enum class Gate { kSigmoid, kTanh, kNone, kRelu };
 enum class Normalization { kSoftmax, kScaling };
-enum class FeatureMap { kElu, kRelu };
+enum class FeatureMap { kElu, kRelu, kIdentity };
+enum class Normalizer { kAdd, kClamp, kNone };
 enum class UpdateRule { kLinear, kGated, kDelta, kGatedDelta };
 enum class Direction { kForward, kReverse, kBidirectional };
 
@@ -43,6 +44,8 @@ struct Sequence {
 
 struct AftSimple : Sequence {
   Gate gate;
+  int64_t key_channels;  // divides the channels; 0: as many
+  float eps;             // added to sum exp(key)
 };
 
 struct PackedWeight;
@@ -70,15 +73,24 @@ struct AftConv : Sequence {  // key is [batch, tokens, heads]
   int64_t heads, taps;
 };
 
-struct EfficientAttention : Sequence {
-  Normalization normalization;
+// Heads of which several may share a key and a value: key is [batch, key_tokens, kv_heads * d], value
+// [batch, key_tokens, kv_heads * e], query [batch, tokens, heads * d] and output [batch, tokens, heads * e].
+struct GroupedHeads : Sequence {
   int64_t heads;
+  int64_t kv_heads;            // divides heads; 0: heads
+  int64_t value_width;         // e; 0: d
+  int64_t key_tokens;          // where there are key_lengths, never in causal form; else as many as tokens
+  const int64_t* key_lengths;  // [batch], of the keys that count; null: lengths
+};
+
+struct EfficientAttention : GroupedHeads {
+  Normalization normalization;
   float scale;
 };
 
-struct LinearAttention : Sequence {
+struct LinearAttention : GroupedHeads {
   FeatureMap feature_map;
-  int64_t heads;
+  Normalizer normalizer;
   float eps;
 };
 

@@ -52,6 +52,17 @@ void expect_head_channels(int64_t channels, int64_t heads) {
                      " of the CUDA kernel; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
+void expect_form(bool taken) {
+  if (!taken)
+    throw ort::Error("has a form that the CUDA kernel does not take; AFTEXPORT_PORTABLE=1 runs the operator by its body");
+}
+
+void expect_gate(aft::Gate gate) { expect_form(gate != aft::Gate::kRelu); }
+
+void expect_own_keys(const aft::GroupedHeads& p) {
+  expect_form(p.kv_heads == p.heads && p.value_width == p.channels / p.heads && !p.key_lengths);
+}
+
 template <class Call>
 void enqueue(const Call& call, size_t (*workspace_size)(const Call*), int (*kernel)(const Call*, void*, cudaStream_t),
              const ort::Run& run) {
@@ -132,25 +143,31 @@ aft::MethodOrder choose_weight_methods(aft::Precision) { return {}; }
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
+  expect_gate(p.gate);
+  expect_form(p.key_channels == 0 && p.eps == 0.0f);
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);
 }
 
 void run_kernel(const aft::AftFull& p, const ort::Run& run) {
+  expect_gate(p.gate);
   enqueue<AftCudaAftFull>({sequence(p), gate(p.gate), p.position_bias, p.position_bias_width, exp_precision(p)},
                           aft_cuda_aft_full_workspace, aft_cuda_aft_full, run);
 }
 
 void run_kernel(const aft::AftLocal& p, const ort::Run& run) {
+  expect_gate(p.gate);
   enqueue<AftCudaAftLocal>({sequence(p), gate(p.gate), p.band, p.band_rows, p.window}, aft_cuda_aft_local_workspace,
                            aft_cuda_aft_local, run);
 }
 
 void run_kernel(const aft::AftConv& p, const ort::Run& run) {
+  expect_gate(p.gate);
   enqueue<AftCudaAftConv>({sequence(p, p.heads), gate(p.gate), p.filter, p.heads, p.taps},
                           aft_cuda_aft_conv_workspace, aft_cuda_aft_conv, run);
 }
 
 void run_kernel(const aft::EfficientAttention& p, const ort::Run& run) {
+  expect_own_keys(p);
   expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaEfficientAttention>(
       {sequence(p), static_cast<AftCudaNormalization>(p.normalization), p.heads, p.scale},
@@ -158,6 +175,8 @@ void run_kernel(const aft::EfficientAttention& p, const ort::Run& run) {
 }
 
 void run_kernel(const aft::LinearAttention& p, const ort::Run& run) {
+  expect_own_keys(p);
+  expect_form(p.feature_map != aft::FeatureMap::kIdentity && p.normalizer == aft::Normalizer::kAdd);
   expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaLinearAttention>({sequence(p), static_cast<AftCudaFeatureMap>(p.feature_map), p.heads, p.eps},
                                   aft_cuda_linear_attention_workspace, aft_cuda_linear_attention, run);

@@ -24,7 +24,8 @@ aft::Gate read_gate(const Attributes& attributes) {
   const std::string gate = attributes.text("gate", "sigmoid");
   if (gate == "sigmoid") return aft::Gate::kSigmoid;
   if (gate == "tanh") return aft::Gate::kTanh;
-  expect(gate == "none", "gate is \"" + gate + "\", expected sigmoid, tanh or none");
+  if (gate == "relu") return aft::Gate::kRelu;
+  expect(gate == "none", "gate is \"" + gate + "\", expected sigmoid, tanh, none or relu");
   return aft::Gate::kNone;
 }
 
@@ -32,6 +33,13 @@ void expect_heads_divide(int64_t heads, const Shape& query) {
   expect(query[2] % heads == 0,
          "query has shape " + to_string(query) + ", whose width is not divisible by num_heads " +
              std::to_string(heads));
+}
+
+// Reads eps of an attention-free form.
+float read_denominator_eps(const Attributes& attributes) {
+  const float eps = attributes.number("eps", 0.0f);
+  expect(eps >= 0.0f, "eps is " + std::to_string(eps) + ", expected at least 0");
+  return eps;
 }
 
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
@@ -76,10 +84,21 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
  public:
   AftSimple(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
+    params_.eps = read_denominator_eps(attributes);
+    params_.key_channels = attributes.integer("num_heads", 0);
+    expect(params_.key_channels >= 0,
+           "num_heads is " + std::to_string(params_.key_channels) + ", expected at least 0");
   }
 
  private:
-  size_t take_inputs(const Run&, const Shape&, aft::AftSimple&) const override { return 0; }
+  Shape key_shape(const Shape& query) const override {
+    return params_.key_channels ? Shape{query[0], query[1], params_.key_channels} : query;
+  }
+  size_t take_inputs(const Run&, const Shape& query, aft::AftSimple& params) const override {
+    if (params.key_channels) expect_heads_divide(params.key_channels, query);
+    if (params.key_channels == params.channels) params.key_channels = 0;
+    return 0;
+  }
 };
 
 class AftFull final : public SequenceKernel<aft::AftFull> {
@@ -161,10 +180,65 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
   }
 };
 
-class EfficientAttention final : public SequenceKernel<aft::EfficientAttention> {
+// Query, key and value of heads of which several may share a key and a value; then lengths and, not in causal form,
+// key_lengths, with which there may be other numbers of keys than of queries.
+template <class Params>
+class GroupedHeadsKernel : public Kernel {
  public:
-  EfficientAttention(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+  GroupedHeadsKernel(const Settings& settings, const Attributes& attributes) {
+    params_.element = settings.element;
+    params_.causal = settings.causal;
     params_.heads = read_heads(attributes);
+    const int64_t groups = attributes.integer("kv_num_heads", 0);
+    expect(groups >= 0 && (groups == 0 || params_.heads % groups == 0),
+           "kv_num_heads is " + std::to_string(groups) + ", expected a divisor of num_heads " +
+               std::to_string(params_.heads));
+    params_.kv_heads = groups ? groups : params_.heads;
+    has_value_width_ = groups > 0;
+  }
+
+  void compute(const Run& run) const final {
+    Params params = params_;
+    const Tensor query = run.input(0), key = run.input(1), value = run.input(2), lengths = run.input(3);
+    expect(query.shape.size() == 3, "query has shape " + to_string(query.shape) + ", expected [batch, tokens, width]");
+    expect_heads_divide(params.heads, query.shape);
+    params.batch = query.shape[0];
+    params.tokens = query.shape[1];
+    params.channels = query.shape[2];
+    expect_shape("lengths", lengths, {params.batch});
+    int64_t tokens = params.tokens;
+    if (const auto key_lengths = params.causal ? std::nullopt : run.optional_input(4)) {
+      expect_shape("key_lengths", *key_lengths, {params.batch});
+      params.key_lengths = static_cast<const int64_t*>(key_lengths->data);
+      if (key.shape.size() == 3) tokens = key.shape[1];
+      params.key_tokens = tokens;
+    }
+    expect_shape("key", key, {params.batch, tokens, params.channels / params.heads * params.kv_heads});
+    expect(value.shape.size() == 3 && value.shape[2] % params.kv_heads == 0,
+           "value has shape " + to_string(value.shape) + ", whose width is not divisible by kv_num_heads " +
+               std::to_string(params.kv_heads));
+    expect_shape("value", value, {params.batch, tokens, has_value_width_ ? value.shape[2] : key.shape[2]});
+    params.value_width = value.shape[2] / params.kv_heads;
+    params.query = query.data;
+    params.key = key.data;
+    params.value = value.data;
+    params.lengths = static_cast<const int64_t*>(lengths.data);
+    const Shape output{params.batch, params.tokens, params.value_width * params.heads};
+    params.output = run.output(0, output);
+    if (output[0] * output[1] * output[2] > 0) run_kernel(params, run);
+  }
+
+ protected:
+  Params params_{};
+
+ private:
+  bool has_value_width_;  // the heads of the value may be of another width than those of the key
+};
+
+class EfficientAttention final : public GroupedHeadsKernel<aft::EfficientAttention> {
+ public:
+  EfficientAttention(const Settings& settings, const Attributes& attributes)
+      : GroupedHeadsKernel(settings, attributes) {
     params_.scale = attributes.number("scale", 1.0f);
     const std::string normalization = attributes.text("normalization", "softmax");
     expect(normalization == "softmax" || normalization == "scaling",
@@ -172,28 +246,24 @@ class EfficientAttention final : public SequenceKernel<aft::EfficientAttention> 
     params_.normalization =
         normalization == "softmax" ? aft::Normalization::kSoftmax : aft::Normalization::kScaling;
   }
-
- private:
-  size_t take_inputs(const Run&, const Shape& query, aft::EfficientAttention& params) const override {
-    expect_heads_divide(params.heads, query);
-    return 0;
-  }
 };
 
-class LinearAttention final : public SequenceKernel<aft::LinearAttention> {
+class LinearAttention final : public GroupedHeadsKernel<aft::LinearAttention> {
  public:
-  LinearAttention(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
-    params_.heads = read_heads(attributes);
+  LinearAttention(const Settings& settings, const Attributes& attributes) : GroupedHeadsKernel(settings, attributes) {
     params_.eps = attributes.number("eps", 1e-6f);
     const std::string map = attributes.text("feature_map", "elu");
-    expect(map == "elu" || map == "relu", "feature_map is \"" + map + "\", expected elu or relu");
-    params_.feature_map = map == "elu" ? aft::FeatureMap::kElu : aft::FeatureMap::kRelu;
-  }
-
- private:
-  size_t take_inputs(const Run&, const Shape& query, aft::LinearAttention& params) const override {
-    expect_heads_divide(params.heads, query);
-    return 0;
+    expect(map == "elu" || map == "relu" || map == "identity",
+           "feature_map is \"" + map + "\", expected elu, relu or identity");
+    params_.feature_map = map == "elu"    ? aft::FeatureMap::kElu
+                          : map == "relu" ? aft::FeatureMap::kRelu
+                                          : aft::FeatureMap::kIdentity;
+    const std::string normalizer = attributes.text("normalizer", "add");
+    expect(normalizer == "add" || normalizer == "clamp" || normalizer == "none",
+           "normalizer is \"" + normalizer + "\", expected add, clamp or none");
+    params_.normalizer = normalizer == "add"     ? aft::Normalizer::kAdd
+                         : normalizer == "clamp" ? aft::Normalizer::kClamp
+                                                 : aft::Normalizer::kNone;
   }
 };
 
@@ -227,9 +297,9 @@ const Operator kOperators[7] = {
     {"AftLocal", 5, create<AftLocal>},
     {"AftSimple", 4, create<AftSimple>},
     {"AftConv", 5, create<AftConv>},
-    {"EfficientAttention", 4, create<EfficientAttention>},
+    {"EfficientAttention", 4, create<EfficientAttention>, true, 0, 1, 0, 0, 1},
     {"Fastformer", 6, create<Fastformer>},
-    {"NormalizedLinearAttention", 4, create<LinearAttention>},
+    {"NormalizedLinearAttention", 4, create<LinearAttention>, true, 0, 1, 0, 0, 1},
 };
 
 }  // namespace ops

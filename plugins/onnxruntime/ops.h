@@ -25,10 +25,13 @@ struct Operator {
   size_t inputs;     // lengths, where taken, is the last
   Kernel* (*create)(const Settings&, const ort::Attributes&);
   bool takes_lengths = true;
-  int output_like = 0;  // the input whose shape every output has, or the first one if others are optional; -1: none
+  // The input whose shape every output has, or the first one if others are optional; -1: none. With key_lengths only
+  // where query, key and value are of one width, else the width of the output depends on the numbers of heads.
+  int output_like = 0;
   size_t outputs = 1;
   uint32_t optional_inputs = 0;  // bit i: input i may be absent
   size_t optional_outputs = 0;   // how many of the last outputs may be
+  size_t key_lengths = 0;        // 1: after `inputs` the optional input key_lengths, which causal operators lack
 };
 
 extern const Operator kOperators[7];

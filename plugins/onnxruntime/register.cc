@@ -2,6 +2,8 @@
 // the backend has, mechanisms both plain and causal; the runtime picks by name and type.
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "backend.h"
@@ -65,6 +67,20 @@ bool is_known(const Api& api, const ort::TensorShape* shape) {
   return rank > 0;
 }
 
+// The size and the name of a shape's last axis.
+std::pair<int64_t, std::string> width_of(const Api& api, const ort::ShapeInferContext* context, size_t input) {
+  ort::TensorShape* shape = nullptr;  // stays the context's
+  ort::check(api, api.ShapeInferContext_GetInputTypeShape(context, input, &shape));
+  size_t rank = 0;
+  ort::check(api, api.GetDimensionsCount(shape, &rank));
+  if (rank == 0) return {-1, ""};
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> names(rank, "");
+  ort::check(api, api.GetDimensions(shape, sizes.data(), rank));
+  ort::check(api, api.GetSymbolicDimensions(shape, names.data(), rank));
+  return {sizes.back(), names.back()};
+}
+
 // Every output has the shape of one of the inputs.
 ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const Api& api = *self(op).api;
@@ -73,6 +89,9 @@ ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* contex
     const size_t like = static_cast<size_t>(self(op).op->output_like);
     ort::check(api, api.ShapeInferContext_GetInputTypeShape(context, like, &shape));
     if (!is_known(api, shape)) return;
+    if (self(op).op->key_lengths)
+      for (size_t input : {1, 2})
+        if (width_of(api, context, input) != width_of(api, context, 0)) return;
     for (size_t index = 0; index < self(op).op->outputs - self(op).op->optional_outputs; ++index)
       ort::check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, shape));
   });
@@ -86,14 +105,18 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.version = ort::kApiVersion;
   r.GetName = [](const ort::CustomOp* op) { return self(op).settings.name.c_str(); };
   r.GetExecutionProviderType = [](const ort::CustomOp*) { return ops::kBackend.execution_provider; };
-  r.GetInputTypeCount = [](const ort::CustomOp* op) { return self(op).op->inputs; };
+  r.GetInputTypeCount = [](const ort::CustomOp* op) {
+    return self(op).op->inputs + (self(op).settings.causal ? 0 : self(op).op->key_lengths);
+  };
   r.GetInputType = [](const ort::CustomOp* op, size_t index) {
-    return self(op).op->takes_lengths && index + 1 == self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
+    return self(op).op->takes_lengths && index + 1 >= self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
   };
   r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
   r.GetInputCharacteristic = [](const ort::CustomOp* op, size_t index) {
-    return self(op).op->optional_inputs >> index & 1 ? ort::Arity::kOptional : ort::Arity::kRequired;
+    const ops::Operator& described = *self(op).op;
+    const bool optional = index >= described.inputs || (described.optional_inputs >> index & 1);
+    return optional ? ort::Arity::kOptional : ort::Arity::kRequired;
   };
   r.GetOutputCharacteristic = [](const ort::CustomOp* op, size_t index) {
     return index + self(op).op->optional_outputs >= self(op).op->outputs ? ort::Arity::kOptional

@@ -24,6 +24,9 @@ T read(const Field& field, const PluginField& given) {
   std::ostringstream text;
   text << field.name << " is " << value << ", expected more than 0";
   expect(!field.positive || value > 0, text.str());
+  text.str("");
+  text << field.name << " is " << value << ", which the plugin does not take; expected 0";
+  expect(!field.zero || value == 0, text.str());
   return value;
 }
 

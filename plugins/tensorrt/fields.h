@@ -11,6 +11,9 @@
 struct Settings {
   int32_t gate = 0, normalization = 0, feature_map = 0, precision = 0, num_heads = 1;
   float scale = 1.0f, eps = 1e-6f;
+  // Those of version 2 of the contract, whose other values the plugins do not take.
+  int32_t normalizer = 0, kv_num_heads = 0, key_heads = 0;
+  float denominator_eps = 0.0f;
 };
 
 struct Field {
@@ -19,6 +22,7 @@ struct Field {
   float Settings::*number = nullptr;
   bool positive = false;
   std::vector<std::string> choices = {};
+  bool zero = false;  // no other value is taken
 };
 
 // Reads what is given of `fields`. plugin_namespace and plugin_version, which every node has, are passed over.

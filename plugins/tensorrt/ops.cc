@@ -37,6 +37,10 @@ const Field kFeatureMap{"feature_map", &Settings::feature_map, nullptr, false, {
 const Field kNumHeads{"num_heads", &Settings::num_heads, nullptr, true};
 const Field kScale{"scale", nullptr, &Settings::scale};
 const Field kEps{"eps", nullptr, &Settings::eps, true};
+const Field kNormalizer{"normalizer", &Settings::normalizer, nullptr, false, {"add"}};
+const Field kKvNumHeads{"kv_num_heads", &Settings::kv_num_heads, nullptr, false, {}, true};
+const Field kKeyHeads{"num_heads", &Settings::key_heads, nullptr, false, {}, true};
+const Field kDenominatorEps{"eps", nullptr, &Settings::denominator_eps, false, {}, true};
 const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16", "int8"}};
 
 AftCudaTensor packed(const Tensor& tensor) {
@@ -161,18 +165,18 @@ Operator make(const char* name, std::vector<Input> own_inputs, std::vector<Field
 const std::vector<Operator>& operators() {
   static const std::vector<Operator> all{
       make<aft_full, aft_cuda_aft_full_workspace, aft_cuda_aft_full>(
-          "AftFull", {{"position_bias", "MM"}}, {kGate, kPrecision}, check_position_bias),
+          "AftFull", {{"position_bias", "MM"}}, {kGate, kPrecision, kDenominatorEps}, check_position_bias),
       make<aft_local, aft_cuda_aft_local_workspace, aft_cuda_aft_local>(
-          "AftLocal", {{"band", "RW"}}, {kGate}, check_band),
-      make<aft_simple, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple>("AftSimple", {}, {kGate}, no_check),
+          "AftLocal", {{"band", "RW"}}, {kGate, kDenominatorEps}, check_band),
+      make<aft_simple, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple>("AftSimple", {}, {kGate, kKeyHeads, kDenominatorEps}, no_check),
       make<aft_conv, aft_cuda_aft_conv_workspace, aft_cuda_aft_conv>(
-          "AftConv", {{"filter", "HS"}}, {kNumHeads, kGate}, check_filter, "BTH"),
+          "AftConv", {{"filter", "HS"}}, {kNumHeads, kGate, kDenominatorEps}, check_filter, "BTH"),
       make<efficient_attention, aft_cuda_efficient_attention_workspace, aft_cuda_efficient_attention>(
-          "EfficientAttention", {}, {kNumHeads, kNormalization, kScale}, check_head_channels),
+          "EfficientAttention", {}, {kNumHeads, kNormalization, kScale, kKvNumHeads}, check_head_channels),
       make<fastformer, aft_cuda_fastformer_workspace, aft_cuda_fastformer>(
           "Fastformer", {{"alpha_weight", "DH"}, {"beta_weight", "DH"}}, {kNumHeads}, check_heads),
       make<linear_attention, aft_cuda_linear_attention_workspace, aft_cuda_linear_attention>(
-          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps}, check_head_channels),
+          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps, kNormalizer, kKvNumHeads}, check_head_channels),
   };
   return all;
 }

@@ -120,7 +120,7 @@ def plain_operator(workload: Workload) -> Iterator[None]:
         return
     operators, plain = torch.ops.aftexport, plain_form(workload)
     name = workload.operator.torch_op.overloadpacket.__name__
-    original, tensors = getattr(operators, name), len(workload.operator.inputs)
+    original, tensors = getattr(operators, name), len(workload.operator.required_inputs)
     setattr(operators, name, lambda *arguments: plain(*arguments[:tensors]))
     try:
         yield

@@ -54,18 +54,22 @@ class Workload:
     @property
     def attributes(self) -> dict[str, int | float | str]:
         """Its attributes: the defaults, with ``HEADS`` heads."""
-        given = {a.name: a.default for a in self.operator.attributes}
-        return given | ({"num_heads": HEADS} if "num_heads" in given else {})
+        heads = {"num_heads": HEADS}
+        attributes = self.operator.attributes
+        return {a.name: a.default for a in attributes} | {
+            a.name: heads[a.name] for a in attributes if a.name in heads and a.since == 1
+        }
 
     def inputs(self) -> Tensors:
         """Inputs by name, drawn from the standard normal distribution."""
         generator = torch.Generator().manual_seed(0)
         sizes = {
             "B": self.batch, "T": self.tokens, "D": self.dim, "H": HEADS,
-            "Tmax": self.tokens, "W": 2 * WINDOW - 1, "s": TAPS,
+            "Tmax": self.tokens, "W": 2 * WINDOW - 1, "s": TAPS, "S": self.tokens,
+            "Q": self.dim, "K": self.dim, "V": self.dim,
         }  # fmt: skip
         tensors = {}
-        for name, shape in zip(self.operator.inputs, self.operator.shapes, strict=True):
+        for name, shape in zip(self.operator.required_inputs, self.operator.shapes, strict=False):
             size = [sizes[axis] for axis in shape.split()]
             tensors[name] = torch.randn(*size, generator=generator)
         tensors["lengths"] = torch.full((self.batch,), self.tokens)
@@ -111,7 +115,7 @@ def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
         values = value
         if workload.mechanism == "aft_conv":
             values = value.reshape(*value.shape[:2], HEADS, -1)
-        numerator, denominator = module._sums(key, values, bias, causal=False)
+        numerator, denominator = module._sums(key, values, bias, causal=False, eps=0.0)
         mean = (numerator / denominator).reshape(query.shape)
         return torch.sigmoid(query) * mean
 
@@ -130,7 +134,7 @@ def single_operator(
     operator, attributes = workload.operator, workload.attributes
     make = onnx.helper
     node = make.make_node(
-        operator.op_type, list(operator.inputs), ["output"], domain=DOMAIN,
+        operator.op_type, list(operator.required_inputs), ["output"], domain=DOMAIN,
         **attributes, **PLUGIN_ATTRIBUTES,
     )  # fmt: skip
     types = {"lengths": onnx.TensorProto.INT64}
@@ -138,7 +142,7 @@ def single_operator(
         make.make_tensor_value_info(
             name, types.get(name, onnx.TensorProto.FLOAT), [None] * len(shape.split())
         )
-        for name, shape in zip(operator.inputs, operator.shapes, strict=True)
+        for name, shape in zip(operator.required_inputs, operator.shapes, strict=False)
         if name not in constants
     ]
     output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [None, None, None])

@@ -5,6 +5,9 @@
 // - Key u counts for row t if u < length, and u <= t in causal form.
 // - Padding is not read, and its rows are 0.
 // - A mean over keys of -inf is 0.
+// - eps of attention-free forms is added to a sum of exp(K + w) as the formula has it.
+// - Linear and Efficient Attention may have keys of their own number, several heads with one key and value, and values
+//   of another width.
 // mechanisms.py has the same formulas.
 #pragma once
 
@@ -17,9 +20,10 @@ namespace oracle {
 
 using Values = std::vector<double>;
 
-enum class Gate { kSigmoid, kTanh, kNone };
+enum class Gate { kSigmoid, kTanh, kNone, kRelu };
 enum class Normalization { kSoftmax, kScaling };
-enum class FeatureMap { kElu, kRelu };
+enum class FeatureMap { kElu, kRelu, kIdentity };
+enum class Normalizer { kAdd, kClamp, kNone };
 
 constexpr double kMinEps = 1e-20;  // a smaller eps of linear attention counts as this one
 
@@ -31,14 +35,33 @@ struct Document {
   int64_t visible(int64_t t) const { return causal ? std::min(t + 1, length) : length; }
 };
 
-// exp(logit(u)) / sum_u exp(logit(u)) for u in [0, count).
+// Heads of the query, of key and value, and the channels of one; `keys` of them count, all in causal form.
+struct Heads {
+  int64_t heads, groups, width, value_width, keys;
+
+  Heads(const Document& d, int64_t heads, int64_t groups = 0, int64_t value_width = 0, int64_t keys = -1)
+      : heads(heads),
+        groups(groups ? groups : heads),
+        width(d.channels / heads),
+        value_width(value_width ? value_width : width),
+        keys(keys < 0 ? d.length : keys) {}
+
+  int64_t visible(const Document& d, int64_t t) const { return d.causal ? d.visible(t) : keys; }
+  int64_t group(int64_t head) const { return head / (heads / groups); }
+  int64_t key_channels() const { return groups * width; }
+  int64_t value_channels() const { return groups * value_width; }
+  int64_t output_channels() const { return heads * value_width; }
+};
+
+// exp(logit(u)) / (sum_u exp(logit(u)) + eps) for u in [0, count).
 template <class Logit>
-Values softmax(int64_t count, const Logit& logit) {
+Values softmax(int64_t count, const Logit& logit, double eps = 0) {
   Values weights(count);
   double highest = -INFINITY, sum = 0;
   for (int64_t u = 0; u < count; ++u) highest = std::max(highest, weights[u] = logit(u));
   if (highest == -INFINITY) highest = 0;
   for (double& weight : weights) sum += weight = std::exp(weight - highest);
+  sum += eps > 0 ? std::exp(std::log(eps) - highest) : 0;
   for (double& weight : weights) weight = sum == 0 ? 0 : weight / sum;
   return weights;
 }
@@ -53,19 +76,20 @@ inline Values weighted_sum(const Values& weights, const double* rows, int64_t st
 
 inline double gated(Gate gate, double query, double mean) {
   if (gate == Gate::kSigmoid) return mean / (1 + std::exp(-query));
+  if (gate == Gate::kRelu) return mean * std::max(query, 0.0);
   return gate == Gate::kTanh ? mean * std::tanh(query) : mean;
 }
 
 // The form that all AFT have in common, where bias(t, u, k) is w for column k of the key:
-//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
+//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / (sum_u exp(K_u + w_tu) + eps)
 template <class Bias>
-Values attention_free(const Document& d, Gate gate, int64_t key_columns, const Bias& bias) {
+Values attention_free(const Document& d, Gate gate, int64_t key_columns, const Bias& bias, double eps = 0) {
   const int64_t width = d.channels / key_columns;
   Values output(d.tokens * d.channels);
   for (int64_t t = 0; t < d.length; ++t)
     for (int64_t k = 0; k < key_columns; ++k) {
       const Values weights =
-          softmax(d.visible(t), [&](int64_t u) { return d.key[u * key_columns + k] + bias(t, u, k); });
+          softmax(d.visible(t), [&](int64_t u) { return d.key[u * key_columns + k] + bias(t, u, k); }, eps);
       const Values means = weighted_sum(weights, d.value + k * width, d.channels, width);
       for (int64_t c = 0; c < width; ++c) {
         const int64_t at = t * d.channels + k * width + c;
@@ -96,8 +120,10 @@ inline Values aft_local(const Document& d, Gate gate, const double* band, int64_
 }
 
 // arXiv 2105.14103, eq. 5: Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u).
-inline Values aft_simple(const Document& d, Gate gate) {
-  return attention_free(d, gate, d.channels, [](int64_t, int64_t, int64_t) { return 0.0; });
+// A key may have fewer channels, of which each serves a head of the value.
+inline Values aft_simple(const Document& d, Gate gate, int64_t key_channels = 0, double eps = 0) {
+  return attention_free(
+      d, gate, key_channels ? key_channels : d.channels, [](int64_t, int64_t, int64_t) { return 0.0; }, eps);
 }
 
 // arXiv 2105.14103, eq. 6:
@@ -112,15 +138,16 @@ inline Values aft_conv(const Document& d, Gate gate, int64_t heads, const double
   });
 }
 
-// rho_k(K)^T V over the first `keys` keys: row i has key channel i by the `width` channels of its head.
-inline Values contexts(const Document& d, int64_t width, Normalization normalization, int64_t keys) {
+// rho_k(K)^T V over the first `keys` keys: row i has key channel i by the channels of its head's value.
+inline Values contexts(const Document& d, const Heads& h, Normalization normalization, int64_t keys) {
   Values result;
-  for (int64_t i = 0; i < d.channels; ++i) {
-    const auto key = [&](int64_t u) { return d.key[u * d.channels + i]; };
+  for (int64_t i = 0; i < h.key_channels(); ++i) {
+    const auto key = [&](int64_t u) { return d.key[u * h.key_channels() + i]; };
     Values normalized(keys);
     for (int64_t u = 0; u < keys; ++u) normalized[u] = key(u) / static_cast<double>(keys);
     if (normalization == Normalization::kSoftmax) normalized = softmax(keys, key);
-    const Values row = weighted_sum(normalized, d.value + i / width * width, d.channels, width);
+    const double* values = d.value + i / h.width * h.value_width;
+    const Values row = weighted_sum(normalized, values, h.value_channels(), h.value_width);
     result.insert(result.end(), row.begin(), row.end());
   }
   return result;
@@ -130,17 +157,18 @@ inline Values contexts(const Document& d, int64_t width, Normalization normaliza
 //   Y = scale * rho_q(Q) (rho_k(K)^T V)
 // softmax: rho_q over the channels of each query, rho_k over the keys of each key channel. scaling: both divide by
 // sqrt(n), n the number of keys, here all by n at once. Scale and causal form are not of the paper.
-inline Values efficient_attention(const Document& d, int64_t heads, Normalization normalization, double scale) {
-  const int64_t width = d.channels / heads;
-  Values output(d.tokens * d.channels), context;
+inline Values efficient_attention(const Document& d, const Heads& h, Normalization normalization, double scale) {
+  Values output(d.tokens * h.output_channels()), context;
   for (int64_t t = 0; t < d.length; ++t) {
-    if (t == 0 || d.causal) context = contexts(d, width, normalization, d.visible(t));
-    for (int64_t first = 0; first < d.channels; first += width) {
-      const double* query = d.query + t * d.channels + first;
-      Values normalized(query, query + width);
-      if (normalization == Normalization::kSoftmax) normalized = softmax(width, [&](int64_t i) { return query[i]; });
-      const Values row = weighted_sum(normalized, context.data() + first * width, width, width);
-      for (int64_t c = 0; c < width; ++c) output[t * d.channels + first + c] = scale * row[c];
+    if (t == 0 || d.causal) context = contexts(d, h, normalization, h.visible(d, t));
+    for (int64_t head = 0; head < h.heads; ++head) {
+      const double* query = d.query + t * d.channels + head * h.width;
+      Values normalized(query, query + h.width);
+      if (normalization == Normalization::kSoftmax) normalized = softmax(h.width, [&](int64_t i) { return query[i]; });
+      const double* own = context.data() + h.group(head) * h.width * h.value_width;
+      const Values row = weighted_sum(normalized, own, h.value_width, h.value_width);
+      for (int64_t c = 0; c < h.value_width; ++c)
+        output[t * h.output_channels() + head * h.value_width + c] = scale * row[c];
     }
   }
   return output;
@@ -188,31 +216,39 @@ inline Values fastformer(const Document& d, int64_t heads, const double* alpha_w
   return output;
 }
 
-// phi of x [length, channels]: elu(x) + 1 (eq. 7) or relu(x).
-inline Values features(const Document& d, FeatureMap map, const double* x) {
-  Values result(x, x + d.length * d.channels);
+// phi of x: elu(x) + 1 (eq. 7), relu(x), or x.
+inline Values features(FeatureMap map, const double* x, int64_t count) {
+  Values result(x, x + count);
+  if (map == FeatureMap::kIdentity) return result;
   for (double& v : result) v = map == FeatureMap::kRelu ? std::max(v, 0.0) : v > 0 ? v + 1 : std::exp(v);
   return result;
 }
 
 // Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236, eq. 5, per head:
 //   Y_t = sum_u (phi(Q_t) phi(K_u)^T) V_u / (sum_u phi(Q_t) phi(K_u)^T + eps)
-// eps is not of the paper.
-inline Values linear_attention(const Document& d, int64_t heads, FeatureMap map, double eps) {
-  const int64_t width = d.channels / heads;
-  const Values query = features(d, map, d.query), key = features(d, map, d.key);
-  Values output(d.tokens * d.channels);
+// eps, its use as a minimum of the divisor (clamp), and the form without a divisor (none) are not of the paper.
+inline Values linear_attention(const Document& d, const Heads& h, FeatureMap map, double eps,
+                               Normalizer normalizer = Normalizer::kAdd) {
+  const Values query = features(map, d.query, d.length * d.channels);
+  const Values key = features(map, d.key, (d.causal ? d.length : h.keys) * h.key_channels());
+  Values output(d.tokens * h.output_channels());
+  eps = std::max(eps, kMinEps);
   for (int64_t t = 0; t < d.length; ++t)
-    for (int64_t first = 0; first < d.channels; first += width) {
-      Values scores(d.visible(t));
-      double normalizer = std::max(eps, kMinEps);
+    for (int64_t head = 0; head < h.heads; ++head) {
+      Values scores(h.visible(d, t));
+      double sum = 0;
       for (size_t u = 0; u < scores.size(); ++u) {
-        for (int64_t i = first; i < first + width; ++i)
-          scores[u] += query[t * d.channels + i] * key[u * d.channels + i];
-        normalizer += scores[u];
+        for (int64_t i = 0; i < h.width; ++i)
+          scores[u] += query[t * d.channels + head * h.width + i] * key[u * h.key_channels() + h.group(head) * h.width + i];
+        sum += scores[u];
       }
-      const Values sums = weighted_sum(scores, d.value + first, d.channels, width);
-      for (int64_t c = 0; c < width; ++c) output[t * d.channels + first + c] = sums[c] / normalizer;
+      const double divisor = normalizer == Normalizer::kNone    ? 1
+                             : normalizer == Normalizer::kClamp ? std::max(sum, eps)
+                                                                : sum + eps;
+      const double* values = d.value + h.group(head) * h.value_width;
+      const Values sums = weighted_sum(scores, values, h.value_channels(), h.value_width);
+      for (int64_t c = 0; c < h.value_width; ++c)
+        output[t * h.output_channels() + head * h.value_width + c] = sums[c] / divisor;
     }
   return output;
 }

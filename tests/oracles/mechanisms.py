@@ -6,6 +6,7 @@ every pair of a row and a key. Beyond the papers:
 - Key u of a document counts for row t if u < length, and u <= t in causal form.
 - Padding is not read, and its rows are 0.
 - A mean over no keys, or over keys of -inf, is 0.
+- eps of attention-free forms is added to a sum of exp(K + w) as the formula has it.
 - Finite numbers of any size keep their digits: a key of 0.5 counts beside a bias of -1e38.
 """
 
@@ -26,8 +27,8 @@ class Document:
 
     Attributes:
         rows: the R positions to compute, each below N.
-        query, value: ``[N, C]``.
-        key: ``[N, C]``, or ``[N, heads]`` of AFT-conv.
+        query, value: ``[N, C]``; linear and Efficient Attention may have other numbers of keys.
+        key: ``[N, C]``, or ``[N, heads]`` of AFT-conv and of AFT-simple with heads.
         causal: whether row t sees the keys up to t only.
     """
 
@@ -56,31 +57,40 @@ def _over_batch(formula: Callable[..., Array]) -> Callable[..., Array]:
         rows: Array | None = None,
         **attributes: int | float | str,
     ) -> Array:
-        batch, tokens, channels = inputs["query"].shape
+        tokens = inputs["query"].shape[1]
         rows = np.arange(tokens) if rows is None else rows
-        exact = {name: x.astype(np.float64) for name, x in inputs.items() if name != "lengths"}
+        exact = {name: x.astype(np.float64) for name, x in inputs.items() if x.dtype.kind == "f"}
         shared = {name: x for name, x in exact.items() if name not in SEQUENCES}
-        output = np.zeros((batch, len(rows), channels))
-        for b, length in enumerate(np.clip(inputs["lengths"], 0, tokens)):
+        lengths = np.clip(inputs["lengths"], 0, tokens)
+        keys = np.clip(inputs.get("key_lengths", lengths), 0, inputs["key"].shape[1])
+        groups = attributes.get("kv_num_heads", 0)
+        repeats = attributes["num_heads"] // groups if groups else 1
+        output = np.zeros((len(lengths), len(rows), inputs["value"].shape[2] * repeats))
+        for b, (length, count) in enumerate(zip(lengths, keys, strict=True)):
             counted = rows < length
-            if counted.any():
-                sequences = (exact[name][b, :length] for name in SEQUENCES)
-                document = Document(rows[counted], *sequences, causal)
+            if counted.any() and count > 0:
+                query = exact["query"][b, :length]
+                key, value = (exact[name][b, :count] for name in ("key", "value"))
+                document = Document(rows[counted], query, key, value, causal)
                 output[b, counted] = formula(document, **shared, **attributes)
         return output
 
     return compute
 
 
-def softmax(logits: Array, axis: int) -> Array:
-    """Return ``exp(x) / sum exp(x)`` along an axis; 0 where all logits are -inf."""
+def softmax(logits: Array, axis: int, eps: float = 0, shift: Array | float = 0) -> Array:
+    """Return ``exp(x) / (sum exp(x) + eps)``, x = logits + shift; 0 where all logits are -inf."""
     highest = logits.max(axis, keepdims=True)
-    weights = np.exp(logits - np.where(highest == -np.inf, 0, highest))
+    finite = np.where(highest == -np.inf, 0, highest)
+    weights = np.exp(logits - finite)
     total = weights.sum(axis, keepdims=True)
+    if eps > 0:
+        # Above exp(700) eps is so far beyond the sum of weights that the result is 0.
+        total = total + np.exp(np.minimum(np.log(eps) - finite - shift, 700))
     return weights / np.where(total == 0, 1, total)
 
 
-def softmax_of_sum(key: Array, bias: Array, visible: Array) -> Array:
+def softmax_of_sum(key: Array, bias: Array, visible: Array, eps: float = 0) -> Array:
     """Return the softmax over u of ``key[u] + bias[t, u]``, for ``bias`` and ``visible [R, N]``.
 
     The numbers of the largest logit are subtracted from both terms first. Beside 1e38 the other
@@ -91,7 +101,8 @@ def softmax_of_sum(key: Array, bias: Array, visible: Array) -> Array:
     seen = np.take_along_axis(logits, largest, 1) > -np.inf
     largest_key = np.where(seen, key[largest], 0)
     largest_bias = np.where(seen, np.take_along_axis(bias, largest, 1), 0)
-    return softmax(np.where(visible, (key - largest_key) + (bias - largest_bias), -np.inf), 1)
+    relative = (key - largest_key) + (bias - largest_bias)
+    return softmax(np.where(visible, relative, -np.inf), 1, eps, largest_key + largest_bias)
 
 
 def _gate(name: str, query: Array) -> Array:
@@ -99,25 +110,26 @@ def _gate(name: str, query: Array) -> Array:
         "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
         "tanh": np.tanh,
         "none": np.ones_like,
+        "relu": lambda x: np.maximum(x, 0),
     }
     return gates[name](query)
 
 
-def _attention_free(d: Document, biases: Array, gate: str) -> Array:
+def _attention_free(d: Document, biases: Array, gate: str, eps: float) -> Array:
     """Return the form that all AFT have in common, for each column of the key.
 
-        Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
+        Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / (sum_u exp(K_u + w_tu) + eps)
 
     Args:
         d: the document.
         biases: ``[1 or columns of the key, R, N]``, w for each column.
-        gate: sigmoid in the paper; tanh and none occur in public code.
+        gate: sigmoid in the paper; the others occur in public code, and so does an eps.
     """
     visible, columns = d.visible(d.rows), d.key.shape[1]
     biases = np.broadcast_to(biases, (columns, *visible.shape))
     values = np.split(d.value, columns, axis=1)
     means = [
-        softmax_of_sum(key, bias, visible) @ value
+        softmax_of_sum(key, bias, visible, eps) @ value
         for key, bias, value in zip(d.key.T, biases, values, strict=True)
     ]
     return _gate(gate, d.query[d.rows]) * np.concatenate(means, axis=1)
@@ -135,16 +147,16 @@ def _window(d: Document, biases: Array, left: int) -> Array:
 
 
 @_over_batch
-def aft_full(d: Document, position_bias: Array, *, gate: str = "sigmoid") -> Array:
+def aft_full(d: Document, position_bias: Array, *, gate: str = "sigmoid", eps: float = 0) -> Array:
     """AFT-full: Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2.
 
     Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
     """
-    return _attention_free(d, position_bias[None, d.rows, : len(d.key)], gate)
+    return _attention_free(d, position_bias[None, d.rows, : len(d.key)], gate, eps)
 
 
 @_over_batch
-def aft_local(d: Document, band: Array, *, gate: str = "sigmoid") -> Array:
+def aft_local(d: Document, band: Array, *, gate: str = "sigmoid", eps: float = 0) -> Array:
     """AFT-local: arXiv 2105.14103, eq. 4.
 
     w_tu = w[t, u] if |t - u| < s, else 0, in eq. 2
@@ -153,20 +165,25 @@ def aft_local(d: Document, band: Array, *, gate: str = "sigmoid") -> Array:
     causal form, holds the biases of keys t - (s - 1) and on.
     """
     s = band.shape[1] if d.causal else (band.shape[1] + 1) // 2
-    return _attention_free(d, _window(d, band, s - 1)[None], gate)
+    return _attention_free(d, _window(d, band, s - 1)[None], gate, eps)
 
 
 @_over_batch
-def aft_simple(d: Document, *, gate: str = "sigmoid") -> Array:
+def aft_simple(d: Document, *, gate: str = "sigmoid", num_heads: int = 0, eps: float = 0) -> Array:
     """AFT-simple: arXiv 2105.14103, eq. 5.
 
     Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u)
+
+    With ``num_heads`` the key has a column for each head (MobileViTv2, arXiv 2206.02680, has one).
     """
-    return _attention_free(d, np.zeros((1, len(d.rows), len(d.key))), gate)
+    assert d.key.shape[1] == (num_heads or d.value.shape[1])
+    return _attention_free(d, np.zeros((1, len(d.rows), len(d.key))), gate, eps)
 
 
 @_over_batch
-def aft_conv(d: Document, filter: Array, *, num_heads: int, gate: str = "sigmoid") -> Array:
+def aft_conv(
+    d: Document, filter: Array, *, num_heads: int, gate: str = "sigmoid", eps: float = 0
+) -> Array:
     """AFT-conv: arXiv 2105.14103, eq. 6.
 
     num = conv1d(exp(K) V, exp(w) - 1) + sum_u exp(K_u) V_u
@@ -177,12 +194,17 @@ def aft_conv(d: Document, filter: Array, *, num_heads: int, gate: str = "sigmoid
     """
     taps = filter.shape[1]
     left = taps - 1 if d.causal else (taps - 1) // 2
-    return _attention_free(d, np.stack([_window(d, w[None], left) for w in filter]), gate)
+    return _attention_free(d, np.stack([_window(d, w[None], left) for w in filter]), gate, eps)
 
 
 @_over_batch
 def efficient_attention(
-    d: Document, *, num_heads: int, normalization: str = "softmax", scale: float = 1.0
+    d: Document,
+    *,
+    num_heads: int,
+    normalization: str = "softmax",
+    scale: float = 1.0,
+    kv_num_heads: int = 0,
 ) -> Array:
     """Efficient Attention: Shen et al., arXiv 1812.01243.
 
@@ -195,7 +217,7 @@ def efficient_attention(
     visible = d.visible(d.rows)
     no_bias = np.zeros(visible.shape)
     heads = []
-    for query, key, value in _heads(num_heads, d.query[d.rows], d.key, d.value):
+    for query, key, value in _heads(num_heads, kv_num_heads, d):
         if normalization == "scaling":
             scores = np.where(visible, query @ key.T, 0)
             heads.append(scores / visible.sum(1, keepdims=True) @ value)
@@ -233,28 +255,46 @@ def _pool(d: Document, x: Array, weight: Array, rows: Array) -> Array:
 
 @_over_batch
 def linear_attention(
-    d: Document, *, num_heads: int, feature_map: str = "elu", eps: float = 1e-6
+    d: Document,
+    *,
+    num_heads: int,
+    feature_map: str = "elu",
+    eps: float = 1e-6,
+    normalizer: str = "add",
+    kv_num_heads: int = 0,
 ) -> Array:
     """Linear attention: Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236, eq. 5.
 
     Y_t = sum_u (phi(Q_t) phi(K_u)^T) V_u / (sum_u phi(Q_t) phi(K_u)^T + eps)      per head
 
-    phi(x) is elu(x) + 1 (eq. 7) or relu(x). eps is not of the paper.
+    phi(x) is elu(x) + 1 (eq. 7), relu(x), or x where the features come from outside. eps, its use
+    as a minimum of the divisor (clamp) and the form without a divisor (none) are not of the paper.
     """
     phi = {
         "elu": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
         "relu": lambda x: np.maximum(x, 0),
+        "identity": lambda x: x,
     }[feature_map]
+    divisor = {
+        "add": lambda z: z + max(eps, MIN_EPS),
+        "clamp": lambda z: np.maximum(z, max(eps, MIN_EPS)),
+        "none": np.ones_like,
+    }[normalizer]
     visible = d.visible(d.rows)
     heads = []
-    for query, key, value in _heads(num_heads, d.query[d.rows], d.key, d.value):
+    for query, key, value in _heads(num_heads, kv_num_heads, d):
         scores = np.where(visible, phi(query) @ phi(key).T, 0)
-        heads.append(scores @ value / (scores.sum(1, keepdims=True) + max(eps, MIN_EPS)))
+        heads.append(scores @ value / divisor(scores.sum(1, keepdims=True)))
     return np.concatenate(heads, axis=1)
 
 
-def _heads(num_heads: int, *tensors: Array) -> list[tuple[Array, ...]]:
-    return list(zip(*(np.split(x, num_heads, axis=1) for x in tensors), strict=True))
+def _heads(num_heads: int, groups: int, d: Document) -> list[tuple[Array, Array, Array]]:
+    """Return query, key and value of each head; of ``groups`` heads of key and value if not 0."""
+    groups = groups or num_heads
+    queries = np.split(d.query[d.rows], num_heads, axis=1)
+    keys, values = (np.split(x, groups, axis=1) for x in (d.key, d.value))
+    shared = [i // (num_heads // groups) for i in range(num_heads)]
+    return [(query, keys[i], values[i]) for query, i in zip(queries, shared, strict=True)]
 
 
 MECHANISMS: dict[str, Callable[..., Array]] = {

@@ -29,10 +29,10 @@ oracle::Values run(const std::string& stem, oracle::Document d, int64_t heads, i
   if (stem == "aft_simple") return aft_simple(d, gate);
   if (stem == "aft_conv") return aft_conv(d, gate, heads, further, width);
   if (stem == "efficient_attention")
-    return efficient_attention(d, heads, static_cast<oracle::Normalization>(choice), number);
+    return efficient_attention(d, {d, heads}, static_cast<oracle::Normalization>(choice), number);
   if (stem == "fastformer") return fastformer(d, heads, further, further + d.channels * heads);
   if (stem == "linear_attention")
-    return linear_attention(d, heads, static_cast<oracle::FeatureMap>(choice), number);
+    return linear_attention(d, {d, heads}, static_cast<oracle::FeatureMap>(choice), number);
   std::fprintf(stderr, "expected a mechanism's stem, got %s\n", stem.c_str());
   std::exit(EXIT_FAILURE);
 }

@@ -5,11 +5,13 @@ therefore attend to tokens and summaries together, and summaries of summaries ar
 
     AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value is the mean by the
                          weights exp(K[u])
-    AFT-conv:            as AFT-simple, with one logit for each head
+    AFT-conv:            as AFT-simple, with one logit for each head; so AFT-simple with heads
     Efficient Attention: d keys for each head: key c has log sum_u exp(K[u,c]) at channel c and
                          no weight elsewhere; its value is the mean by the weights of channel c
     linear attention:    d keys: phi(key c) is sum_u phi(K[u,c]) at channel c and 0 elsewhere;
-                         its value is sum_u phi(K[u,c]) V[u] divided by that
+                         its value is sum_u phi(K[u,c]) V[u] divided by that. Features by
+                         identity may be negative: the magnitude of the sum is divided by, and
+                         one more key, whose value is 0, has the difference at each channel.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,11 @@ def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | No
         NotChunkable: if the operator has no summary, or a bias by position.
     """
     stem = node.op_type.removeprefix("Causal")
-    if stem in ("AftSimple", "EfficientAttention", "NormalizedLinearAttention"):
+    if stem in ("EfficientAttention", "NormalizedLinearAttention"):
+        if any(a.name == "kv_num_heads" and a.i for a in node.attribute) or len(node.input) > 4:
+            raise NotChunkable(f"{node.op_type} has heads or lengths of its own for its keys")
+        return Window(0, 0)
+    if stem == "AftSimple":
         return Window(0, 0)
     if stem not in ("AftConv", "AftLocal"):
         raise NotChunkable(f"{node.op_type} has no summary of a chunk's keys and values")
@@ -70,22 +76,20 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     stem = node.op_type.removeprefix("Causal")
     num_heads = attributes.get("num_heads", 1)
-    if stem in ("AftSimple", "AftLocal"):
+    if stem == "AftLocal" or (stem == "AftSimple" and not attributes.get("num_heads", 0)):
         body = _MEAN + "few_keys = Identity(log_sum)\nfew_values = Identity(mean)\n"
-    elif stem == "AftConv":
+    elif stem in ("AftConv", "AftSimple"):
         body = _heads("value", "values", num_heads) + _MEAN_OF_HEADS
     elif stem == "EfficientAttention":
         if attributes.get("normalization", b"softmax") != b"softmax":
             raise NotChunkable("EfficientAttention divides by the number of keys (scaling)")
         body = _context(num_heads, "weight", _EXPONENTIALS, "few = Identity(log_sum)\n")
+        body += _DIAGONAL
     elif stem == "NormalizedLinearAttention":
-        is_elu = attributes.get("feature_map", b"elu") == b"elu"
-        body = _context(
-            num_heads,
-            "feature",
-            (_ELU if is_elu else _RELU) + _FEATURES,
-            _ELU_INVERSE if is_elu else _RELU_INVERSE,
-        )
+        feature_map = attributes.get("feature_map", b"elu").decode()
+        features, inverse = _FEATURE_MAPS[feature_map]
+        body = _context(num_heads, "feature", features + _FEATURES, inverse)
+        body += _CORRECTION if feature_map == "identity" else _DIAGONAL
     else:
         raise NotChunkable(f"{node.op_type} has no summary of a chunk's keys and values")
     return onnx.parser.parse_function(
@@ -152,13 +156,35 @@ _ELU_INVERSE = """
     inverse = Where(over_one, from_above, from_below)
     few = Where(nothing, masked, inverse)
 """
+_DIAGONAL = """
+    few_4d = Where(diagonal, few_heads, masked)
+    few_keys = Reshape(few_4d, packed)
+    few_values = Identity(means_packed)
+"""
 _RELU = "features = Relu(key)\n"
 _FEATURES = sums.split("features", "feature") + sums.total("feature", "feature_total")
 _RELU_INVERSE = "few = Identity(feature_total)\n"
+_FEATURE_MAPS = {
+    "elu": (_ELU, _ELU_INVERSE),
+    "relu": (_RELU, _RELU_INVERSE),
+    "identity": ("features = Identity(key)\n", "few = Identity(divisor)\n"),
+}
+_CORRECTION = """
+    own_keys = Where(diagonal, few_heads, zero_f)
+    own_keys_packed = Reshape(own_keys, packed)
+    difference = Sub(feature_total, divisor)
+    few_keys = Concat <axis = 1> (own_keys_packed, difference)
+    few_value_width = Shape <start = 2, end = 3> (means_packed)
+    no_value_shape = Concat <axis = 0> (one_1d, one_1d, few_value_width)
+    no_value = Expand(zero_f, no_value_shape)
+    few_values = Concat <axis = 1> (means_packed, no_value)
+"""
 
 
 def _context(num_heads: int, name: str, features: str, keys: str) -> str:
-    """Return the body with a key for each channel of a head, which is zero in other channels.
+    """Return the body up to ``means_packed`` and ``few_heads``, the keys' numbers by channel.
+
+    A key stands for each channel of a head; ``diagonal`` marks its place.
 
     Args:
         num_heads: the number of heads.
@@ -177,12 +203,13 @@ def _context(num_heads: int, name: str, features: str, keys: str) -> str:
         + sums.context("columns", "rows", "context")
         + f"""
         nothing = Equal({name}_total, zero_f)
-        divisor = Where(nothing, one_f, {name}_total)
+        magnitude = Abs({name}_total)
+        divisor = Where(nothing, one_f, magnitude)
         divisor_shape = Constant <value_ints = [0, {num_heads}, -1, 1]> ()
         divisors = Reshape(divisor, divisor_shape)
         means = Div(context, divisors)
         by_channel = Transpose <perm = [0, 2, 1, 3]> (means)
-        few_values = Reshape(by_channel, packed)
+        means_packed = Reshape(by_channel, packed)
         {keys}
         few_shape = Constant <value_ints = [0, 1, {num_heads}, -1]> ()
         few_heads = Reshape(few, few_shape)
@@ -193,7 +220,5 @@ def _context(num_heads: int, name: str, features: str, keys: str) -> str:
         diagonal_2d = Cast <to = 9> (diagonal_f)
         diagonal_axes = Constant <value_ints = [0, 2]> ()
         diagonal = Unsqueeze(diagonal_2d, diagonal_axes)
-        few_4d = Where(diagonal, few_heads, masked)
-        few_keys = Reshape(few_4d, packed)
     """
     )

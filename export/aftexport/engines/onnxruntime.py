@@ -20,7 +20,8 @@ from aftexport.engines.explained_input import padded_choices, take_choice
 from aftexport.engines.onnxruntime_package import native, onnxruntime
 from aftexport.errors import EngineError, UsageError
 from aftexport.onnx_io import read_model, without_links
-from aftexport.operators.domain import operators_in
+from aftexport.operators.domain import DOMAIN, operators_in
+from aftexport.operators.kernel_forms import rename_untaken
 from aftexport.system.cores import usable_cores
 from aftexport.system.installation import install_command
 from aftexport.system.memory import give_back
@@ -210,9 +211,9 @@ def session(
         else:
             # Otherwise the runtime would look for files of weights in the current folder.
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
-            source = model
+            source = _with_bodies(model, provider)
         if isinstance(model, Path):
-            source = _adapted(source, model, options, takes_choice)
+            source = _adapted(source, model, options, takes_choice, provider)
         # With fallback enabled, the CPU would replace a provider that cannot start.
         loaded = onnxruntime.InferenceSession(
             source,
@@ -254,16 +255,36 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     return bytes(located.SerializeToString())
 
 
+def _with_bodies(model: bytes, provider: Provider) -> bytes:
+    """Return a serialized model whose kernels take all nodes that have their names."""
+    if DOMAIN.encode() not in model:
+        return model
+    try:
+        parsed = onnx.load_from_string(model)
+    except DecodeError:
+        return model  # the runtime reports the fault of the file more precisely
+    if not rename_untaken(parsed, KERNELS[provider]):
+        return model
+    return bytes(parsed.SerializeToString())
+
+
 def _adapted(
-    source: str | bytes, path: Path, options: onnxruntime.SessionOptions, takes_choice: bool
+    source: str | bytes,
+    path: Path,
+    options: onnxruntime.SessionOptions,
+    takes_choice: bool,
+    provider: Provider,
 ) -> str | bytes:
     """Return a model in float32 instead of bfloat16 and, if it should, with ``take_choice``.
+
+    The nodes that the provider's kernels do not take run by their bodies.
 
     Args:
         source: the result of ``_source``.
         path: path of the model.
         options: the options of the session, which get the folder of the weights.
         takes_choice: see ``session``.
+        provider: the execution provider.
     """
     try:
         if isinstance(source, str):
@@ -276,7 +297,8 @@ def _adapted(
     if is_wide:
         model = read_model(path)
         widen(model)
-    if not (takes_choice and take_choice(model)) and not is_wide:
+    is_renamed = rename_untaken(model, KERNELS[provider])
+    if not (takes_choice and take_choice(model)) and not is_wide and not is_renamed:
         return source
     if isinstance(source, str):
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))

@@ -63,18 +63,24 @@ def _translation(operator: Operator) -> Callable[..., Any]:
     """Return a function that emits one bare custom node, with a signature for torch.onnx."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
-    names = list(operator.inputs)
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(n, kind) for n in names]
-    parameters += [
-        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
+    names, kind = list(operator.inputs), inspect.Parameter.POSITIONAL_OR_KEYWORD
+    of_attributes = {
+        a.name: inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
         for a in operator.attributes
+    }
+    parameters = [  # the torch op has optional inputs behind the attributes
+        of_attributes.get(a.name, inspect.Parameter(a.name, kind, default=a.default_value))
+        if a.has_default_value()
+        else of_attributes.get(a.name, inspect.Parameter(a.name, kind))
+        for a in operator.torch_op._schema.arguments
     ]
 
     def translate(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.Signature(parameters).bind(*args, **kwargs)
         bound.apply_defaults()
         tensors = [bound.arguments.pop(n) for n in names]
+        while tensors[-1] is None:
+            tensors.pop()
         return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
 
     translate.__name__ = operator.op_type

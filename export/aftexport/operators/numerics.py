@@ -1,5 +1,6 @@
 """PyTorch numerics shared by the mechanisms: masks, gates, and the guard against underflow."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,9 +25,8 @@ def mask_keys(key: Tensor, lengths: Tensor) -> Tensor:
 
 def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
     """Multiply ``mean`` by the gate of the query."""
-    if gate == "none":
-        return mean
-    return (torch.sigmoid(query) if gate == "sigmoid" else torch.tanh(query)) * mean
+    functions = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu}
+    return mean if gate == "none" else functions[gate](query) * mean
 
 
 def guarded_mean(
@@ -64,25 +64,38 @@ def divisor(total: Tensor) -> Tensor:
     return torch.where(total == 0, 1, total)
 
 
-def softmax(logits: Tensor) -> Tensor:
+def eps_beside(eps: float, maximum: Tensor) -> Tensor:
+    """Return ``eps`` relative to ``exp(maximum)``: the share of it in sums that are so shifted."""
+    return torch.zeros_like(maximum) if eps == 0 else (math.log(eps) - maximum).exp()
+
+
+def softmax(logits: Tensor, eps: float = 0.0, shift: Tensor | None = None) -> Tensor:
     """Return the softmax over dim 1; it is 0 if every key is masked.
 
     ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
+
+    Args:
+        logits: ``[B, T, ...]``.
+        eps: the number that is added to the sum of ``exp(logits + shift)``.
+        shift: the number that was subtracted from the logits; None for 0.
     """
-    weight = (logits - largest(logits)).exp()
-    return weight / divisor(weight.sum(1, keepdim=True))
+    top = largest(logits)
+    weight = (logits - top).exp()
+    total = weight.sum(1, keepdim=True) + eps_beside(eps, top if shift is None else top + shift)
+    return weight / divisor(total)
 
 
-def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
+def softmax_mean(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
     """Return the mean of ``value [B, T, ...]``, weighted by a softmax over dim 1, which is kept."""
-    return (softmax(logits) * value).sum(1, keepdim=True)
+    return (softmax(logits, eps) * value).sum(1, keepdim=True)
 
 
-def biased_mean(key: Tensor, bias: Tensor, value: Tensor) -> Tensor:
+def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
     """Return the mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1.
 
-    Dim 1 is kept. Keys and biases are taken relative to those of the largest logit before they are
-    added, because a number loses all its digits beside 1e38. Their halves do not overflow.
+    Dim 1 is kept. ``eps`` is added to the sum of the weights. Keys and biases are taken relative to
+    those of the largest logit before they are added, because a number loses all its digits beside
+    1e38. Their halves do not overflow.
     """
     half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
     best = (half_key + half_bias).detach().argmax(1, keepdim=True)
@@ -90,13 +103,36 @@ def biased_mean(key: Tensor, bias: Tensor, value: Tensor) -> Tensor:
     best_key, best_bias = (
         half.detach().gather(1, best).clamp(min=lowest) for half in (half_key, half_bias)
     )
-    return softmax_mean(2 * ((half_key - best_key) + (half_bias - best_bias)), value)
+    relative = 2 * ((half_key - best_key) + (half_bias - best_bias))
+    weights = softmax(relative, eps, 2 * (best_key + best_bias))
+    return (weights * value).sum(1, keepdim=True)
 
 
 def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(key)`` relative to its maximum over dim 1, and whether every key is masked."""
+    """Return ``exp(key)`` relative to its maximum over dim 1, and that maximum.
+
+    The maximum is ``MASKED`` if every key is.
+    """
     top = key.detach().amax(1, keepdim=True)
-    return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top == MASKED
+    return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top
+
+
+def denominators(
+    total: Tensor, top: Tensor, eps: float = 0.0, shift: Tensor | None = None
+) -> Tensor:
+    """Return the sums ``total`` of weights plus ``eps``; 1 or more if every key is masked.
+
+    Args:
+        total: the sums of ``exp(key + bias - top - shift)``.
+        top: the second result of ``key_weights``.
+        eps: the number that is added to the sum of ``exp(key + bias)``.
+        shift: the maximum of the biases; None for no biases.
+    """
+    sums = torch.where(top == MASKED, 1, total)
+    if eps == 0:
+        return sums
+    largest = top.clamp(min=torch.finfo(top.dtype).min)
+    return sums + eps_beside(eps, largest if shift is None else largest + shift)
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:
@@ -133,6 +169,12 @@ def long_product(weight: Tensor, value: Tensor) -> Tensor:
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Return ``x [B, T, D]`` as ``[B, T, H, D/H]``."""
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
+
+
+def repeat_heads(x: Tensor, count: int, dim: int = 2) -> Tensor:
+    """Return ``x`` with each head of ``dim`` repeated, so that there are ``count`` heads."""
+    heads = x.shape[dim]
+    return x if heads == count else x.repeat_interleave(count // heads, dim)
 
 
 def causal_product(query: Tensor, key: Tensor, value: Tensor, block: int = 64) -> Tensor:
@@ -178,12 +220,92 @@ def check_same_shape(op_type: str, **tensors: Tensor) -> None:
             )
 
 
-def check_lengths(op_type: str, query: Tensor, lengths: Tensor) -> None:
+def check_lengths(op_type: str, query: Tensor, lengths: Tensor, name: str = "lengths") -> None:
     """Raise ValueError unless ``lengths`` is int64 ``[B]``."""
     if lengths.dim() != 1 or lengths.shape[0] != query.shape[0] or lengths.dtype != torch.int64:
         raise ValueError(
-            f"{op_type}: lengths must be int64 [{query.shape[0]}], "
+            f"{op_type}: {name} must be int64 [{query.shape[0]}], "
             f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+
+
+def check_grouped_heads(
+    op_type: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    key_lengths: Tensor | None,
+) -> None:
+    """Raise ValueError unless the tensors are those of heads that may share keys and values.
+
+    Args:
+        op_type: the operator, for the message.
+        query: ``[B, T, num_heads * d]``.
+        key: ``[B, S, kv_num_heads * d]``; S is T without ``key_lengths``.
+        value: ``[B, S, kv_num_heads * e]``; e is d if ``kv_num_heads`` is 0.
+        num_heads: the number of heads of the query.
+        kv_num_heads: the number of heads of key and value; 0 for ``num_heads``.
+        key_lengths: int64 ``[B]``, or None.
+    """
+    if query.dim() != 3:
+        raise ValueError(
+            f"{op_type}: query must be [batch, tokens, channels], got shape {tuple(query.shape)}"
+        )
+    check_heads(op_type, query, num_heads)
+    groups = kv_num_heads or num_heads
+    if groups < 1 or num_heads % groups:
+        raise ValueError(
+            f"{op_type}: kv_num_heads must divide num_heads {num_heads}, got {kv_num_heads}"
+        )
+    batch, tokens, channels = query.shape
+    if key_lengths is not None:
+        check_lengths(op_type, query, key_lengths, "key_lengths")
+        tokens = key.shape[1] if key.dim() == 3 else tokens
+    width = channels // num_heads * groups
+    if key.shape != (batch, tokens, width):
+        raise ValueError(
+            f"{op_type}: key must be [{batch}, {tokens}, {width}], got shape {tuple(key.shape)}"
+        )
+    if value.dim() != 3 or value.shape[:2] != key.shape[:2] or value.shape[2] % groups:
+        raise ValueError(
+            f"{op_type}: value must be [{batch}, {tokens}, a multiple of {groups}], "
+            f"got shape {tuple(value.shape)}"
+        )
+    if not kv_num_heads and value.shape[2] != width:
+        raise ValueError(
+            f"{op_type}: value must have the {width} channels of key, got {value.shape[2]}; "
+            f"give kv_num_heads {num_heads} for values of another width"
+        )
+
+
+def grouped_shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Tensor | None,
+    num_heads: int,
+    kv_num_heads: int,
+    **__: object,
+) -> tuple[tuple[int, ...]]:
+    """Return the shape of the output, which has ``num_heads`` heads of the value's width."""
+    width = value.shape[2] // (kv_num_heads or num_heads)
+    return ((*query.shape[:2], width * num_heads),)
+
+
+def check_eps(op_type: str, eps: float) -> None:
+    """Raise ValueError unless ``eps`` is at least 0."""
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{op_type}: eps must be at least 0, got {eps}")
+
+
+def check_key_columns(op_type: str, query: Tensor, key: Tensor, columns: int) -> None:
+    """Raise ValueError unless ``key`` is ``[B, T, columns]``."""
+    if key.dim() != 3 or key.shape[:2] != query.shape[:2] or key.shape[2] != columns:
+        raise ValueError(
+            f"{op_type}: key must be [batch, tokens, {columns}], got shape {tuple(key.shape)}"
         )
 
 

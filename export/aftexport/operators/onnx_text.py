@@ -40,26 +40,31 @@ def common_constants() -> str:
     )  # fmt: skip
 
 
-def inputs_as_float(*names: str) -> str:
-    """Cast inputs to float32 as ``<name>_f``; define the common constants and ``tokens``."""
-    lines = common_constants() + "tokens = Shape <start = 1, end = 2> (query)\n"
+def inputs_as_float(*names: str, sequence: str = "query") -> str:
+    """Cast inputs to float32 as ``<name>_f``; define the common constants and ``tokens``.
+
+    Args:
+        names: names of the inputs.
+        sequence: the input with the tokens.
+    """
+    lines = common_constants() + f"tokens = Shape <start = 1, end = 2> ({sequence})\n"
     return lines + as_float(*names)
 
 
-def valid_keys() -> str:
+def valid_keys(lengths: str = "lengths") -> str:
     """Define ``valid``, bool ``[B, T]``: the keys within each document's length."""
-    return """
+    return f"""
         end = Squeeze(tokens)
         positions = Range(zero, end, one)
-        length = Unsqueeze(lengths, axis1)
+        length = Unsqueeze({lengths}, axis1)
         valid = Less(positions, length)
     """
 
 
-def mask(key: str, result: str, *, rank: int) -> str:
+def mask(key: str, result: str, *, rank: int, lengths: str = "lengths") -> str:
     """Define ``result``: ``key``, ``[B, T, ...]`` of ``rank``, with padded keys masked."""
     return (
-        valid_keys()
+        valid_keys(lengths)
         + f"""
         mask_axes = Constant <value_ints = {list(range(2, rank))}> ()
         valid_keys = Unsqueeze(valid, mask_axes)
@@ -89,7 +94,7 @@ def gate(gate: str, query: str, mean: str, result: str) -> str:
     """Define ``result``: ``mean`` multiplied by the gate of ``query``."""
     if gate == "none":
         return f"{result} = Identity({mean})\n"
-    function = {"sigmoid": "Sigmoid", "tanh": "Tanh"}[gate]
+    function = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}[gate]
     return f"gated = {function}({query})\n{result} = Mul(gated, {mean})\n"
 
 
@@ -181,6 +186,29 @@ def loop(
 
 def _declared(name: str, value: str, ranks: Mapping[str, int]) -> str:
     return f"float[{', '.join(f'{name}_dim{i}' for i in range(ranks[name]))}] {value}"
+
+
+def log_eps() -> str:
+    """Define ``log_eps``, the logarithm of the attribute ``eps``; -inf for 0."""
+    return """
+        eps = Constant <value_float: float = @eps> ()
+        log_eps = Log(eps)
+    """
+
+
+def add_eps(total: str, maximum: str, result: str) -> str:
+    """Define ``result``: sums of weights plus eps, which needs ``log_eps``.
+
+    Args:
+        total: name of sums of weights relative to ``exp(maximum)``.
+        maximum: name of the maxima; at least ``lowest``.
+        result: name of the result.
+    """
+    return f"""
+        {result}_rise = Sub(log_eps, {maximum})
+        {result}_eps = Exp({result}_rise)
+        {result} = Add({total}, {result}_eps)
+    """
 
 
 def divisor(total: str, result: str) -> str:

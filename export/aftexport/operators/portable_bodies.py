@@ -26,6 +26,7 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
         for name, value in PLUGIN_ATTRIBUTES.items():
             if not any(a.name == name for a in node.attribute):
                 node.attribute.append(onnx.helper.make_attribute(name, value))
+        _add_defaults(node)
         by_operator[node.op_type][_form(node)] += 1
 
     inlined = []
@@ -47,6 +48,14 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     if inlined:
         model = onnx.inliner.inline_selected_functions(model, inlined)
     return model
+
+
+def _add_defaults(node: onnx.NodeProto) -> None:
+    """Add the absent attributes to a node: onnx's inliner knows no defaults of a function."""
+    present = {a.name for a in node.attribute}
+    for attribute in ALL_OPERATORS[node.op_type].attributes:
+        if attribute.name not in present:
+            node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
 
 
 def _form(node: onnx.NodeProto) -> _Form:

@@ -26,12 +26,17 @@ class Attribute:
 
     ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
+
+    ``since`` is the version of the contract that added the attribute. Calls of the torch op may
+    leave it out after version 1. ``later_choices`` are those that version 2 added.
     """
 
     name: str
     default: AttributeValue
     doc: str
     choices: tuple[str, ...] = ()
+    since: int = 1
+    later_choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ class OnnxOperator:
         doc: formula and source.
         ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
         sizes: the function from attributes to the sizes of axes in cases of the parity check.
+        positive: the function from attributes to the inputs without negative numbers in them.
     """
 
     op_type: str
@@ -69,6 +75,12 @@ class OnnxOperator:
     optional: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
+    positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
+
+    @property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The inputs that every node has, in order."""
+        return tuple(name for name in self.inputs if name not in self.optional)
 
     @property
     def settings(self) -> tuple[Attribute, ...]:
@@ -85,6 +97,16 @@ class OnnxOperator:
         """Return the optional inputs that ``node`` has, in order."""
         given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
         return tuple(name for name in self.inputs if name in self.optional and name in given)
+
+    def later_parts(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Return the attributes and inputs of ``node`` that version 1 of the contract lacks."""
+        values = self.attributes_of(node)
+        attributes = [
+            a.name
+            for a in self.attributes
+            if values[a.name] in a.later_choices or (a.since > 1 and values[a.name] != a.default)
+        ]
+        return (*attributes, *self.present_in(node))
 
     def function(
         self, settings: Mapping[str, str], opset: int, present: Collection[str] = ()

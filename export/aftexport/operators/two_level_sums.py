@@ -135,20 +135,26 @@ def largest(blocks: str, result: str) -> str:
     """ + text.finite_maximum(f"{result}_of_all", result)
 
 
-def softmax_weights(logits: str, result: str) -> str:
+def softmax_weights(logits: str, result: str, *, has_eps: bool = False) -> str:
     """Define the weights ``<result>`` of a softmax over the tokens, and ``<result>_total``.
 
     Args:
         logits: name of ``[B, blocks, size, ...]``, with ``masked`` in the gap.
         result: name of the weights, of the same shape; the largest is 1. Their sum,
             ``[B, 1, ...]``, is ``<result>_sum``, and ``<result>_total`` with 1 for 0.
+        has_eps: whether eps is added to the sum; needs ``log_eps``.
     """
     lines = largest(logits, f"{result}_max")
     lines += f"""
         {result}_shifted = Sub({logits}, {result}_max)
         {result} = Exp({result}_shifted)
     """
-    lines += total(result, f"{result}_sum")
+    if has_eps:
+        lines += total(result, f"{result}_weights")
+        lines += f"{result}_top = Squeeze({result}_max, axis1)\n"
+        lines += text.add_eps(f"{result}_weights", f"{result}_top", f"{result}_sum")
+    else:
+        lines += total(result, f"{result}_sum")
     return lines + text.divisor(f"{result}_sum", f"{result}_total")
 
 

@@ -26,6 +26,8 @@ from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
 """Sizes of the operator cases: beyond blocks of 64 and 32, odd, with a window."""
+_OTHER_TOKENS = 53
+"""The number of keys in operator cases with lengths of their own."""
 
 
 def model_cases(
@@ -165,6 +167,7 @@ def _operator_inputs(
 ) -> dict[str, Array]:
     heads = int(str(attributes.get("num_heads", 1)))
     sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
+    sizes["S"] = _OTHER_TOKENS if "key_lengths" in present else sizes["T"]
     sizes |= operator.sizes(attributes)
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
@@ -173,9 +176,11 @@ def _operator_inputs(
             continue
         size = [sizes[axis] for axis in shape.split()]
         if name in INTEGER_INPUTS:
-            inputs[name] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
+            tokens = sizes["S" if name == "key_lengths" else "T"]
+            inputs[name] = np.array([tokens, tokens // 3], np.int64)
             continue
         reach = magnitude if name in operator.exponents else 1.0
-        low, high = operator.ranges.get(name, (-reach, reach))
+        least = 0.0 if name in operator.positive(attributes) else -reach
+        low, high = operator.ranges.get(name, (least, reach))
         inputs[name] = generator.uniform(low, high, size).astype(dtype)
     return inputs

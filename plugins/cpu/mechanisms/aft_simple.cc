@@ -1,6 +1,7 @@
 // AFT-simple (Zhai et al., arXiv 2105.14103, equation 5).
 //
-// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / sum_u exp(K[u,c])        causal: u <= t
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / (sum_u exp(K[u,c]) + eps)        causal: u <= t
+//           With fewer key channels each serves the value channels of a head.
 // Cost:     bound by memory: every element of q, k, v is read once and of y written once, 16 bytes per token and
 //           channel in float32, for two exponentials and about ten other operations.
 // Method:   (numerator, denominator, maximum) is an associative triple per channel. Not causal: tasks reduce chunks of
@@ -8,8 +9,11 @@
 //           into tasks, and each runs down the tokens. Only where that gives fewer tasks than threads are the tokens
 //           cut as well; then k and v are read twice.
 // Numerics: sums are relative to the largest key. Long sums are compensated in causal form.
-// See:      shared/running_softmax.h, simd/compensated_sum.h
+// See:      shared/running_softmax.h, shared/head_softmax_pool.h, simd/compensated_sum.h
 
+#include <cmath>
+
+#include "mechanisms/shared/head_softmax_pool.h"
 #include "mechanisms/shared/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
@@ -64,10 +68,12 @@ void whole(const AftSimple& p, const Parallel& parallel) {
   });
 
   const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+  const float log_eps = std::log(p.eps);
   for (int64_t b = 0; b < p.batch; ++b) {
     RunningSums total(partials.data() + b * chunks * 3 * width, width);
     for (int64_t i = 1; i < chunks; ++i)
       total.merge(RunningSums(partials.data() + (b * chunks + i) * 3 * width, width));
+    if (p.eps > 0.0f) total.add_eps(log_eps);
     total.divide();
   }
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
@@ -83,8 +89,8 @@ void whole(const AftSimple& p, const Parallel& parallel) {
 // that of the sums, numerators and then denominators.
 template <class T, Gate gate>
 AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const Output<T>& output, int64_t at,
-                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* compensation,
-                             int64_t lane) {
+                             int64_t tokens, int64_t stride, int64_t count, float log_eps, RunningSums& sums,
+                             float* compensation, int64_t lane) {
   Vec numerator = load(sums.numerator + lane), denominator = load(sums.denominator + lane);
   Vec numerator_compensation = load(compensation + lane);
   Vec denominator_compensation = load(compensation + sums.width + lane);
@@ -103,6 +109,8 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
     numerator_compensation *= rescale;
     denominator *= rescale;
     denominator_compensation *= rescale;
+    Vec counted = denominator;
+    if (log_eps > kNoKey) counted += eps_beside(log_eps, reference);  // its exponential would take a twelfth of the time
     Vec n{}, d{};
     for (int64_t i = 0; i < rows; ++i, at += stride) {
       const int64_t ahead = at + kPrefetchRows * stride;
@@ -112,7 +120,7 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
       const Vec weight = exp(load(key + at, count) - reference);
       n += weight * load(value + at, count);
       d += weight;
-      output.write(at, gated_ratio<gate>(load(query + at, count), numerator + n, denominator + d), count);
+      output.write(at, gated_ratio<gate>(load(query + at, count), numerator + n, counted + d), count);
     }
     const Vec block_rescale = exp(reference - maximum);
     add_compensated(numerator, numerator_compensation, n);
@@ -161,6 +169,7 @@ void causal(const AftSimple& p, const Parallel& parallel) {
     for (int64_t i = 1; i < chunks; ++i) sums_of(column, i).merge(sums_of(column, i - 1));
 
   const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+  const float log_eps = std::log(p.eps);
   parallel_for(parallel, columns * chunks, [&](int64_t task) {
     const int64_t column = task / chunks, begin = task % chunks * chunk;
     const int64_t b = column / groups, first_channel = column % groups * width;
@@ -173,9 +182,107 @@ void causal(const AftSimple& p, const Parallel& parallel) {
     for (int64_t t = begin; t < counted; t += kSumBlock)
       for (int64_t c = 0; c < channels; c += kLanes)
         causal_block<T, gate>(query, key, value, output, first + t * p.channels + c, min(kSumBlock, counted - t),
-                              p.channels, channels - c, sums, compensation, c);
+                              p.channels, channels - c, log_eps, sums, compensation, c);
     for (int64_t t = max(begin, counted); t < end; ++t)
       for (int64_t c = 0; c < channels; c += kLanes) output.write(first + t * p.channels + c, Vec{}, channels - c);
+    output.fence();
+  });
+}
+
+// One key channel for each head of the value.
+
+// logits[t, h] = key[t, h], and 0 past the last head.
+template <class T>
+void read_logits(const PoolShape& shape, const T* key, int64_t tokens, float* logits) {
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes)
+      store(logits + t * shape.padded_heads + h, load(key + t * shape.heads + h, max(0, shape.heads - h)));
+}
+
+// Adds the tokens from `begin` to `end` of document b that count.
+template <class T>
+void pool_keys(const AftSimple& p, const PoolShape& shape, int64_t b, int64_t begin, int64_t end, PoolSums& sums) {
+  const T *key = static_cast<const T*>(p.key), *value = static_cast<const T*>(p.value);
+  const int64_t counted = min(end, length_of(p, b));
+  float *logits = task_memory((kPoolTokens + 1) * shape.padded_heads), *raised = logits + kPoolTokens * shape.padded_heads;
+  for (int64_t t = begin; t < counted; t += kPoolTokens) {
+    const int64_t tokens = min(kPoolTokens, counted - t), row = b * p.tokens + t;
+    read_logits(shape, key + row * shape.heads, tokens, logits);
+    sums.add(value + row * p.channels, p.channels, tokens, logits, raised);
+  }
+}
+
+template <class T, Gate gate>
+void whole_by_head(const AftSimple& p, const Parallel& parallel) {
+  const PoolShape shape(p.channels, p.key_channels);
+  const int64_t chunk = chunk_tokens(p.tokens), chunks = ceil_div(p.tokens, chunk), floats = shape.sums_floats();
+  Scratch partials(p.batch * chunks * floats);
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
+    PoolSums sums(shape, partials.data() + task * floats);
+    sums.clear();
+    const int64_t begin = task % chunks * chunk;
+    pool_keys<T>(p, shape, task / chunks, begin, begin + chunk, sums);
+  });
+  const float log_eps = std::log(p.eps);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    PoolSums total(shape, partials.data() + b * chunks * floats);
+    for (int64_t i = 1; i < chunks; ++i) total.merge(PoolSums(shape, partials.data() + (b * chunks + i) * floats));
+    if (p.eps > 0.0f) total.add_eps(log_eps);
+    total.divide();
+  }
+  const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
+    const int64_t b = task / chunks, begin = task % chunks * chunk;
+    gate_rows<T, gate>(p, output, partials.data() + b * chunks * floats, b, begin, min(begin + chunk, p.tokens));
+    output.fence();
+  });
+}
+
+constexpr int64_t kPoolChunk = 128;
+
+template <class T, Gate gate>
+void causal_by_head(const AftSimple& p, const Parallel& parallel) {
+  const PoolShape shape(p.channels, p.key_channels);
+  const int64_t chunks = ceil_div(p.tokens, kPoolChunk), floats = shape.sums_floats(), row = shape.padded_heads;
+  Scratch partials(p.batch * chunks * floats);
+  const auto sums_of = [&](int64_t b, int64_t i) {
+    return PoolSums(shape, partials.data() + (b * chunks + i) * floats);
+  };
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {  // the sums of the chunk before
+    const int64_t b = task / chunks, end = task % chunks * kPoolChunk;
+    PoolSums sums = sums_of(b, task % chunks);
+    sums.clear();
+    if (end > 0) pool_keys<T>(p, shape, b, end - kPoolChunk, end, sums);
+  });
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t i = 1; i < chunks; ++i) sums_of(b, i).merge(sums_of(b, i - 1));
+
+  const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
+          *value = static_cast<const T*>(p.value);
+  const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+  const float log_eps = std::log(p.eps);
+  const auto invert = [&](Vec sum, Vec maximum) AFT_LAMBDA_INLINE {
+    const Vec total = sum + eps_beside(log_eps, maximum), inverse = 1.0f / total;
+    return total == 0.0f ? Vec{} : inverse;
+  };
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
+    const int64_t b = task / chunks, begin = task % chunks * kPoolChunk, end = min(begin + kPoolChunk, p.tokens);
+    const int64_t counted = min(end, length_of(p, b));
+    PoolSums running = sums_of(b, task % chunks);
+    float *logits = task_memory((2 * kPoolTokens + 2) * row), *memory = logits + kPoolTokens * row;
+    for (int64_t t = begin; t < counted; t += kPoolTokens) {
+      const int64_t tokens = min(kPoolTokens, counted - t), at = (b * p.tokens + t) * p.channels;
+      read_logits(shape, key + (b * p.tokens + t) * shape.heads, tokens, logits);
+      const auto write = [&](int64_t i, int64_t c, Vec mean) {
+        const int64_t to = at + i * p.channels + c, count = p.channels - c;
+        prefetch(query + to + kPrefetchRows * p.channels);
+        output.write(to, gated_ratio<gate>(load(query + to, count), mean, splat(1.0f)), count);
+      };
+      running.advance(value + at, p.channels, tokens, logits, memory, write, invert);
+    }
+    for (int64_t t = max(begin, counted); t < end; ++t)
+      for (int64_t c = 0; c < p.channels; c += kLanes)
+        output.write((b * p.tokens + t) * p.channels + c, Vec{}, p.channels - c);
     output.fence();
   });
 }
@@ -186,10 +293,11 @@ void aft_simple(const AftSimple& p, const Parallel& parallel) {
   with_element(p.element, [&](auto element) {
     with_gate(p.gate, [&](auto gate) {
       using T = decltype(element);
+      const bool by_head = p.key_channels && p.key_channels < p.channels;
       if (p.causal)
-        causal<T, gate.value>(p, parallel);
+        by_head ? causal_by_head<T, gate.value>(p, parallel) : causal<T, gate.value>(p, parallel);
       else
-        whole<T, gate.value>(p, parallel);
+        by_head ? whole_by_head<T, gate.value>(p, parallel) : whole<T, gate.value>(p, parallel);
     });
   });
 }

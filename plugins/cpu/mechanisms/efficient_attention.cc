@@ -28,17 +28,17 @@ namespace {
 // The sum of exp(K - maximum) V^T over some tokens; for scaling the sum of K V^T, and maximum stays 0.
 struct Context {
   float *matrix, *sum, *maximum;
-  int64_t width;  // padded
+  ContextShape shape;
 
-  static int64_t floats(const HeadShape& shape) { return shape.padded * (shape.padded + 2); }
+  static int64_t floats(const ContextShape& shape) { return shape.floats() + 2 * shape.rows; }
 
-  Context(const HeadShape& shape, float* memory)
-      : matrix(memory), sum(memory + shape.padded * shape.padded), maximum(sum + shape.padded), width(shape.padded) {}
+  Context(const ContextShape& shape, float* memory)
+      : matrix(memory), sum(memory + shape.floats()), maximum(sum + shape.rows), shape(shape) {}
 
   void clear(Normalization normalization) {
-    zero(matrix, width * (width + 1));
+    zero(matrix, shape.floats() + shape.rows);
     const Vec none = splat(normalization == Normalization::kSoftmax ? kNoKey : 0.0f);
-    for (int64_t c = 0; c < width; c += kLanes) store(maximum + c, none);
+    for (int64_t c = 0; c < shape.rows; c += kLanes) store(maximum + c, none);
   }
 
   // Multiplies key channels c to c + kLanes.
@@ -46,21 +46,22 @@ struct Context {
     if (!any((IntVec)(factor != 1.0f))) return;
     store(sum + c, load(sum + c) * factor);
     for (int lane = 0; lane < kLanes; ++lane) {
-      float* row = matrix + (c + lane) * width;
-      for (int64_t e = 0; e < width; e += kLanes) store(row + e, load(row + e) * factor[lane]);
+      float* row = matrix + (c + lane) * shape.columns;
+      for (int64_t e = 0; e < shape.columns; e += kLanes) store(row + e, load(row + e) * factor[lane]);
     }
   }
 
   void merge(const Context& other) {
-    for (int64_t c = 0; c < width; c += kLanes) {
+    for (int64_t c = 0; c < shape.rows; c += kLanes) {
       const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = raised_by(m1, m2);
       rescale(c, exp(m1 - m));
       const Vec scale = exp(m2 - m);
       store(sum + c, load(sum + c) + load(other.sum + c) * scale);
       for (int lane = 0; lane < kLanes; ++lane) {
-        float* row = matrix + (c + lane) * width;
-        const float* other_row = other.matrix + (c + lane) * width;
-        for (int64_t e = 0; e < width; e += kLanes) store(row + e, load(row + e) + load(other_row + e) * scale[lane]);
+        float* row = matrix + (c + lane) * shape.columns;
+        const float* other_row = other.matrix + (c + lane) * shape.columns;
+        for (int64_t e = 0; e < shape.columns; e += kLanes)
+          store(row + e, load(row + e) + load(other_row + e) * scale[lane]);
       }
       store(maximum + c, m);
     }
@@ -71,9 +72,9 @@ struct Context {
 struct RunningContext {
   Context sums, compensation;
 
-  static int64_t floats(const HeadShape& shape) { return 2 * Context::floats(shape); }
+  static int64_t floats(const ContextShape& shape) { return 2 * Context::floats(shape); }
 
-  RunningContext(const HeadShape& shape, float* memory)
+  RunningContext(const ContextShape& shape, float* memory)
       : sums(shape, memory), compensation(shape, memory + Context::floats(shape)) {}
 
   void clear(Normalization normalization) {
@@ -155,76 +156,98 @@ void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float sc
 // Folds the normalization of the keys into the matrix.
 void normalize(const EfficientAttention& p, Context& context, int64_t length) {
   if (p.normalization == Normalization::kScaling)
-    for (int64_t c = 0; c < context.width; c += kLanes)
+    for (int64_t c = 0; c < context.shape.rows; c += kLanes)
       context.rescale(c, splat(1.0f / static_cast<float>(max(1, length))));
   else
-    for (int64_t c = 0; c < context.width; c += kLanes) {
+    for (int64_t c = 0; c < context.shape.rows; c += kLanes) {
       const Vec sum = load(context.sum + c);
       context.rescale(c, sum == 0.0f ? Vec{} : 1.0f / sum);
     }
 }
 
+// The contexts of every document over chunks of keys; the first chunk's become the whole document's, normalized.
 template <class T>
-void whole(const EfficientAttention& p, const Parallel& parallel) {
-  const HeadShape shape(p.channels, p.heads);
+void sum_keys(const EfficientAttention& p, const GroupShapes& shapes, const Parallel& parallel, int64_t chunk,
+              int64_t chunks, float* partials) {
+  const HeadShape &key_shape = shapes.key, &value_shape = shapes.value;
   const bool softmax = p.normalization == Normalization::kSoftmax;
-  const int64_t state = Context::floats(shape), states = state * p.heads, block = shape.rows_floats(p.heads);
-  const int64_t chunk = shape.chunk_tokens(p.tokens, p.batch), chunks = ceil_div(p.tokens, chunk);
-  const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
-          *value = static_cast<const T*>(p.value);
-  Scratch partials(p.batch * chunks * states);
+  const int64_t state = Context::floats(shapes.context), states = state * shapes.kv_heads, all = key_tokens_of(p);
+  const int64_t key_block = key_shape.rows_floats(shapes.kv_heads);
+  const int64_t block = key_block + value_shape.rows_floats(shapes.kv_heads);
+  const T *key = static_cast<const T*>(p.key), *value = static_cast<const T*>(p.value);
 
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
-    const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, length_of(p, b));
-    float *key_memory = task_memory(2 * block), *value_memory = key_memory + block;
-    const auto context_of = [&](int64_t h) { return Context(shape, partials.data() + task * states + h * state); };
-    for (int64_t h = 0; h < p.heads; ++h) context_of(h).clear(p.normalization);
+    const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, key_length_of(p, b));
+    float *key_memory = task_memory(block), *value_memory = key_memory + key_block;
+    const auto context_of = [&](int64_t h) { return Context(shapes.context, partials + task * states + h * state); };
+    for (int64_t h = 0; h < shapes.kv_heads; ++h) context_of(h).clear(p.normalization);
     bool moderate = softmax;  // so far: the contexts are relative to 0
     for (int64_t t = begin; t < end; t += kHeadTokens) {
-      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      const Rows keys{key_memory, shape.row(p.heads)};
-      const Rows values = packed_rows(shape, value + at, p.heads, tokens, value_memory);
-      moderate = moderate && compute_moderate_weights(shape, key + at, p.heads, tokens, key_memory, value + at);
-      if (!moderate) copy_rows(shape, key + at, p.heads, tokens, key_memory);
-      for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t head = h * shape.padded;
-        const int64_t next = at + kHeadTokens * p.channels + h * shape.width * tokens;  // this head's share
+      const int64_t tokens = min(kHeadTokens, end - t), first = b * all + t;
+      const T *keys_at = key + first * key_shape.stride, *values_at = value + first * value_shape.stride;
+      const Rows keys{key_memory, key_shape.row(shapes.kv_heads)};
+      const Rows values = packed_rows(value_shape, values_at, shapes.kv_heads, tokens, value_memory);
+      moderate = moderate && compute_moderate_weights(key_shape, keys_at, shapes.kv_heads, tokens, key_memory,
+                                                      shapes.beside_key(values_at));
+      if (!moderate) copy_rows(key_shape, keys_at, shapes.kv_heads, tokens, key_memory);
+      for (int64_t h = 0; h < shapes.kv_heads; ++h) {
+        const int64_t head = h * key_shape.padded;
+        const auto next = [&](const HeadShape& shape) {  // this head's share
+          return kHeadTokens * shape.stride + h * shape.width * tokens;
+        };
         Context context = context_of(h);
         if (moderate) {
-          zero(context.maximum, context.width);
-          add_rows(shape, keys.from(head), tokens, context.sum);
+          zero(context.maximum, key_shape.padded);
+          add_rows(key_shape, keys.from(head), tokens, context.sum);
         } else if (softmax) {
-          compute_key_weights(shape, key_memory + head, keys.stride, tokens, context);
+          compute_key_weights(key_shape, key_memory + head, keys.stride, tokens, context);
         }
-        add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context.matrix,
-                          {key + next, value + next});
+        add_to_context<T>(keys.from(head), values.from(h * value_shape.padded), tokens, shapes.context, context.matrix,
+                          {keys_at + next(key_shape), values_at + next(value_shape)});
       }
     }
   });
-  parallel_for(parallel, p.batch * p.heads, p.batch * chunks * states, [&](int64_t task) {
-    const int64_t b = task / p.heads, h = task % p.heads;
-    float* first = partials.data() + b * chunks * states + h * state;
-    Context total(shape, first);
-    for (int64_t i = 1; i < chunks; ++i) total.merge(Context(shape, first + i * states));
-    normalize(p, total, length_of(p, b));
+  parallel_for(parallel, p.batch * shapes.kv_heads, p.batch * chunks * states, [&](int64_t task) {
+    const int64_t b = task / shapes.kv_heads, h = task % shapes.kv_heads;
+    float* first = partials + b * chunks * states + h * state;
+    Context total(shapes.context, first);
+    for (int64_t i = 1; i < chunks; ++i) total.merge(Context(shapes.context, first + i * states));
+    normalize(p, total, key_length_of(p, b));
   });
+}
 
-  const Output<T> output(p.output, p.batch * p.tokens * p.channels, shape.width);
+template <class T>
+void whole(const EfficientAttention& p, const Parallel& parallel) {
+  const GroupShapes shapes(p);
+  const int64_t state = Context::floats(shapes.context), states = state * shapes.kv_heads;
+  const int64_t key_chunk = shapes.chunk_tokens(key_tokens_of(p), p.batch);
+  const int64_t key_chunks = max(1, ceil_div(key_tokens_of(p), key_chunk));
+  Scratch partials(p.batch * key_chunks * states);
+  sum_keys<T>(p, shapes, parallel, key_chunk, key_chunks, partials.data());
+
+  const HeadShape &shape = shapes.query, &output_shape = shapes.output;
+  const bool softmax = p.normalization == Normalization::kSoftmax;
+  const int64_t block = shape.rows_floats(p.heads);
+  const int64_t chunk = shapes.chunk_tokens(p.tokens, p.batch), chunks = ceil_div(p.tokens, chunk);
+  const T* query = static_cast<const T*>(p.query);
+  const Output<T> output(p.output, p.batch * p.tokens * output_shape.stride, output_shape.width);
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
     float* memory = task_memory(block);
     float scales[kHeadTokens];
     for (float& scale : scales) scale = p.scale;
     for (int64_t t = begin; t < end; t += kHeadTokens) {
-      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      const Rows queries = softmax ? compute_query_weights(shape, query + at, p.heads, tokens, memory)
-                                   : copy_rows(shape, query + at, p.heads, tokens, memory);
+      const int64_t tokens = min(kHeadTokens, end - t), first = b * p.tokens + t;
+      const T* queries_at = query + first * shape.stride;
+      const Rows queries = softmax ? compute_query_weights(shape, queries_at, p.heads, tokens, memory)
+                                   : copy_rows(shape, queries_at, p.heads, tokens, memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const Rows own = queries.from(h * shape.padded);
         if (softmax) query_scales(shape, own, tokens, p.scale, scales);
-        apply_context<T>(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
-                         {output.from(at + h * shape.width), p.channels, shape.width, scales,
-                          query + at + kHeadTokens * p.channels + h * shape.width});
+        apply_context<T>(own, partials.data() + b * key_chunks * states + h / shapes.group * state, tokens,
+                         shapes.context,
+                         {output.from(first * output_shape.stride + h * output_shape.width), output_shape.stride,
+                          output_shape.width, scales, queries_at + kHeadTokens * shape.stride + h * shape.width});
       }
     }
     output.fence();
@@ -283,47 +306,54 @@ void move_maximum_past(const HeadShape& shape, const T* key, int64_t tokens, Run
 
 template <class T>
 void causal(const EfficientAttention& p, const Parallel& parallel) {
-  const HeadShape shape(p.channels, p.heads);
+  const GroupShapes shapes(p);
+  const HeadShape &shape = shapes.query, &key_shape = shapes.key, &value_shape = shapes.value;
   const bool softmax = p.normalization == Normalization::kSoftmax;
-  const int64_t state = RunningContext::floats(shape), block = shape.rows_floats(1);
-  const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
+  const int64_t state = RunningContext::floats(shapes.context), block = shape.rows_floats(1),
+                value_block = value_shape.rows_floats(1);
+  const int64_t group = shapes.heads_per_task(p.batch, parallel.threads), groups = ceil_div(p.heads, group);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
           *value = static_cast<const T*>(p.value);
-  const Output<T> output(p.output, p.batch * p.tokens * p.channels, shape.width);
+  const Output<T> output(p.output, p.batch * p.tokens * shapes.output.stride, shapes.output.width);
 
   parallel_for(parallel, p.batch * groups, [&](int64_t task) {
     const int64_t b = task / groups, first_head = task % groups * group;
     const int64_t heads = min(group, p.heads - first_head), length = length_of(p, b);
-    float* queries = task_memory(heads * state + 4 * block);
-    float *keys = queries + block, *values = keys + block, *results = values + block, *states = results + block;
+    float* queries = task_memory(heads * state + 2 * block + 2 * value_block);
+    float *keys = queries + block, *values = keys + block, *results = values + value_block,
+          *states = results + value_block;
     float scales[kHeadTokens];
-    for (int64_t h = 0; h < heads; ++h) RunningContext(shape, states + h * state).clear(p.normalization);
+    for (int64_t h = 0; h < heads; ++h) RunningContext(shapes.context, states + h * state).clear(p.normalization);
     for (int64_t begin = 0; begin < length; begin += kHeadTokens)
       for (int64_t h = 0; h < heads; ++h) {
-        RunningContext context(shape, states + h * state);
-        const int64_t end = min(begin + kHeadTokens, length);
+        RunningContext context(shapes.context, states + h * state);
+        const int64_t end = min(begin + kHeadTokens, length), head = first_head + h, kv_head = head / shapes.group;
         for (int64_t t = begin, tokens = 0; t < end; t += tokens) {
-          const int64_t at = (b * p.tokens + t) * p.channels + (first_head + h) * shape.width;
+          const int64_t first = b * p.tokens + t;
+          const T *query_at = query + first * shape.stride + head * shape.width,
+                  *key_at = key + first * key_shape.stride + kv_head * key_shape.width,
+                  *value_at = value + first * value_shape.stride + kv_head * value_shape.width;
           tokens = end - t;
           if (softmax) {
-            tokens = compute_causal_key_weights(shape, key + at, tokens, context, keys);
-            query_scales(shape, compute_query_weights(shape, query + at, 1, tokens, queries), tokens, p.scale, scales);
+            tokens = compute_causal_key_weights(key_shape, key_at, tokens, context, keys);
+            query_scales(shape, compute_query_weights(shape, query_at, 1, tokens, queries), tokens, p.scale, scales);
             divide_queries(shape, keys, tokens, context, queries);
           } else {
-            copy_rows(shape, key + at, 1, tokens, keys);
-            copy_rows(shape, query + at, 1, tokens, queries);
+            copy_rows(key_shape, key_at, 1, tokens, keys);
+            copy_rows(shape, query_at, 1, tokens, queries);
             for (int64_t i = 0; i < tokens; ++i) scales[i] = p.scale / static_cast<float>(t + i + 1);
           }
-          copy_rows(shape, value + at, 1, tokens, values);
-          zero(results, tokens * shape.padded);
+          copy_rows(value_shape, value_at, 1, tokens, values);
+          zero(results, tokens * value_shape.padded);
           const int64_t row = shape.row(1);
-          advance_context({queries, row}, {keys, row}, {values, row}, tokens, shape.padded, context.sums.matrix,
-                          context.compensation.matrix, results);
-          write_rows(shape, results, scales, tokens, output, at);
-          if (softmax) move_maximum_past(shape, key + at, tokens, context);
+          advance_context({queries, row}, {keys, row}, {values, value_shape.row(1)}, tokens, shapes.context,
+                          context.sums.matrix, context.compensation.matrix, results);
+          write_rows(shapes.output, results, scales, tokens, output,
+                     first * shapes.output.stride + head * shapes.output.width);
+          if (softmax) move_maximum_past(key_shape, key_at, tokens, context);
         }
       }
-    clear_rows(shape, output, b * p.tokens, length, p.tokens, first_head, heads);
+    clear_rows(shapes.output, output, b * p.tokens, length, p.tokens, first_head, heads);
     output.fence();
   });
 }

@@ -123,6 +123,12 @@ AFT_INLINE Vec tanh(Vec x) {
   return x < 0.0f ? -result : result;
 }
 
+// eps / exp(maximum), where log_eps is the logarithm of eps, -inf for 0; at most exp(kExpHigh), beside which weights of
+// up to 1 are lost.
+AFT_INLINE Vec eps_beside(float log_eps, Vec maximum) {
+  return exp(at_most(splat(kExpHigh), log_eps - maximum));
+}
+
 // Computes:    gate(query) * numerator / denominator, 0 where the denominator is 0: no key was counted
 // Valid range: all queries; the sigmoid limits them to the range of exp_in_range.
 // Max error:   the sigmoid, relative 3e-7 + 5.4e-9 |query|; the rest as its operations
@@ -137,6 +143,7 @@ AFT_INLINE Vec gated_ratio(Vec query, Vec numerator, Vec denominator) {
   }
   Vec ratio = numerator / denominator;
   if (gate == Gate::kTanh) ratio = ratio * tanh(query);
+  if (gate == Gate::kRelu) ratio = ratio * at_least(Vec{}, query);
   return denominator == 0.0f ? empty : ratio;
 }
 

@@ -29,6 +29,12 @@ void parallel_for(const Parallel& parallel, int64_t tasks, int64_t floats, const
 // Valid keys of document b.
 inline int64_t length_of(const Sequence& s, int64_t b) { return max(0, min(s.lengths[b], s.tokens)); }
 
+inline int64_t key_tokens_of(const GroupedHeads& s) { return s.key_lengths ? s.key_tokens : s.tokens; }
+// Valid keys of document b.
+inline int64_t key_length_of(const GroupedHeads& s, int64_t b) {
+  return s.key_lengths ? max(0, min(s.key_lengths[b], s.key_tokens)) : length_of(s, b);
+}
+
 // Calls f with a value of the tensors' C++ type.
 template <class F>
 void with_element(Element element, const F& f) {
@@ -60,6 +66,7 @@ void with_gate(Gate gate, const F& f) {
     case Gate::kSigmoid: return f(Constant<Gate::kSigmoid>{});
     case Gate::kTanh: return f(Constant<Gate::kTanh>{});
     case Gate::kNone: return f(Constant<Gate::kNone>{});
+    case Gate::kRelu: return f(Constant<Gate::kRelu>{});
   }
 }
 

@@ -23,13 +23,22 @@ SETTINGS = {
     "EfficientAttention": {"num_heads": HEADS, "normalization": "softmax", "scale": 0.5},
     "NormalizedLinearAttention": {"num_heads": HEADS, "feature_map": "elu", "eps": 1e-6},
     "NormalizedLinearAttention relu": {"num_heads": HEADS, "feature_map": "relu", "eps": 1e-6},
-}
+    "NormalizedLinearAttention identity": {
+        "num_heads": HEADS, "feature_map": "identity", "normalizer": "none",
+    },
+    "NormalizedLinearAttention clamp": {
+        "num_heads": HEADS, "feature_map": "identity", "normalizer": "clamp", "eps": 1.0,
+    },
+    "AftSimple heads": {"gate": "relu", "num_heads": HEADS, "eps": 0.5},
+}  # fmt: skip
+WITH_HEADS = ("AftConv", "AftSimple heads")
+"""Those whose key has a channel for each head."""
 
 
 def node_of(name: str, causal: bool) -> onnx.NodeProto:
     stem = name.split()[0]
     op_type = f"Causal{stem}" if causal else stem
-    names = OPERATORS[op_type].inputs
+    names = OPERATORS[op_type].required_inputs
     return onnx.helper.make_node(
         op_type, names, ["output"], domain="ai.aftexport", **SETTINGS[name]
     )
@@ -65,13 +74,14 @@ def tensors_of(
 ) -> list[np.ndarray]:
     """Return random queries, keys and values, and the bias of a mechanism with a window."""
     random = np.random.default_rng(seed)
-    narrow = name == "AftConv"
+    narrow = name in WITH_HEADS
     query, value = random.normal(size=(2, 1, tokens, DIM)).astype(np.float32)
     key = (random.normal(size=(1, tokens, HEADS if narrow else DIM)) * spread).astype(np.float32)
     if dominating is not None:
         key[:, dominating] += 100
     if name not in ("AftLocal", "AftConv"):
         return [query, key, value]
+    narrow = name == "AftConv"
     width = window if causal or narrow else 2 * window - 1
     bias = random.normal(size=(HEADS if narrow else 1, width)).astype(np.float32) * 3
     return [query, key, value, bias]
@@ -82,7 +92,8 @@ def attended(name: str, causal: bool, *tensors: np.ndarray) -> np.ndarray:
     operator = OPERATORS[node_of(name, causal).op_type]
     length = torch.tensor([tensors[0].shape[1]])
     wide = [torch.from_numpy(np.asarray(x, np.float64)) for x in tensors]
-    return operator.reference(*wide, length, **SETTINGS[name]).numpy()
+    attributes = {a.name: a.default for a in operator.attributes} | SETTINGS[name]
+    return operator.reference(*wide, length, **attributes).numpy()
 
 
 def summary_of(name: str, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,9 +161,11 @@ def test_summaries_attend_like_their_tokens(
 def test_few_are_few() -> None:
     key = np.ones((1, 1000, DIM), np.float32)
     for name, engine in SUMMARIZERS.items():
-        narrow = key[..., :HEADS] if name == "AftConv" else key
+        narrow = key[..., :HEADS] if name in WITH_HEADS else key
         few = engine.run({"key": narrow, "value": key})
-        assert few["few_keys"].shape[1] == (1 if name.startswith("Aft") else DIM // HEADS)
+        corrections = name.endswith((" identity", " clamp"))
+        expected = 1 if name.startswith("Aft") else DIM // HEADS + corrections
+        assert few["few_keys"].shape[1] == expected
 
 
 def test_operator_without_summary_is_named() -> None:
@@ -167,3 +180,7 @@ def test_operator_without_summary_is_named() -> None:
     )
     with pytest.raises(NotChunkable, match="scaling"):
         summary(scaling, OPSET)
+    for inputs, attributes in ((["q", "k", "v", "n"], {"kv_num_heads": 1}), ([*"qkvnm"], {})):
+        shared = onnx.helper.make_node("EfficientAttention", inputs, ["y"], **attributes)
+        with pytest.raises(NotChunkable, match="of its own for its keys"):
+            window_of(shared, False, None)

@@ -36,7 +36,7 @@ def defined(
     """Compute the mechanism's operator in float64."""
     if workload.mechanism == LAYER:
         operator = ALL_OPERATORS["LayerNormFastformer"]
-        inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
+        inputs = [tensors["query" if name == "x" else name] for name in operator.required_inputs]
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         epsilon = settings.get("epsilon", EPSILON)
         (output,) = expected_outputs(operator, *doubled, epsilon=epsilon, num_heads=HEADS)
@@ -50,7 +50,7 @@ def defined(
     attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes}
     if "num_heads" in attributes:
         attributes["num_heads"] = HEADS
-    inputs = [tensors[name] for name in operator.inputs]
+    inputs = [tensors[name] for name in operator.required_inputs]
     doubled = [x.double() if x.is_floating_point() else x for x in inputs]
     return operator.compute(*doubled, **attributes)
 

@@ -28,6 +28,7 @@ using oracle::Values;
 
 oracle::Gate formula_gate(aft::Gate gate) {
   if (gate == aft::Gate::kSigmoid) return oracle::Gate::kSigmoid;
+  if (gate == aft::Gate::kRelu) return oracle::Gate::kRelu;
   return gate == aft::Gate::kTanh ? oracle::Gate::kTanh : oracle::Gate::kNone;
 }
 
@@ -47,11 +48,40 @@ class Case {
         window(random.one_in(4) ? random.between(1, 90) : random.between(1, 9)),
         range(random.choose({0.1, 1.0, 10.0, 100.0})),
         threads(static_cast<int>(random.one_in(2) ? 1 : random.between(2, 4))),
-        gate(random.choose({aft::Gate::kSigmoid, aft::Gate::kTanh, aft::Gate::kNone})),
-        bound(element == Element::kFloat16 ? 6e-4 : 1e-5) {
+        gate(random.choose({aft::Gate::kSigmoid, aft::Gate::kTanh, aft::Gate::kNone, aft::Gate::kRelu})),
+        bound(element == Element::kFloat16 ? 6e-4 : 1e-5),
+        output_channels(channels) {
     for (int64_t b = 0; b < batch; ++b) lengths.push_back(random.one_in(3) ? random.between(0, tokens) : tokens);
     what = "case " + std::to_string(number) + ": " + (causal ? "causal " : "");
   }
+
+  // Sets the parameters of heads that may share keys and values, of values as wide as keys or not, and of keys of their
+  // own number, with the query, the key and the value.
+  template <class Params>
+  oracle::Heads draw_heads(Params& p, double key_range) {
+    p.heads = heads;
+    p.kv_heads = random.one_in(2) ? 0 : heads % 2 == 0 && random.one_in(2) ? 2 : random.one_in(2) ? 1 : heads;
+    p.value_width = random.one_in(2) ? 0 : random.one_in(4) ? random.between(7, 36) : random.between(1, 6);
+    p.key_tokens = tokens;
+    if (!causal && random.one_in(3)) p.key_tokens = random.one_in(8) ? 0 : random.between(1, 70);
+    if (p.key_tokens != tokens || random.one_in(4))
+      for (int64_t b = 0; b < batch && !causal; ++b) key_lengths.push_back(random.between(0, p.key_tokens));
+    p.key_lengths = key_lengths.empty() ? nullptr : key_lengths.data();
+    const oracle::Heads shape(document_shape(), heads, p.kv_heads, p.value_width);
+    output_channels = shape.output_channels();
+    p.query = sequence().buffer->data();
+    p.key = input(batch * p.key_tokens * shape.key_channels(), key_range).buffer->data();
+    p.value = input(batch * p.key_tokens * shape.value_channels(), range).buffer->data();
+    return shape;
+  }
+
+  // The heads of document b.
+  oracle::Heads heads_of(const oracle::Heads& shape, int64_t b) const {
+    oracle::Heads own = shape;
+    own.keys = key_lengths.empty() ? lengths[b] : key_lengths[b];
+    return own;
+  }
+  const Values& values_of(size_t i) const { return inputs_[i].values; }
 
   // A tensor of values in +-range, as the kernel sees it and in double precision.
   struct Input {
@@ -79,20 +109,25 @@ class Case {
 
   template <class Params>
   Params params(const Input& query, const Input& key, const Input& value) const {
+    Params p = shape_params<Params>();
+    p.query = query.buffer->data();
+    p.key = key.buffer->data();
+    p.value = value.buffer->data();
+    return p;
+  }
+  template <class Params>
+  Params shape_params() const {
     Params p{};
     p.element = element;
     p.causal = causal;
     p.batch = batch;
     p.tokens = tokens;
     p.channels = channels;
-    p.query = query.buffer->data();
-    p.key = key.buffer->data();
-    p.value = value.buffer->data();
     p.lengths = lengths.data();
     return p;
   }
 
-  // Runs the kernel and compares each document with expected(document), the error relative to `largest`.
+  // Runs the kernel and compares each document with expected(document, its number), the error relative to `largest`.
   template <class Params, class Expected>
   void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&), Params p, double largest,
              const Expected& expected) {
@@ -100,24 +135,25 @@ class Case {
             ", " + std::to_string(tokens) + ", " + std::to_string(channels) + "], " + std::to_string(heads) +
             " heads, window " + std::to_string(window) + ", values in +-" + std::to_string(range) + ", " +
             std::to_string(threads) + " threads";
-    Guarded output(batch * tokens * channels * element_size(element), shift());
+    Guarded output(batch * tokens * output_channels * element_size(element), shift());
     std::memset(output.data(), '\xff', output.size());
     p.output = output.data();
     kernel(p, {run_on_threads, &threads, threads});
 
     expect(output.bands_untouched(), what + ": wrote outside of the output");
     for (const Input& one : inputs_) {
-      const bool same = std::memcmp(one.buffer->data(), one.before.data(), one.before.size()) == 0;
+      const bool same =
+          one.before.empty() || std::memcmp(one.buffer->data(), one.before.data(), one.before.size()) == 0;
       expect(same && one.buffer->bands_untouched(), what + ": changed an input or what is around it");
     }
     const Values actual = decode(output, element);
     double worst = 0;
     for (int64_t b = 0; b < batch; ++b) {
-      const Values exact = expected(document(b));
-      for (int64_t i = 0; i < tokens * channels; ++i) {
-        const double got = actual[b * tokens * channels + i];
+      const Values exact = expected(document(b), b);
+      for (int64_t i = 0; i < tokens * output_channels; ++i) {
+        const double got = actual[b * tokens * output_channels + i];
         if (!std::isfinite(got)) worst = INFINITY;
-        if (i >= lengths[b] * channels) continue;
+        if (i >= lengths[b] * output_channels) continue;
         const double meant = element == Element::kFloat16 ? std::clamp(exact[i], -65504.0, 65504.0) : exact[i];
         if (!(std::abs(got - meant) <= worst)) worst = std::abs(got - meant);
       }
@@ -133,6 +169,8 @@ class Case {
     return {causal, tokens, lengths[b], channels, values(0), values(1), values(2)};
   }
 
+  Document document_shape() const { return {causal, tokens, tokens, channels, nullptr, nullptr, nullptr}; }
+
   Random random;
   Element element;
   bool causal;
@@ -142,6 +180,8 @@ class Case {
   aft::Gate gate;
   std::vector<int64_t> lengths;
   double bound;  // of the error, which is relative to the largest size of an output's terms
+  int64_t output_channels;
+  std::vector<int64_t> key_lengths;
   double error = 0;
   std::string what;
 
@@ -153,7 +193,7 @@ class Case {
     Numbers numbers(drawn.begin(), drawn.end());
     std::vector<char> encoded = encode(numbers, element);
     auto buffer = std::make_unique<Guarded>(encoded.size(), shift());
-    std::memcpy(buffer->data(), encoded.data(), encoded.size());
+    if (!encoded.empty()) std::memcpy(buffer->data(), encoded.data(), encoded.size());
     Values values = decode(*buffer, element);
     inputs_.push_back({std::move(buffer), std::move(encoded), std::move(values)});
     return inputs_.back();
@@ -168,12 +208,21 @@ double largest(const Values& values) {
   return size;
 }
 
+// The largest size of the terms of a gated output: relu does not limit the query.
+double gated_size(const Case& one, const Case::Input& query, const Case::Input& value) {
+  return largest(value.values) * (one.gate == aft::Gate::kRelu ? std::max(1.0, largest(query.values)) : 1.0);
+}
+
 void aft_simple(Case& one) {
-  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  const bool by_head = one.random.one_in(3);
+  const auto &query = one.sequence(), &key = one.keys(by_head ? one.heads : one.channels), &value = one.sequence();
   auto p = one.params<aft::AftSimple>(query, key, value);
   p.gate = one.gate;
-  one.check("aft_simple", aft::aft_simple, p, largest(value.values),
-            [&](const Document& d) { return oracle::aft_simple(d, formula_gate(one.gate)); });
+  p.key_channels = by_head ? one.heads : 0;
+  p.eps = one.random.choose({0.0f, 0.0f, 1e-6f, 0.5f});
+  one.check("aft_simple", aft::aft_simple, p, gated_size(one, query, value), [&](const Document& d, int64_t) {
+    return oracle::aft_simple(d, formula_gate(one.gate), p.key_channels, p.eps);
+  });
 }
 
 void aft_full(Case& one) {
@@ -198,7 +247,7 @@ void aft_full(Case& one) {
   p.constant_bias = one.random.one_in(2);
   const auto packed = p.constant_bias ? aft::pack_position_bias(p) : nullptr;
   p.packed_bias = packed.get();
-  one.check("aft_full", aft::aft_full, p, largest(value.values), [&](const Document& d) {
+  one.check("aft_full", aft::aft_full, p, gated_size(one, query, value), [&](const Document& d, int64_t) {
     return oracle::aft_full(d, formula_gate(one.gate), bias.values.data(), width);
   });
 }
@@ -213,7 +262,7 @@ void aft_local(Case& one) {
   p.band = band.buffer->data();
   p.band_rows = rows;
   p.window = one.window;
-  one.check("aft_local", aft::aft_local, p, largest(value.values), [&](const Document& d) {
+  one.check("aft_local", aft::aft_local, p, gated_size(one, query, value), [&](const Document& d, int64_t) {
     return oracle::aft_local(d, formula_gate(one.gate), band.values.data(), rows, one.window);
   });
 }
@@ -226,36 +275,43 @@ void aft_conv(Case& one) {
   p.filter = filter.buffer->data();
   p.heads = one.heads;
   p.taps = one.window;
-  one.check("aft_conv", aft::aft_conv, p, largest(value.values), [&](const Document& d) {
+  one.check("aft_conv", aft::aft_conv, p, gated_size(one, query, value), [&](const Document& d, int64_t) {
     return oracle::aft_conv(d, formula_gate(one.gate), one.heads, filter.values.data(), one.window);
   });
 }
 
 void efficient_attention(Case& one) {
-  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
-  auto p = one.params<aft::EfficientAttention>(query, key, value);
+  auto p = one.shape_params<aft::EfficientAttention>();
+  const oracle::Heads heads = one.draw_heads(p, one.range);
   p.normalization = one.random.choose({aft::Normalization::kSoftmax, aft::Normalization::kScaling});
-  p.heads = one.heads;
   p.scale = one.random.choose({1.0f, 0.25f, 3.0f});
-  double terms = p.scale * largest(value.values);
+  double terms = p.scale * largest(one.values_of(2));
   if (p.normalization == aft::Normalization::kScaling)
-    terms *= largest(query.values) * largest(key.values) * static_cast<double>(one.channels / one.heads);
+    terms *= largest(one.values_of(0)) * largest(one.values_of(1)) * static_cast<double>(one.channels / one.heads);
   const auto normalization = p.normalization == aft::Normalization::kSoftmax ? oracle::Normalization::kSoftmax
                                                                              : oracle::Normalization::kScaling;
-  one.check("efficient_attention", aft::efficient_attention, p, terms,
-            [&](const Document& d) { return oracle::efficient_attention(d, one.heads, normalization, p.scale); });
+  one.check("efficient_attention", aft::efficient_attention, p, terms, [&](const Document& d, int64_t b) {
+    return oracle::efficient_attention(d, one.heads_of(heads, b), normalization, p.scale);
+  });
 }
 
 void linear_attention(Case& one) {
-  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
-  auto p = one.params<aft::LinearAttention>(query, key, value);
-  p.feature_map = one.random.choose({aft::FeatureMap::kElu, aft::FeatureMap::kRelu});
-  p.heads = one.heads;
+  auto p = one.shape_params<aft::LinearAttention>();
+  const oracle::Heads heads = one.draw_heads(p, one.range);
+  p.feature_map = one.random.choose({aft::FeatureMap::kElu, aft::FeatureMap::kRelu, aft::FeatureMap::kIdentity});
+  p.normalizer = one.random.choose({aft::Normalizer::kAdd, aft::Normalizer::kClamp, aft::Normalizer::kNone});
   p.eps = one.random.choose({1e-6f, 1e-3f, 0.5f});
-  const auto map =
-      p.feature_map == aft::FeatureMap::kRelu ? oracle::FeatureMap::kRelu : oracle::FeatureMap::kElu;
-  one.check("linear_attention", aft::linear_attention, p, largest(value.values),
-            [&](const Document& d) { return oracle::linear_attention(d, one.heads, map, p.eps); });
+  const bool is_identity = p.feature_map == aft::FeatureMap::kIdentity;
+  // Features of both signs may cancel in a divisor.
+  if (is_identity) p.normalizer = aft::Normalizer::kNone;
+  double terms = largest(one.values_of(2));
+  if (p.normalizer == aft::Normalizer::kNone)
+    terms *= (1 + largest(one.values_of(0))) * (1 + largest(one.values_of(1))) *
+             static_cast<double>(one.channels / one.heads * std::max<int64_t>(p.key_tokens, 1));
+  one.check("linear_attention", aft::linear_attention, p, terms, [&](const Document& d, int64_t b) {
+    return oracle::linear_attention(d, one.heads_of(heads, b), static_cast<oracle::FeatureMap>(p.feature_map), p.eps,
+                                    static_cast<oracle::Normalizer>(p.normalizer));
+  });
 }
 
 // The weights are such that logits stay in +-range, as the other mechanisms' do.
@@ -271,7 +327,7 @@ void fastformer(Case& one) {
   p.beta_weight = beta_weight.buffer->data();
   p.heads = one.heads;
   one.check("fastformer", aft::fastformer, p, largest(query.values) * largest(key.values) * largest(value.values),
-            [&](const Document& d) {
+            [&](const Document& d, int64_t) {
               return oracle::fastformer(d, one.heads, alpha_weight.values.data(), beta_weight.values.data());
             });
 }

@@ -49,7 +49,8 @@ def one_of_each(
     nodes, inputs, outputs, functions = [], [], [], []
     for op_type in op_types:
         operator = OPERATORS[op_type]
-        names = operator.inputs[:-1] if without_last else operator.inputs
+        required = operator.required_inputs
+        names = required[:-1] if without_last else required
         for name in names:
             heads_as_key = operator.stem == "aft_conv" and name == "key"
             sequence = ["batch", "tokens", HEADS if heads_as_key else CHANNELS]
@@ -58,7 +59,8 @@ def one_of_each(
             kind = (elements or {}).get(name, kind)
             shape = (shapes or {}).get(name, shape)
             inputs.append(helper.make_tensor_value_info(f"{op_type}_{name}", kind, shape))
-        own = (*operator.attributes, *operator.kernel_attributes)
+        first = [a for a in operator.attributes if a.since == 1]
+        own = (*first, *operator.kernel_attributes)
         values = {a.name: HEADS if a.name == "num_heads" else a.default for a in own}
         nodes.append(
             helper.make_node(

@@ -18,6 +18,7 @@ from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, 
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
+from aftexport.operators.kernel_forms import rename_untaken
 from aftexport.system.files import replacing_file
 
 Progress = Callable[[str, int, int], None]
@@ -137,7 +138,13 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
     """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
-    if not parser.parse_from_file(str(model)):
+    graph = onnx.load(model, load_external_data=False)
+    nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
+    if rename_untaken(graph, "tensorrt"):
+        is_parsed = parser.parse(graph.SerializeToString(), str(model))
+    else:
+        is_parsed = parser.parse_from_file(str(model))
+    if not is_parsed:
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         reason = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
         raise EngineError(
@@ -146,11 +153,9 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
         )
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.module.LayerType.PLUGIN_V3}
-    graph = onnx.load(model, load_external_data=False).graph
     ways: dict[str, set[str]] = defaultdict(set)
-    for node in graph.node:
-        if node.domain == DOMAIN:
-            ways[node.op_type].add("plugin" if node.name in plugins else "portable")
+    for name, op_type in nodes:
+        ways[op_type].add("plugin" if name in plugins else "portable")
     return {
         op_type: "plugin" if paths == {"plugin"} else "portable"
         for op_type, paths in sorted(ways.items())

@@ -9,16 +9,21 @@ from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 
 
-def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
+def running_mean(logits: str, values: str, result: str, *, rank: int, has_eps: bool = False) -> str:
     """Define the mean of ``values``, weighted by ``exp(logits)``, up to each token.
 
     Args:
         logits, values: names of ``[B, T, ...]``; the axes after T are broadcast.
         result: name of the mean, ``[B, T, ...]``.
         rank: the rank of all tensors.
+        has_eps: whether eps is added to the sums of weights; needs ``log_eps``.
     """
     lines = running_sums(logits, result, rank=rank, values=values)
-    lines += text.divisor(f"{result}_d", f"{result}_divisor")
+    total = f"{result}_d"
+    if has_eps:
+        lines += text.add_eps(total, f"{result}_m", f"{result}_d_eps")
+        total = f"{result}_d_eps"
+    lines += text.divisor(total, f"{result}_divisor")
     lines += f"{result}_blocks = Div({result}_n, {result}_divisor)\n"
     return lines + tokens_of(f"{result}_blocks", result)
 

@@ -19,7 +19,7 @@ def exact_body(causal: bool) -> str:
     """Define ``exact_means``, ``[B, T, C, E]``, for any range of keys and biases.
 
     Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
-    ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
+    ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``), ``log_eps`` and the common names.
     It uses running sums before and after the window, and loops over the places of the window.
     """
     sides = ("before",) if causal else ("before", "after")
@@ -30,7 +30,14 @@ def exact_body(causal: bool) -> str:
         for state in "mnd":
             lines += f"after_{state} = Gather <axis = 1> (mirrored_{state}, from_last)\n"
     lines += _padded_windows_body() + _best_pair_body() + _sides_body(sides) + _window_sums_body()
-    lines += text.divisor("d_last", "exact_divisor")
+    lines += """
+        half_top_part = Add(largest_key, largest_bias)
+        half_top = Add(half_top_part, top_last)
+        exact_top_sum = Add(half_top, half_top)
+        exact_top = Max(exact_top_sum, lowest)
+    """
+    lines += text.add_eps("d_last", "exact_top", "d_eps")
+    lines += text.divisor("d_eps", "exact_divisor")
     return lines + "exact_means = Div(n_last, exact_divisor)\n"
 
 

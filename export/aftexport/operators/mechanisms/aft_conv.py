@@ -12,13 +12,14 @@ with exp(w) - 1 plus a sum over all keys, which is subject to cancellation; see
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import GATE, NUM_HEADS
+from aftexport.operators.attributes import DENOMINATOR_EPS, GATE, NUM_HEADS
 from aftexport.operators.mechanisms import _windowed as windowed
 from aftexport.operators.mechanisms.mechanism import Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value", "filter") + text.head_shape()
+    lines += text.log_eps()
     lines += text.mask("key_f", "logits_3d", rank=3) + text.heads("value_f", "values")
     lines += text.constants(channel_axis=[3], two_1d=[2])
     lines += """
@@ -36,8 +37,11 @@ def _body(*, gate: str, causal: bool) -> str:
         numerator = Slice(sums, zero_1d, sums_end, channel_axis)
         far = Constant <value_ints = [9223372036854775807]> ()
         total_weight = Slice(sums, sums_end, far, channel_axis)
-        denominator = Where(key_max_is_none, one_f, total_weight)
+        logit_max_sum = Add(key_max, filter_max)
+        logit_max = Max(logit_max_sum, lowest)
+        counted_weight = Where(key_max_is_none, one_f, total_weight)
     """
+    lines += text.add_eps("counted_weight", "logit_max", "denominator")
     lines += text.guarded_division(
         """
         filter_columns = Transpose <perm = [1, 0]> (filter_f)
@@ -106,7 +110,7 @@ AFT_CONV, CAUSAL_AFT_CONV = Mechanism(
     inputs=("query", "key", "value", "filter", "lengths"),
     shapes=("B T D", "B T H", "B T D", "H s", "B"),
     exponents=("key", "filter"),
-    attributes=(NUM_HEADS, GATE),
+    attributes=(NUM_HEADS, GATE, DENOMINATOR_EPS),
     body=_body,
     doc=(
         "AFT-conv (arXiv 2105.14103, eq. 6): query, value [B, T, D], key [B, T, num_heads], "

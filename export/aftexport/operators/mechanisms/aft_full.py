@@ -8,7 +8,7 @@ quadratic in the tokens; no tensor of T x T x D is allocated.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import GATE
+from aftexport.operators.attributes import DENOMINATOR_EPS, GATE
 from aftexport.operators.mechanisms.mechanism import Mechanism
 from aftexport.operators.schema import Attribute
 
@@ -23,7 +23,7 @@ _PRECISION = Attribute(
 
 
 def _body(*, gate: str, causal: bool) -> str:
-    lines = text.inputs_as_float("query", "key", "value", "position_bias")
+    lines = text.inputs_as_float("query", "key", "value", "position_bias") + text.log_eps()
     lines += text.mask("key_f", "logits", rank=3)
     if causal:
         lines += """
@@ -54,8 +54,12 @@ def _body(*, gate: str, causal: bool) -> str:
         pair = Concat <axis = 2> (weighted, key_weight)
         sums = MatMul(bias_weight, pair)
         numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)
-        denominator = Where(key_max_is_none, one_f, total_weight)
+        bias_max_rows = Slice(bias_max, zero_1d, tokens, zero_1d)
+        logit_max_sum = Add(key_max, bias_max_rows)
+        logit_max = Max(logit_max_sum, lowest)
+        counted_weight = Where(key_max_is_none, one_f, total_weight)
     """
+    lines += text.add_eps("counted_weight", "logit_max", "denominator")
     lines += text.guarded_division(_exact_body())
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
 
@@ -86,10 +90,16 @@ def _exact_body() -> str:
     """
     step += sums.split("relative", "biased", gap="masked")
     step += sums.softmax_weights("biased", "weight")
+    step += """
+        half_top = Add(best_key_kept, best_bias_kept)
+        top_sum = Add(half_top, half_top)
+        top = Max(top_sum, lowest)
+    """
+    step += text.add_eps("weight_total", "top", "weight_divisor")
     step += "weighted_values = Mul(weight, value_blocks)\n"
     step += sums.total("weighted_values", "row_sum")
     step += """
-        row_mean_kept = Div(row_sum, weight_total)
+        row_mean_kept = Div(row_sum, weight_divisor)
         row_mean = Squeeze(row_mean_kept, axis1)
     """
     lines += text.loop(
@@ -111,7 +121,7 @@ AFT_FULL, CAUSAL_AFT_FULL = Mechanism(
     inputs=("query", "key", "value", "position_bias", "lengths"),
     shapes=("B T D", "B T D", "B T D", "Tmax Tmax", "B"),
     exponents=("key", "position_bias"),
-    attributes=(GATE,),
+    attributes=(GATE, DENOMINATOR_EPS),
     kernel_attributes=(_PRECISION,),
     body=_body,
     doc=(

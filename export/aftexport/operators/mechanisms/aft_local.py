@@ -9,13 +9,14 @@ the window have bias 0. Only the band of w is stored, never a T x T matrix.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import GATE
+from aftexport.operators.attributes import DENOMINATOR_EPS, GATE
 from aftexport.operators.mechanisms import _windowed as windowed
 from aftexport.operators.mechanisms.mechanism import Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value", "band")
+    lines += text.log_eps()
     lines += text.mask("key_f", "logits_3d", rank=3)
     lines += text.constants(two_1d=[2], smallest_block=[32])
     lines += "width = Shape <start = 1, end = 2> (band_f)\n"
@@ -27,8 +28,12 @@ def _body(*, gate: str, causal: bool) -> str:
         sums = Add(inside, outside_weighted)
         numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)
         is_none = Squeeze(key_max_is_none, axis1)
-        denominator = Where(is_none, one_f, total_weight)
+        key_top = Squeeze(key_max, axis1)
+        logit_max_sum = Add(key_top, row_max)
+        logit_max = Max(logit_max_sum, lowest)
+        counted_weight = Where(is_none, one_f, total_weight)
     """
+    lines += text.add_eps("counted_weight", "logit_max", "denominator")
     lines += text.guarded_division(
         """
         channel_axis = Constant <value_ints = [3]> ()
@@ -137,7 +142,7 @@ AFT_LOCAL, CAUSAL_AFT_LOCAL = Mechanism(
     inputs=("query", "key", "value", "band", "lengths"),
     shapes=("B T D", "B T D", "B T D", "Tmax W", "B"),
     exponents=("key", "band"),
-    attributes=(GATE,),
+    attributes=(GATE, DENOMINATOR_EPS),
     body=_body,
     doc=(
         "AFT-local (arXiv 2105.14103, eq. 4): query, key, value [B, T, D], band [Tmax, 2s-1], "

@@ -1,8 +1,9 @@
 """The ONNX operators of a mechanism: schema and portable body."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import onnx
 
@@ -32,6 +33,9 @@ class Mechanism:
         exponents: the inputs to which an exponential is applied.
         attributes: the attributes of the torch op and of the ONNX operator.
         kernel_attributes: the attributes that only the ONNX operator has.
+        optional: the inputs after ``lengths`` that a node may leave out; the causal operator has
+            none of them.
+        sizes, positive: see ``OnnxOperator``.
         body: the portable ONNX body, as text; a function of the attributes and ``causal``.
         doc: the documentation of the ONNX operator.
     """
@@ -45,6 +49,9 @@ class Mechanism:
     body: Callable[..., str]
     doc: str
     kernel_attributes: tuple[Attribute, ...] = ()
+    optional: tuple[str, ...] = ()
+    sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
+    positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
 
     def register(self) -> tuple[MechanismOperator, MechanismOperator]:
         """Register both operators in onnx, and return them."""
@@ -52,10 +59,14 @@ class Mechanism:
 
     def _register(self, *, causal: bool) -> MechanismOperator:
         twin = " Causal: only keys up to the query's own position count." if causal else ""
+        kept = [i for i, name in enumerate(self.inputs) if not (causal and name in self.optional)]
         operator = MechanismOperator(
             op_type=f"Causal{self.op_type}" if causal else self.op_type,
-            inputs=self.inputs,
-            shapes=self.shapes,
+            inputs=tuple(self.inputs[i] for i in kept),
+            shapes=tuple(self.shapes[i] for i in kept),
+            optional=() if causal else self.optional,
+            sizes=self.sizes,
+            positive=self.positive,
             exponents=self.exponents,
             attributes=self.attributes,
             kernel_attributes=self.kernel_attributes,

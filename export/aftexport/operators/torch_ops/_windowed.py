@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from aftexport.operators.numerics import biased_mean
 
 
-def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
+def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool, eps: float) -> Tensor:
     """Return the definition ``[B, T, C, E]``, computed row by row."""
     tokens, width = key.shape[1], bias.shape[1]
     rows = []
@@ -16,7 +16,7 @@ def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> 
         first, last = max(t - left, 0), min(t - left + width, end)
         row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
         biases = pad(row, (0, 0, 0, 0, first, end - last))
-        rows.append(biased_mean(key[:, :end], biases, value[:, :end]))
+        rows.append(biased_mean(key[:, :end], biases, value[:, :end], eps))
     return torch.cat(rows, 1)
 
 

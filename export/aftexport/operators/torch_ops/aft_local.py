@@ -9,9 +9,11 @@ from torch.nn.functional import pad
 from aftexport.operators.numerics import (
     Sums,
     apply_gate,
+    check_eps,
     check_lengths,
     check_max_tokens,
     check_same_shape,
+    denominators,
     guarded_mean,
     key_weights,
     largest,
@@ -31,9 +33,11 @@ def _check(
     band: Tensor,
     lengths: Tensor,
     gate: str,
+    eps: float,
 ) -> None:
     check_same_shape(op_type, query=query, key=key, value=value)
     check_lengths(op_type, query, lengths)
+    check_eps(op_type, eps)
     if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
         width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
         raise ValueError(f"{op_type}: band must be {width}, got shape {tuple(band.shape)}")
@@ -53,6 +57,7 @@ def reference(
     lengths: Tensor,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Tensor:
     """Compute the definition, row by row.
@@ -62,23 +67,25 @@ def reference(
         band: ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias
             of key ``t + j - (s-1)``. A single row serves every t: a relative bias.
         lengths: int64 ``[B]``.
+        gate, eps: see ``mechanisms.aft_local``.
+        causal: whether a row sees only the keys up to its own position.
     """
-    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal))
+    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal, eps))
 
 
-def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Tensor:
+def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) -> Tensor:
     key, value, bias = key[..., None], value[..., None], band[..., None, None]
-    return windowed.means(key, value, bias, _left(band, causal), causal)[..., 0]
+    return windowed.means(key, value, bias, _left(band, causal), causal, eps)[..., 0]
 
 
-def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
+def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) -> Sums:
     tokens, channels = key.shape[1:]
     width, left = band.shape[1], _left(band, causal)
     block = max(width, 32)
     context = block + width - 1
     blocks = -(-tokens // block)
 
-    weight, is_none = key_weights(key)
+    weight, top = key_weights(key)
     pair = torch.cat((weight * value, weight), 2)
     band = band[:tokens].expand(tokens, width)
     row_max = largest(band).clamp(min=0)
@@ -90,7 +97,7 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     contexts = padded.unfold(1, context, block).transpose(2, 3)
     inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
     sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
-    return sums[..., :channels], torch.where(is_none, 1, sums[..., channels:])
+    return sums[..., :channels], denominators(sums[..., channels:], top, eps, row_max)
 
 
 def compute(
@@ -101,12 +108,13 @@ def compute(
     lengths: Tensor,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Tensor:
     """Compute ``reference`` in time linear in T: blocks of the band, running sums outside it."""
     mean = guarded_mean(
-        partial(_sums, causal=causal),
-        partial(_means, causal=causal),
+        partial(_sums, causal=causal, eps=eps),
+        partial(_means, causal=causal, eps=eps),
         mask_keys(key, lengths),
         value,
         band,

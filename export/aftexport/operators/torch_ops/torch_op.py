@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aftexport.internals.torch_operators import OpOverload
 from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
-from aftexport.operators.schema import INTEGER_INPUTS
+from aftexport.operators.schema import INTEGER_INPUTS, Attribute
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
 _Shapes = Sequence[Sequence[int | torch.SymInt]]
@@ -124,7 +124,11 @@ def _without_empty(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _TorchOp:
-    """The torch op of an operator; it takes inputs, then attributes."""
+    """The torch op of an operator.
+
+    It takes the inputs, then the attributes, and then the optional inputs after the last required
+    one. Those and later attributes have defaults, so calls and programs written before them work.
+    """
 
     def __init__(
         self,
@@ -136,12 +140,16 @@ class _TorchOp:
         self._operator = operator
         self._op_type = operator.op_type
         self._check, self._compute, self._shapes = check, compute, shapes
-        self._count = len(operator.inputs)
+        required = [i for i, n in enumerate(operator.inputs) if n not in operator.optional]
+        self._count = max(required) + 1
+        self._trailing = operator.inputs[self._count :]
 
     def register(self) -> OpOverload:
         operator, name = self._operator, _snake_case(self._op_type)
-        parameters = [f"Tensor{'?' * (i in operator.optional)} {i}" for i in operator.inputs]
-        parameters += [f"{_TORCH_TYPES[type(a.default)]} {a.name}" for a in operator.attributes]
+        leading = operator.inputs[: self._count]
+        parameters = [f"Tensor{'?' * (i in operator.optional)} {i}" for i in leading]
+        parameters += [_parameter(a) for a in operator.attributes]
+        parameters += [f"Tensor? {i}=None" for i in self._trailing]
         results = ", ".join("Tensor" for _ in operator.outputs)
         results = f"({results})" if len(operator.outputs) > 1 else results
         custom_op = torch.library.custom_op(
@@ -174,15 +182,17 @@ class _TorchOp:
         return tuple(results) if len(results) > 1 else results[0]
 
     def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[: self._count])
-        ctx.attributes = inputs[self._count :]
+        end = self._count + len(self._operator.attributes)
+        ctx.save_for_backward(*inputs[: self._count], *inputs[end:])
+        ctx.attributes = inputs[self._count : end]
 
     def _backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Recompute the output: this costs a forward pass, but keeps no activations alive.
         again = torch.is_grad_enabled()  # create_graph asks for gradients of the gradients
         with torch.enable_grad():
             tensors = [_leaf(t, again) if _is_float(t) else t for t in ctx.saved_tensors]
-            results = self._forward(*tensors, *ctx.attributes)
+            leading, trailing = tensors[: self._count], tensors[self._count :]
+            results = self._forward(*leading, *ctx.attributes, *trailing)
         outputs = (results,) if isinstance(results, Tensor) else results
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
         leaves = [t for t in tensors if _is_float(t)]
@@ -196,20 +206,25 @@ class _TorchOp:
             )
         )
         of_inputs = [next(found) if _is_float(t) else None for t in tensors]
-        return (*of_inputs, *(None for _ in self._operator.attributes))
+        of_attributes = [None for _ in self._operator.attributes]
+        return (*of_inputs[: self._count], *of_attributes, *of_inputs[self._count :])
 
     def _split(
         self, arguments: tuple[Any, ...]
     ) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """Return the inputs, and the attributes by name; raise ValueError if one is invalid."""
         operator = self._operator
-        for name, tensor in zip(operator.inputs, arguments, strict=False):
+        end = self._count + len(operator.attributes)
+        defaults = (*(a.default for a in operator.attributes), *(None for _ in self._trailing))
+        arguments += defaults[len(arguments) - self._count :]  # torch leaves defaults out
+        tensors = (*arguments[: self._count], *arguments[end:])
+        for name, tensor in zip(operator.inputs, tensors, strict=True):
             # The result has the query's type.
             if name not in INTEGER_INPUTS and tensor is not None and not _is_float(tensor):
                 raise ValueError(
                     f"{self._op_type}: {name} must be floating-point, got type {tensor.dtype}"
                 )
-        values = arguments[self._count :]
+        values = arguments[self._count : end]
         named = {a.name: v for a, v in zip(operator.attributes, values, strict=True)}
         for attribute in operator.attributes:
             value = named[attribute.name]
@@ -218,7 +233,16 @@ class _TorchOp:
                     f"{self._op_type}: {attribute.name} must be one of "
                     f"{', '.join(attribute.choices)}, got {value!r}"
                 )
-        return arguments[: self._count], named
+        return tensors, named
+
+
+def _parameter(attribute: Attribute) -> str:
+    """Return the declaration of an attribute; a later one has a default."""
+    declared = f"{_TORCH_TYPES[type(attribute.default)]} {attribute.name}"
+    if attribute.since == 1:
+        return declared
+    value = attribute.default
+    return f'{declared}="{value}"' if isinstance(value, str) else f"{declared}={value}"
 
 
 def _is_float(tensor: Tensor | None) -> TypeGuard[Tensor]:

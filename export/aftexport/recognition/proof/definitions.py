@@ -20,9 +20,8 @@ def definition(op_type: str, attributes: Mapping[str, object]) -> Callable[..., 
     causal = op_type.startswith("Causal")
 
     def run(*inputs: NDArray[np.generic]) -> Array:
-        *floats, lengths = inputs
-        wide = (array.astype(np.float64) for array in floats)
-        return compute(*wide, lengths, **attributes, causal=causal)
+        wide = (x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs)
+        return compute(*wide, **attributes, causal=causal)
 
     return run
 
@@ -35,10 +34,11 @@ def _aft_full(
     lengths: Lengths,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     key, tokens = _masked(key, lengths), key.shape[1]
-    mean = _row_means(key, value, lambda t: position_bias[t, :tokens, None], causal=causal)
+    mean = _row_means(key, value, lambda t: position_bias[t, :tokens, None], eps=eps, causal=causal)
     return _gate(gate, query) * mean
 
 
@@ -50,17 +50,30 @@ def _aft_local(
     lengths: Lengths,
     *,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     left = band.shape[1] - 1 if causal else band.shape[1] // 2
     bias = _window(key.shape[1], left, band[:, :, None])
-    return _gate(gate, query) * _row_means(_masked(key, lengths), value, bias, causal=causal)
+    return _gate(gate, query) * _row_means(
+        _masked(key, lengths), value, bias, eps=eps, causal=causal
+    )
 
 
 def _aft_simple(
-    query: Array, key: Array, value: Array, lengths: Lengths, *, gate: str, causal: bool
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Lengths,
+    *,
+    gate: str,
+    num_heads: int,
+    eps: float,
+    causal: bool,
 ) -> Array:
-    return _gate(gate, query) * _pool(_masked(key, lengths), value, causal=causal)
+    logits, values = _masked(key, lengths)[..., None], _heads(value, key.shape[2])
+    mean = _pool(logits, values, eps=eps, causal=causal).reshape(value.shape)
+    return _gate(gate, query) * mean
 
 
 def _aft_conv(
@@ -72,13 +85,14 @@ def _aft_conv(
     *,
     num_heads: int,
     gate: str,
+    eps: float,
     causal: bool,
 ) -> Array:
     taps = filter.shape[1]
     left = taps - 1 if causal else (taps - 1) // 2
     bias = _window(key.shape[1], left, filter.T[None, :, :, None])
     keys = _masked(key, lengths)[..., None]
-    mean = _row_means(keys, _heads(value, num_heads), bias, causal=causal)
+    mean = _row_means(keys, _heads(value, num_heads), bias, eps=eps, causal=causal)
     return _gate(gate, query) * mean.reshape(value.shape)
 
 
@@ -87,21 +101,25 @@ def _efficient_attention(
     key: Array,
     value: Array,
     lengths: Lengths,
+    key_lengths: Lengths | None = None,
     *,
     num_heads: int,
     normalization: str,
     scale: float,
+    kv_num_heads: int,
     causal: bool,
 ) -> Array:
-    tokens = key.shape[1]
-    queries, values = _heads(query, num_heads), _heads(value, num_heads)
+    counted = lengths if key_lengths is None else key_lengths
+    tokens, groups = key.shape[1], kv_num_heads or num_heads
+    queries, values = _heads(query, num_heads), _repeated(_heads(value, groups), num_heads)
     rows = []
     if normalization == "scaling":
-        valid = np.arange(tokens) < lengths[:, None]
-        keys = np.where(valid[..., None, None], _heads(key, num_heads), 0)
+        valid = np.arange(tokens) < counted[:, None]
+        keys = np.where(valid[..., None, None], _heads(key, groups), 0)
     else:
         queries = _softmax(queries, 3)
-        keys = _heads(_masked(key, lengths), num_heads)
+        keys = _heads(_masked(key, counted), groups)
+    keys = _repeated(keys, num_heads)
     for end in range(1, tokens + 1) if causal else [tokens]:
         asking = queries[:, end - 1 : end] if causal else queries
         if normalization == "scaling":
@@ -111,7 +129,7 @@ def _efficient_attention(
             weights = _softmax(keys[:, :end], 1)
         context = np.einsum("bthc,bthe->bhce", weights, values[:, :end])
         rows.append(np.einsum("bthc,bhce->bthe", asking, context))
-    return scale * np.concatenate(rows, 1).reshape(value.shape)
+    return scale * np.concatenate(rows, 1).reshape(*query.shape[:2], -1)
 
 
 def _fastformer(
@@ -138,22 +156,29 @@ def _linear_attention(
     key: Array,
     value: Array,
     lengths: Lengths,
+    key_lengths: Lengths | None = None,
     *,
     num_heads: int,
     feature_map: str,
     eps: float,
+    normalizer: str,
+    kv_num_heads: int,
     causal: bool,
 ) -> Array:
-    tokens = key.shape[1]
-    valid = (np.arange(tokens) < lengths[:, None])[..., None, None]
-    queries, keys = (_features(_heads(x, num_heads), feature_map) for x in (query, key))
-    similarity = np.einsum("bthc,buhc->bhtu", queries, np.where(valid, keys, 0))
+    counted = lengths if key_lengths is None else key_lengths
+    tokens, groups = key.shape[1], kv_num_heads or num_heads
+    valid = (np.arange(tokens) < counted[:, None])[..., None, None]
+    queries = _features(_heads(query, num_heads), feature_map)
+    keys = np.where(valid, _features(_heads(key, groups), feature_map), 0)
+    keys, values = (_repeated(x, num_heads) for x in (keys, _heads(value, groups)))
+    similarity = np.einsum("bthc,buhc->bhtu", queries, keys)
     if causal:
         similarity = np.tril(similarity)
-    sums = np.einsum("bhtu,buhe->bthe", similarity, _heads(value, num_heads))
-    normalizer = similarity.sum(3).transpose(0, 2, 1)[..., None]
-    mean: Array = sums / (normalizer + eps)
-    return mean.reshape(value.shape)
+    sums = np.einsum("bhtu,buhe->bthe", similarity, values)
+    total = similarity.sum(3).transpose(0, 2, 1)[..., None]
+    divisors = {"add": total + eps, "clamp": np.maximum(total, eps), "none": np.ones_like(total)}
+    mean: Array = sums / divisors[normalizer]
+    return mean.reshape(*query.shape[:2], -1)
 
 
 _DEFINITIONS: Mapping[str, Callable[..., Array]] = {
@@ -178,22 +203,41 @@ def _heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
 
 
+def _repeated(x: Array, heads: int) -> Array:
+    """Return ``x [B, T, G, d]`` with each of G heads repeated, so that there are ``heads``."""
+    return np.repeat(x, heads // x.shape[2], 2)
+
+
 def _gate(gate: str, query: Array) -> Array:
     if gate == "sigmoid":
         return np.exp(-np.logaddexp(0, -query))
+    if gate == "relu":
+        return np.maximum(query, 0)
     return np.tanh(query) if gate == "tanh" else np.ones_like(query)
 
 
 def _features(x: Array, feature_map: str) -> Array:
+    if feature_map == "identity":
+        return x
     if feature_map == "relu":
         return np.maximum(x, 0)
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
-def _softmax(logits: Array, axis: int) -> Array:
-    """Return the softmax over an axis; it is 0 if every logit is -inf."""
-    weights = np.exp(logits - np.maximum(logits.max(axis, keepdims=True), _LOWEST))
+def _softmax(logits: Array, axis: int, eps: float = 0.0, shift: float | Array = 0.0) -> Array:
+    """Return the softmax over an axis; it is 0 if every logit is -inf.
+
+    Args:
+        logits: the logits.
+        axis: the axis of the sum.
+        eps: the number that is added to the sum of ``exp(logits + shift)``.
+        shift: the number that was subtracted from the logits.
+    """
+    largest = np.maximum(logits.max(axis, keepdims=True), _LOWEST)
+    weights = np.exp(logits - largest)
     total = weights.sum(axis, keepdims=True)
+    if eps:
+        total = total + np.exp(np.log(eps) - (largest + shift))
     probabilities: Array = weights / np.where(total == 0, 1, total)
     return probabilities
 
@@ -201,7 +245,7 @@ def _softmax(logits: Array, axis: int) -> Array:
 _LOWEST = np.finfo(np.float64).min
 
 
-def _mean(key: Array, bias: Array, value: Array) -> Array:
+def _mean(key: Array, bias: Array, value: Array, eps: float) -> Array:
     """Return the mean of ``value`` by a softmax of ``key + bias`` over axis 1, which is kept.
 
     Both are taken relative to those of the largest logit first: beside 1e38 a number has no digits.
@@ -211,26 +255,29 @@ def _mean(key: Array, bias: Array, value: Array) -> Array:
     best_key, best_bias = (
         np.maximum(np.take_along_axis(x, best, 1), _LOWEST / 2) for x in (key, bias)
     )
-    weights = _softmax((key - best_key) + (bias - best_bias), 1)
+    relative = (key - best_key) + (bias - best_bias)
+    weights = _softmax(relative, 1, eps, best_key + best_bias)
     mean: Array = (weights * value).sum(1, keepdims=True)
     return mean
 
 
-def _row_means(key: Array, value: Array, bias_of: Callable[[int], Array], *, causal: bool) -> Array:
+def _row_means(
+    key: Array, value: Array, bias_of: Callable[[int], Array], *, eps: float = 0.0, causal: bool
+) -> Array:
     """Return the mean of each row t, whose keys have the biases ``bias_of(t)``, ``[T, ...]``."""
     rows = []
     for t in range(key.shape[1]):
         end = t + 1 if causal else key.shape[1]
-        rows.append(_mean(key[:, :end], bias_of(t)[:end], value[:, :end]))
+        rows.append(_mean(key[:, :end], bias_of(t)[:end], value[:, :end], eps))
     return np.concatenate(rows, 1)
 
 
-def _pool(logits: Array, value: Array, *, causal: bool) -> Array:
+def _pool(logits: Array, value: Array, *, eps: float = 0.0, causal: bool) -> Array:
     """Return the mean of ``value`` by a softmax over the tokens, or over those up to each row."""
     if not causal:
-        mean: Array = (_softmax(logits, 1) * value).sum(1, keepdims=True)
+        mean: Array = (_softmax(logits, 1, eps) * value).sum(1, keepdims=True)
         return np.broadcast_to(mean, value.shape)
-    return _row_means(logits, value, lambda _: np.zeros_like(logits[0]), causal=True)
+    return _row_means(logits, value, lambda _: np.zeros_like(logits[0]), eps=eps, causal=True)
 
 
 def _window(tokens: int, left: int, biases: Array) -> Callable[[int], Array]:

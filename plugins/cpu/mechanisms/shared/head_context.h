@@ -1,10 +1,10 @@
-// Products of a head's token rows with its context, the [width, width] matrix sum_t key_t value_t^T.
+// Products of a head's token rows with its context, the matrix sum_t key_t value_t^T.
 //
 // Cost:     bound by multiply-adds: each step costs one broadcast per row of the tile and feeds that row's
 //           multiply-adds.
 // Method:   a tile of sums stays in registers while the terms stream past: the tokens for a context and the context's
-//           rows for results. Rows of a context are `width` floats apart, a multiple of kLanes, padded with zeros; so
-//           are rows of tokens, which lie as far apart as their `stride` says.
+//           rows for results. A context has a row for each channel of a key and a column for each of a value, both
+//           padded with zeros to a multiple of kLanes. Rows of tokens lie as far apart as their `stride` says.
 #pragma once
 
 #include "simd/compensated_sum.h"
@@ -21,6 +21,12 @@ struct Rows {
   Rows from(int64_t channel) const { return {data + channel, stride}; }
 };
 
+// The padded channels of a key and of a value.
+struct ContextShape {
+  int64_t rows, columns;
+  int64_t floats() const { return rows * columns; }
+};
+
 constexpr int kContextRows = kRegisters == 32 ? min(8, kLanes) : 4;  // heads are padded to whole vectors, not to tiles
 constexpr int kCausalRows = 4;
 static_assert(kLanes % kContextRows == 0 && kLanes % kCausalRows == 0);
@@ -35,10 +41,10 @@ AFT_INLINE void load_tile(Vec (&tile)[rows][vecs], const float* context, int64_t
 
 // Calls f(Constant<vectors>, row, column) for every tile of the context.
 template <int rows, class F>
-AFT_INLINE void for_each_tile(int64_t width, const F& f) {
-  for (int64_t e = 0; e < width; e += 2 * kLanes)
-    for (int64_t c = 0; c < width; c += rows) {
-      if (e + kLanes < width)
+AFT_INLINE void for_each_tile(const ContextShape& shape, const F& f) {
+  for (int64_t e = 0; e < shape.columns; e += 2 * kLanes)
+    for (int64_t c = 0; c < shape.rows; c += rows) {
+      if (e + kLanes < shape.columns)
         f(Constant<2>{}, c, e);
       else
         f(Constant<1>{}, c, e);
@@ -47,8 +53,8 @@ AFT_INLINE void for_each_tile(int64_t width, const F& f) {
 
 }  // namespace context_tiles
 
-// Keys and values that a later product takes, tokens * width of each: this one fetches them meanwhile, in the order of
-// memory.
+// Keys and values that a later product takes: this one fetches tokens * rows of the context of each meanwhile, in the
+// order of memory.
 template <class T>
 struct Next {
   const T *key, *value;
@@ -56,7 +62,9 @@ struct Next {
 
 // context += sum_t keys[t]^T values[t]
 template <class T>
-void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const Next<T>& next) {
+void add_to_context(Rows keys, Rows values, int64_t tokens, const ContextShape& extent, float* context,
+                    const Next<T>& next) {
+  const int64_t width = extent.columns;
   constexpr int64_t kLine = kLineElements<T>;
   const auto add = [&](auto shape, auto fetches, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::value;
@@ -78,7 +86,7 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
       for (int v = 0; v < vecs; ++v)
         store(target + r * width + v * kLanes, load(target + r * width + v * kLanes) + sum[r][v]);
   };
-  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+  context_tiles::for_each_tile<kContextRows>(extent, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     if (e == 0 && c % kLine == 0)
       add(shape, Constant<true>{}, c, e);
     else
@@ -110,15 +118,16 @@ struct ScaledRows {
 
 // results[t] = queries[t] context
 template <class T>
-AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, int64_t width,
+AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, const ContextShape& extent,
                               ScaledRows<T> results) {
+  const int64_t rows = extent.rows, width = extent.columns;
   const int64_t tiled = tokens - tokens % kContextRows;
   const auto apply = [&](auto shape, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::value;
     for (int64_t t = 0; t < tiled; t += kContextRows) {
       const float* query = queries[t];
       Vec sum[kContextRows][vecs] = {};
-      for (int64_t c = 0; c < width; ++c) {
+      for (int64_t c = 0; c < rows; ++c) {
         Vec row[vecs];
         for (int v = 0; v < vecs; ++v) row[v] = load(context + c * width + e + v * kLanes);
 #pragma GCC unroll 8
@@ -130,7 +139,7 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
     }
     for (int64_t t = tiled; t < tokens; ++t) {
       Vec sum[vecs] = {};
-      for (int64_t c = 0; c < width; ++c)
+      for (int64_t c = 0; c < rows; ++c)
         for (int v = 0; v < vecs; ++v) sum[v] += queries[t][c] * load(context + c * width + e + v * kLanes);
       results.write(t, e, sum);
     }
@@ -143,9 +152,10 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
 // For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of the context
 // is summed apart and joins the whole in the last step. `compensation`, as large as the context, takes up the
 // rounding error of that.
-inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
-                            float* compensation, float* results) {
-  context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, const ContextShape& extent,
+                            float* context, float* compensation, float* results) {
+  const int64_t width = extent.columns;
+  context_tiles::for_each_tile<kCausalRows>(extent, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::value;
     Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
     context_tiles::load_tile(base, context + c * width + e, width);

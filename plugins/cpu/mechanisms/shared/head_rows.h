@@ -28,22 +28,50 @@ struct HeadShape {
     return v;
   }
 
-  // Tokens per task where the tokens are cut. The contexts of all chunks together stay within 4 MiB.
-  int64_t chunk_tokens(int64_t tokens, int64_t batch) const {
-    const int64_t context_floats = (stride / width) * padded * (padded + 2) * batch;
-    const int64_t most_chunks = max(1, min(64, (int64_t{1} << 20) / context_floats));
-    return round_up(max(256, ceil_div(tokens, most_chunks)), kHeadTokens);
-  }
-
-  // Heads of a causal task: enough for it to read whole stretches of memory, and no more tasks than needed.
-  int64_t heads_per_task(int64_t heads, int64_t batch, int threads) const {
-    return min(heads, max(max(1, 64 / width), heads * batch / threads));
-  }
-
   // From one row of `heads` heads to the next in a block. One vector more than they fill: rows a power of two
   // apart would fight for a few sets of the cache.
   int64_t row(int64_t heads) const { return heads * padded + kLanes; }
   int64_t rows_floats(int64_t heads) const { return kHeadTokens * row(heads); }
+};
+
+// The rows of query, key, value and output of heads of which a group may share keys and values.
+struct GroupShapes {
+  int64_t heads, kv_heads, group;  // group: heads of the query for each of key and value
+  HeadShape query, key, value, output;
+  ContextShape context;
+
+  explicit GroupShapes(const GroupedHeads& p) : GroupShapes(p, p.kv_heads ? p.kv_heads : p.heads) {}
+
+  // Tokens per task where the tokens are cut. The contexts of all chunks together stay within 4 MiB.
+  int64_t chunk_tokens(int64_t tokens, int64_t batch) const {
+    const int64_t context_floats = kv_heads * key.padded * (value.padded + 2) * batch;
+    const int64_t most_chunks = max(1, min(64, (int64_t{1} << 20) / context_floats));
+    return round_up(max(256, ceil_div(tokens, most_chunks)), kHeadTokens);
+  }
+
+  // Heads of a causal task, whole groups: enough for it to read whole stretches of memory, and no more tasks than
+  // needed.
+  int64_t heads_per_task(int64_t batch, int threads) const {
+    const int64_t wanted = max(max(1, 64 / query.width), heads * batch / threads);
+    return min(heads, round_up(wanted, group));
+  }
+
+  // `value` if its rows lie like those of `key`, for pack_rows to fetch beside them; else null.
+  template <class T>
+  const T* beside_key(const T* values) const {
+    return key.stride == value.stride ? values : nullptr;
+  }
+
+ private:
+  GroupShapes(const GroupedHeads& p, int64_t of_keys)
+      : heads(p.heads),
+        kv_heads(of_keys),
+        group(p.heads / of_keys),
+        query(p.channels, p.heads),
+        key(query.width * of_keys, of_keys),
+        value((p.value_width ? p.value_width : query.width) * of_keys, of_keys),
+        output(value.width * p.heads, p.heads),
+        context{key.padded, value.padded} {}
 };
 
 inline void zero(float* p, int64_t floats) { __builtin_memset(p, 0, floats * sizeof(float)); }

@@ -103,9 +103,11 @@ struct PoolSums {
 
   // Adds rows of x one by one and calls use(token, channel, mean so far). Weights are relative to the largest
   // logit up to the first token; the block is cut before one that exceeds it by too much. `memory` holds
-  // 2 + tokens rows of padded_heads.
-  template <class T, class Use>
-  void advance(const T* x, int64_t stride, int64_t tokens, float* logits, float* memory, const Use& use) {
+  // 2 + tokens rows of padded_heads. invert(sum of weights, maximum that they are relative to) gives the factor of the
+  // mean.
+  template <class T, class Use, class Invert>
+  void advance(const T* x, int64_t stride, int64_t tokens, float* logits, float* memory, const Use& use,
+               const Invert& invert) {
     const int64_t row = shape.padded_heads;
     float *raised = memory, *block_maximum = memory + row, *inverse = memory + 2 * row;
     for (int64_t begin = 0, count = 0; begin < tokens; begin += count) {
@@ -123,7 +125,7 @@ struct PoolSums {
         Vec sum{};
         for (int64_t t = 0; t < count; ++t) {
           sum += load(block + t * row + h);
-          store(inverse + t * row + h, 1.0f / (base + sum));
+          store(inverse + t * row + h, invert(base + sum, load(maximum + h)));
         }
         store(denominator + h, base + sum);
       }
@@ -140,6 +142,11 @@ struct PoolSums {
     }
   }
 
+  template <class T, class Use>
+  void advance(const T* x, int64_t stride, int64_t tokens, float* logits, float* memory, const Use& use) {
+    advance(x, stride, tokens, logits, memory, use, [](Vec sum, Vec) AFT_LAMBDA_INLINE { return 1.0f / sum; });
+  }
+
   void merge(const PoolSums& other) {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       const Vec m1 = load(maximum + h), m2 = load(other.maximum + h), m = raised_by(m1, m2);
@@ -154,6 +161,12 @@ struct PoolSums {
               other.numerator_compensation + c, shape.spread(scale2, own));
       });
     }
+  }
+
+  // Adds a number to the sums of exp(l), by its logarithm.
+  void add_eps(float log_eps) {
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes)
+      store(denominator + h, load(denominator + h) + eps_beside(log_eps, load(maximum + h)));
   }
 
   // numerator becomes the mean, 0 where nothing was added.

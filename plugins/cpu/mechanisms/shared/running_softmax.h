@@ -65,6 +65,12 @@ struct RunningSums {
     }
   }
 
+  // Adds a number to the sums of exp(K), by its logarithm.
+  void add_eps(float log_eps) {
+    for (int64_t c = 0; c < width; c += kLanes)
+      store(denominator + c, load(denominator + c) + eps_beside(log_eps, load(maximum + c)));
+  }
+
   // numerator becomes the weighted mean, 0 where no key was counted.
   void divide() {
     for (int64_t c = 0; c < width; c += kLanes) {

@@ -25,12 +25,12 @@ def body_model(
         helper.make_tensor_value_info(
             name, element, [f"{name}_{axis}" for axis in range(_RANKS.get(name, 3))]
         )
-        for name in operator.inputs[:-1]
+        for name in operator.required_inputs[:-1]
     ]
     values.append(helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["batch"]))
     node = helper.make_node(
         operator.op_type,
-        list(operator.inputs),
+        list(operator.required_inputs),
         ["output"],
         domain=DOMAIN,
         **variant.attributes(num_heads),

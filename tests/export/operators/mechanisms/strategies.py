@@ -35,7 +35,7 @@ def hard_inputs(draw: st.DrawFn, variant: Variant) -> Inputs:
     tokens = draw(st.integers(1, 5))
     lengths = (tokens, draw(st.integers(0, tokens)))
     inputs = make_inputs(variant.operator, Case("hard", tokens, lengths, channels=2, window=3))
-    for name in variant.operator.inputs[:-1]:
+    for name in variant.operator.required_inputs[:-1]:
         size = inputs[name].size
         values = draw(st.lists(st.sampled_from(_HARD), min_size=size, max_size=size))
         inputs[name] = np.array(values, dtype=np.float32).reshape(inputs[name].shape)

@@ -17,7 +17,7 @@ def arguments(op_type: str, **changes: Callable[[Any], Any]) -> list[Any]:
     """Return fitting arguments in order, some of them changed."""
     variant = next(v for v in ONE_GATE if v.op_type == op_type)
     tensors = as_tensors(make_inputs(variant.operator, CASE))
-    fitting = dict(zip(variant.operator.inputs, tensors, strict=True))
+    fitting = dict(zip(variant.operator.required_inputs, tensors, strict=True))
     fitting |= variant.attributes(CASE.heads)
     return [changes.get(name, lambda x: x)(value) for name, value in fitting.items()]
 
@@ -32,7 +32,7 @@ EVERY = [
     ("query", lambda x: x[0], "query"),
     ("value", lambda x: x[:, :5], "value"),
     ("value", lambda x: x[:1], "value"),
-    ("value", lambda x: x[..., :6], "value"),
+    ("value", lambda x: x[..., :7], "value"),
     ("key", lambda x: x[:, :5], "key"),
     ("key", lambda x: x[:1], "key"),
     ("key", lambda x: x[..., :1], "key"),
@@ -43,7 +43,13 @@ SETTINGS = [
     for name in ("gate", "normalization", "feature_map")
     for value in ("", "unknown", "Sigmoid")
 ]
-HEADS = [("num_heads", 3), ("num_heads", 0), ("num_heads", -2), ("num_heads", 16)]
+HEADS = [
+    (op_type, value)
+    for op_type, operator in OPERATORS.items()
+    for a in operator.attributes
+    for value in (3, 0, -2, 16)
+    if a.name == "num_heads" and value != a.default
+]
 PARTICULAR = [
     ("AftFull", "position_bias", lambda x: x[:, :5]),
     ("AftFull", "position_bias", lambda x: x[:5, :5]),
@@ -68,6 +74,10 @@ PARTICULAR = [
     ("Fastformer", "beta_weight", lambda x: x.T),
     ("Fastformer", "beta_weight", lambda x: x[0]),
     ("CausalFastformer", "beta_weight", lambda x: x[:, :1]),
+    ("AftSimple", "eps", lambda _: -1e-6),
+    ("CausalAftConv", "eps", lambda _: float("nan")),
+    ("EfficientAttention", "kv_num_heads", lambda _: 3),
+    ("NormalizedLinearAttention", "kv_num_heads", lambda _: -1),
     ("NormalizedLinearAttention", "eps", lambda _: 0.0),
     ("NormalizedLinearAttention", "eps", lambda _: -1e-6),
     ("NormalizedLinearAttention", "eps", lambda _: float("nan")),
@@ -96,15 +106,12 @@ def test_unknown_settings_error_lists_known_ones(op_type: str, name: str, value:
         OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda _: value}))
 
 
-@pytest.mark.parametrize(("name", "value"), HEADS)
-@pytest.mark.parametrize(
-    "op_type", [o for o in OPERATORS if "num_heads" in {a.name for a in OPERATORS[o].attributes}]
-)
-def test_heads_must_divide_channels(op_type: str, name: str, value: int) -> None:
+@pytest.mark.parametrize(("op_type", "value"), HEADS)
+def test_heads_must_divide_channels(op_type: str, value: int) -> None:
     with pytest.raises(
         ValueError, match=f"^{op_type}: num_heads must divide the 8 channels, got {value}"
     ):
-        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda _: value}))
+        OPERATORS[op_type].torch_op(*arguments(op_type, num_heads=lambda _: value))
 
 
 @pytest.mark.parametrize(("op_type", "name", "change"), PARTICULAR)

@@ -12,22 +12,29 @@ from aftexport.operators.torch_ops import OPERATORS
 from .cases import VARIANTS, Variant
 
 CONTRACT = {
-    "AftFull": "query key value position_bias lengths; gate",
-    "AftLocal": "query key value band lengths; gate",
-    "AftSimple": "query key value lengths; gate",
-    "AftConv": "query key value filter lengths; num_heads gate",
-    "EfficientAttention": "query key value lengths; num_heads normalization scale",
+    "AftFull": "query key value position_bias lengths; gate eps",
+    "AftLocal": "query key value band lengths; gate eps",
+    "AftSimple": "query key value lengths; gate num_heads eps",
+    "AftConv": "query key value filter lengths; num_heads gate eps",
+    "EfficientAttention": "query key value lengths; num_heads normalization scale kv_num_heads; "
+    "key_lengths",
     "Fastformer": "query key value alpha_weight beta_weight lengths; num_heads",
-    "NormalizedLinearAttention": "query key value lengths; num_heads feature_map eps",
+    "NormalizedLinearAttention": "query key value lengths; "
+    "num_heads feature_map eps normalizer kv_num_heads; key_lengths",
 }
+"""The inputs, the attributes, and the optional inputs, which causal operators lack."""
 DEFAULTS = {
     "gate": "sigmoid",
     "num_heads": 1,
     "normalization": "softmax",
     "scale": 1.0,
     "feature_map": "elu",
-    "eps": 1e-6,
+    "eps": 0.0,
+    "normalizer": "add",
+    "kv_num_heads": 0,
 }
+LATER = {"eps", "normalizer", "kv_num_heads"}
+"""The attributes of version 2; eps of linear attention and num_heads of AFT-simple differ."""
 
 
 def test_seven_mechanisms_have_causal_twins() -> None:
@@ -41,13 +48,22 @@ def test_seven_mechanisms_have_causal_twins() -> None:
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_inputs_and_attributes_match_contract(op_type: str) -> None:
     operator = OPERATORS[op_type]
-    inputs, attributes = CONTRACT[op_type.removeprefix("Causal")].split("; ")
-    assert operator.inputs == tuple(inputs.split())
+    inputs, attributes, *rest = CONTRACT[op_type.removeprefix("Causal")].split("; ")
+    optional = [] if op_type.startswith("Causal") else " ".join(rest).split()
+    assert operator.required_inputs == tuple(inputs.split())
+    assert operator.inputs == (*inputs.split(), *optional)
     assert [a.name for a in operator.attributes] == attributes.split()
-    assert all(a.default == DEFAULTS[a.name] for a in operator.attributes)
-    # The torch op takes them in the same order.
+    own = {
+        "linear_attention": {"eps": (1e-6, 1)},
+        "aft_simple": {"num_heads": (0, 2)},
+    }.get(operator.stem, {})
+    for attribute in operator.attributes:
+        name = attribute.name
+        expected = own.get(name, (DEFAULTS[name], 2 if name in LATER else 1))
+        assert (attribute.default, attribute.since) == expected
+    # The torch op takes them in the same order, and then the optional inputs.
     assert [a.name for a in operator.torch_op._schema.arguments] == (
-        inputs.split() + attributes.split()
+        inputs.split() + attributes.split() + optional
     )
 
 
@@ -58,8 +74,9 @@ def test_onnx_schema_is_registered_and_documented(op_type: str) -> None:
     assert [i.name for i in schema.inputs] == list(operator.inputs)
     declared = {a.name for a in (*operator.attributes, *operator.kernel_attributes)}
     assert set(schema.attributes) == declared | set(PLUGIN_ATTRIBUTES)
-    assert schema.inputs[-1].type_str == "tensor(int64)"
-    assert all(f"{name}" in schema.doc for name in operator.inputs[3:-1])
+    for value in schema.inputs:
+        assert (value.type_str == "tensor(int64)") == value.name.endswith("lengths")
+    assert all(f"{name}" in schema.doc for name in operator.inputs[3:] if name != "lengths")
     assert re.search(r"arXiv \d{4}\.\d{5}", schema.doc)
     assert ("Causal" in schema.doc) == op_type.startswith("Causal")
 

@@ -1,0 +1,50 @@
+"""The forms of the operators that the fused kernels take.
+
+A runtime chooses a kernel by the name of a node. A node that the kernel does not take gets another
+name, that of a copy of its function, so the runtime runs its portable body.
+"""
+
+import onnx
+
+from aftexport.operators.domain import DOMAIN
+from aftexport.operators.registry import ALL_OPERATORS
+
+_SUFFIX = "Portable"
+_WITHOUT_EPS = ("AftFull", "AftLocal", "AftConv")
+"""The operators whose kernels for the CPU take no eps."""
+
+
+def takes_form(library: str, node: onnx.NodeProto) -> bool:
+    """Return whether the kernels of a library take a node of our domain.
+
+    Args:
+        library: the name of the library, see ``aftplugins.RUNTIMES``.
+        node: the node.
+    """
+    operator = ALL_OPERATORS.get(node.op_type)
+    if operator is None:
+        return True
+    later = operator.later_parts(node)
+    if library != "onnxruntime":
+        return not later
+    return not ("eps" in later and node.op_type.removeprefix("Causal") in _WITHOUT_EPS)
+
+
+def rename_untaken(model: onnx.ModelProto, library: str) -> bool:
+    """Rename the nodes that the kernels of a library do not take, in place.
+
+    Returns:
+        Whether there were any.
+    """
+    functions = {f.name: f for f in model.functions if f.domain == DOMAIN}
+    renamed: set[str] = set()
+    for node in model.graph.node:
+        if node.domain != DOMAIN or node.op_type not in functions or takes_form(library, node):
+            continue
+        if node.op_type not in renamed:
+            renamed.add(node.op_type)
+            copy = model.functions.add()
+            copy.CopyFrom(functions[node.op_type])
+            copy.name += _SUFFIX
+        node.op_type += _SUFFIX
+    return bool(renamed)

@@ -1,0 +1,127 @@
+"""Nodes that the fused kernels do not take run by their bodies."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aftplugins
+from aftexport.capture.capture import capture
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.lowering.to_onnx import lower
+from aftexport.operators.kernel_forms import rename_untaken, takes_form
+from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.passes.finish import finish
+
+from .mechanisms.wide_forms import Form, error, formula, make_inputs, model_of
+
+FIRST = Form("NormalizedLinearAttention")
+WIDE = [
+    Form("NormalizedLinearAttention", (("normalizer", "clamp"),)),
+    Form("NormalizedLinearAttention", (("feature_map", "identity"),)),
+    Form("CausalEfficientAttention", heads=4, groups=2),
+    Form("EfficientAttention", keys=9),
+    Form("AftSimple", (("num_heads", 2),)),
+    Form("AftSimple", (("gate", "relu"),)),
+    Form("AftConv", (("gate", "relu"),)),
+]
+EPS = [Form(op_type, (("eps", 0.5),)) for op_type in ("AftFull", "CausalAftLocal", "AftConv")]
+
+
+class TwoAttentions(nn.Module):
+    """A shared key and value for four heads, and an attention to the same tokens with other ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.key, self.value = nn.Linear(16, 4), nn.Linear(16, 3)
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        key, value = self.key(x).abs(), self.value(x)
+        ops = torch.ops.aftexport
+        own = ops.normalized_linear_attention(
+            x.abs(), key, value, lengths, 4, "identity", 1e-3, "clamp", 1
+        )
+        other = ops.normalized_linear_attention(
+            x.abs(), key, value, lengths, 4, "relu", 1e-3, kv_num_heads=1, key_lengths=lengths - 1
+        )
+        first = ops.normalized_linear_attention(x, x, x, lengths, 4, "elu", 1e-3)
+        return self.head((own + other + first[..., :12])[:, 0])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    module = TwoAttentions().eval()
+    path = tmp_path_factory.mktemp("forms") / "model.onnx"
+    onnx.save(finish(lower(capture(module))), path)
+    return module, path
+
+
+def node_of(form: Form) -> onnx.NodeProto:
+    return model_of(form).graph.node[0]
+
+
+@pytest.mark.parametrize("library", aftplugins.RUNTIMES)
+def test_every_library_takes_version_1(library: str) -> None:
+    node = node_of(Form("AftLocal"))
+    assert takes_form(library, node)
+    del node.attribute[:]
+    assert takes_form(library, node)
+
+
+@pytest.mark.parametrize("form", WIDE + EPS, ids=str)
+def test_gpu_libraries_take_version_1_only(form: Form) -> None:
+    for library in ("onnxruntime_cuda", "tensorrt"):
+        assert not takes_form(library, node_of(form))
+        model = model_of(form)
+        assert rename_untaken(model, library)
+        onnx.checker.check_model(model)
+        assert {f.name for f in model.functions} == {form.op_type, f"{form.op_type}Portable"}
+        assert [node.op_type for node in model.graph.node] == [f"{form.op_type}Portable"]
+    assert takes_form("onnxruntime", node_of(form)) == (form not in EPS)
+
+
+@pytest.mark.parametrize("form", [*WIDE[:1], *EPS], ids=str)
+def test_engine_runs_untaken_nodes_by_body(form: Form, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of(form), path)
+    inputs = make_inputs(form, 40, (40, 7))
+    for model in (path, path.read_bytes()):
+        found = OnnxRuntimeEngine(model, threads=1).run(inputs)["output"]
+        assert error(found, formula(form, inputs), inputs["lengths"]) < 2e-5
+    if aftplugins.library("onnxruntime") is not None:
+        expected = "portable" if form in EPS else "fused"
+        assert operator_paths(path) == {form.op_type: expected}
+
+
+def test_exported_forms_equal_pytorch(exported: tuple[nn.Module, Path]) -> None:
+    module, path = exported
+    ids = np.random.default_rng(0).integers(0, 50, (3, 20))
+    inputs = {"input_ids": ids, "lengths": np.array([20, 7, 2])}
+    with torch.no_grad():
+        expected = module(*map(torch.from_numpy, inputs.values())).numpy()
+    for fused in (False, True):
+        engine = OnnxRuntimeEngine(path, threads=1, fused=fused)
+        np.testing.assert_allclose(engine.run(inputs)["logits"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nodes_of_version_1_get_later_defaults() -> None:
+    """onnx's inliner has no defaults for the attributes that a body reads."""
+    model = model_of(FIRST)
+    del model.functions[:], model.graph.node[0].attribute[:]
+    written = {a.name: a for a in attach_bodies(model).graph.node[0].attribute}
+    assert written["normalizer"].s == b"add"
+    assert written["kv_num_heads"].i == 0
+    inlined = onnx.inliner.inline_local_functions(model)
+    inputs = make_inputs(replace(FIRST, heads=1, groups=1), 9, (9, 4))
+    found = OnnxRuntimeEngine(inlined.SerializeToString(), threads=1).run(inputs)["output"]
+    expected = formula(replace(FIRST, heads=1, groups=1), inputs)
+    assert error(found, expected, inputs["lengths"]) < 2e-5
