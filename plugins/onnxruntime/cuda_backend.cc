@@ -54,7 +54,8 @@ void expect_head_channels(int64_t channels, int64_t heads) {
 
 void expect_form(bool taken) {
   if (!taken)
-    throw ort::Error("has a form that the CUDA kernel does not take; AFTEXPORT_PORTABLE=1 runs the operator by its body");
+    throw ort::Error(
+        "has a form that the CUDA kernel does not take; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
 void expect_gate(aft::Gate gate) { expect_form(gate != aft::Gate::kRelu); }

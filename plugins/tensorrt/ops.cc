@@ -168,7 +168,8 @@ const std::vector<Operator>& operators() {
           "AftFull", {{"position_bias", "MM"}}, {kGate, kPrecision, kDenominatorEps}, check_position_bias),
       make<aft_local, aft_cuda_aft_local_workspace, aft_cuda_aft_local>(
           "AftLocal", {{"band", "RW"}}, {kGate, kDenominatorEps}, check_band),
-      make<aft_simple, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple>("AftSimple", {}, {kGate, kKeyHeads, kDenominatorEps}, no_check),
+      make<aft_simple, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple>(
+          "AftSimple", {}, {kGate, kKeyHeads, kDenominatorEps}, no_check),
       make<aft_conv, aft_cuda_aft_conv_workspace, aft_cuda_aft_conv>(
           "AftConv", {{"filter", "HS"}}, {kNumHeads, kGate, kDenominatorEps}, check_filter, "BTH"),
       make<efficient_attention, aft_cuda_efficient_attention_workspace, aft_cuda_efficient_attention>(
@@ -176,7 +177,8 @@ const std::vector<Operator>& operators() {
       make<fastformer, aft_cuda_fastformer_workspace, aft_cuda_fastformer>(
           "Fastformer", {{"alpha_weight", "DH"}, {"beta_weight", "DH"}}, {kNumHeads}, check_heads),
       make<linear_attention, aft_cuda_linear_attention_workspace, aft_cuda_linear_attention>(
-          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps, kNormalizer, kKvNumHeads}, check_head_channels),
+          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps, kNormalizer, kKvNumHeads},
+          check_head_channels),
   };
   return all;
 }

@@ -239,7 +239,8 @@ inline Values linear_attention(const Document& d, const Heads& h, FeatureMap map
       double sum = 0;
       for (size_t u = 0; u < scores.size(); ++u) {
         for (int64_t i = 0; i < h.width; ++i)
-          scores[u] += query[t * d.channels + head * h.width + i] * key[u * h.key_channels() + h.group(head) * h.width + i];
+          scores[u] += query[t * d.channels + head * h.width + i] *
+                       key[u * h.key_channels() + h.group(head) * h.width + i];
         sum += scores[u];
       }
       const double divisor = normalizer == Normalizer::kNone    ? 1

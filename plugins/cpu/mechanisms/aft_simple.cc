@@ -110,7 +110,7 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
     denominator *= rescale;
     denominator_compensation *= rescale;
     Vec counted = denominator;
-    if (log_eps > kNoKey) counted += eps_beside(log_eps, reference);  // its exponential would take a twelfth of the time
+    if (log_eps > kNoKey) counted += eps_beside(log_eps, reference);  // without eps it would cost 7 % of the time
     Vec n{}, d{};
     for (int64_t i = 0; i < rows; ++i, at += stride) {
       const int64_t ahead = at + kPrefetchRows * stride;
@@ -204,7 +204,8 @@ template <class T>
 void pool_keys(const AftSimple& p, const PoolShape& shape, int64_t b, int64_t begin, int64_t end, PoolSums& sums) {
   const T *key = static_cast<const T*>(p.key), *value = static_cast<const T*>(p.value);
   const int64_t counted = min(end, length_of(p, b));
-  float *logits = task_memory((kPoolTokens + 1) * shape.padded_heads), *raised = logits + kPoolTokens * shape.padded_heads;
+  float* logits = task_memory((kPoolTokens + 1) * shape.padded_heads);
+  float* raised = logits + kPoolTokens * shape.padded_heads;
   for (int64_t t = begin; t < counted; t += kPoolTokens) {
     const int64_t tokens = min(kPoolTokens, counted - t), row = b * p.tokens + t;
     read_logits(shape, key + row * shape.heads, tokens, logits);

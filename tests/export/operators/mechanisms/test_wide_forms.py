@@ -22,7 +22,7 @@ Sizes = tuple[int, tuple[int, ...]]
 every_case = pytest.mark.parametrize(("form", "sizes"), CASES, ids=NAMES)
 
 
-@pytest.mark.table(keep=0.25)
+@pytest.mark.table(keep=0.12)
 @every_case
 def test_definitions_equal_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
@@ -33,7 +33,7 @@ def test_definitions_equal_formula(form: Form, sizes: Sizes) -> None:
     assert error(found, expected, inputs["lengths"]) < 1e-9
 
 
-@pytest.mark.table(keep=0.25)
+@pytest.mark.table(keep=0.12)
 @every_case
 def test_torch_op_equals_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
@@ -41,7 +41,7 @@ def test_torch_op_equals_formula(form: Form, sizes: Sizes) -> None:
     assert error(found, formula(form, inputs), inputs["lengths"]) < 2e-5
 
 
-@pytest.mark.table(keep=0.2)
+@pytest.mark.table(keep=0.1)
 @every_case
 def test_body_equals_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
@@ -50,7 +50,7 @@ def test_body_equals_formula(form: Form, sizes: Sizes) -> None:
 
 
 @pytest.mark.skipif(wide_forms.LIBRARY is None, reason="the kernel library is not built")
-@pytest.mark.table(keep=0.4)
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize(
     ("form", "sizes"), WITH_KERNEL, ids=[f"{f}-{tokens}" for f, (tokens, _) in WITH_KERNEL]
 )
@@ -79,7 +79,7 @@ def test_gradients_equal_finite_differences(form: Form) -> None:
     assert torch.autograd.gradcheck(run, tuple(small.values()), fast_mode=True)
 
 
-@pytest.mark.table(keep=0.2)
+@pytest.mark.table(keep=0.1)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_padding_is_not_read(form: Form) -> None:
     """The rows of each document are as if the padding did not exist."""
