@@ -73,8 +73,17 @@ class IncrementalModel:
             opened.digest,
             num_features=None if manifest.features is None else manifest.features.count,
         )
-        self.bundle = opened.digest
-        self.max_tokens = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
+        self._digest = opened.digest
+
+    @property
+    def bundle(self) -> str:
+        """Digest of the bundle."""
+        return self._digest
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a document."""
+        return min(self._manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
 
     @property
     def heads(self) -> Mapping[str, AnyHead]:
