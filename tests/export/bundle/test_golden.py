@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from aftexport.bundle.golden import OPERATOR_OUTPUT, Case, pack_cases, unpack_cases
+from aftexport.bundle.golden import OPERATOR_OUTPUT, Case, join_outputs, pack_cases, unpack_cases
 
 IDS = {"input_ids": np.zeros((2, 3), np.int64)}
 
@@ -42,3 +42,10 @@ def test_case_without_reference_is_refused() -> None:
     del tensors["model/a/output/logits"]
     with pytest.raises(ValueError, match="model/a is incomplete"):
         unpack_cases(tensors)
+
+
+def test_joined_state_counts_in_every_row() -> None:
+    rows, state = np.zeros((2, 3, 4)), np.arange(12).reshape(2, 1, 2, 3)
+    joined = join_outputs({"output": rows, "present_state": state})
+    assert joined.shape == (2, 3, 4 + 6)
+    np.testing.assert_array_equal(joined[1, :, 4:], [range(6, 12)] * 3)

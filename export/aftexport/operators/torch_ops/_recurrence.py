@@ -1,5 +1,6 @@
 """Tokens and states of recurrent linear attention by heads, and the recurrence itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +27,15 @@ class Recurrence:
     decay: Tensor | None
     beta: Tensor | None
 
-    def backwards(self) -> "Recurrence":
-        """Return the same tokens from the last to the first."""
-        decay = None if self.decay is None else self.decay.flip(1)
-        beta = None if self.beta is None else self.beta.flip(1)
-        return Recurrence(self.query.flip(1), self.key.flip(1), self.value.flip(1), decay, beta)
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Recurrence":
+        """Return the results of ``change`` for all tensors that there are."""
+        return Recurrence(
+            change(self.query),
+            change(self.key),
+            change(self.value),
+            None if self.decay is None else change(self.decay),
+            None if self.beta is None else change(self.beta),
+        )
 
 
 def by_heads(

@@ -12,7 +12,7 @@ of the papers cancels. Each logarithm of E is a sum of its own: a difference of 
 lose the digits of small sums beside large ones.
 """
 
-from dataclasses import fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def chunk_by_chunk(
     rows, lost = [], torch.zeros_like(state)
     size = _CHANNEL_SECTION if _is_by_channel(tokens) else _SECTION
     for start in range(0, count, size):
-        chunks = _split(_section(tokens, start, start + size))
+        chunks = _split(tokens.mapped(partial(_rows, start=start, end=start + size)))
         read, state, lost = _read_section(chunks, state, lost, reads_written)
         rows.append(read)
     if not rows:
@@ -46,11 +46,8 @@ def chunk_by_chunk(
     return torch.cat(rows, 1)[:, :count], state
 
 
-def _section(tokens: Recurrence, start: int, end: int) -> Recurrence:
-    chosen = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-    return replace(
-        tokens, **{n: x[:, start:end] if x is not None else None for n, x in chosen.items()}
-    )
+def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
+    return tensor[:, start:end]
 
 
 def _is_by_channel(tokens: Recurrence) -> bool:
@@ -62,13 +59,11 @@ def _split(tokens: Recurrence) -> Recurrence:
     count = tokens.key.shape[1]
     size = min(_CHANNEL_CHUNK if _is_by_channel(tokens) else _CHUNK, count)
 
-    def split(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
+    def split(x: Tensor) -> Tensor:
         padded = pad(x, (*(0, 0) * (x.dim() - 2), 0, -count % size))
-        return padded.unflatten(1, (-1, size)).movedim(3, 1)
+        return padded.reshape(len(x), -1, size, *x.shape[2:]).movedim(3, 1)
 
-    return replace(tokens, **{f.name: split(getattr(tokens, f.name)) for f in fields(tokens)})
+    return tokens.mapped(split)
 
 
 def _read_section(

@@ -140,20 +140,33 @@ def reference(
     return _run(token_by_token, query, key, value, past_state, decay, beta, lengths, **attributes)
 
 
-def compute(*inputs: Tensor | None, **attributes: Any) -> tuple[Tensor, Tensor]:
+def compute(
+    query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, **attributes: Any
+) -> tuple[Tensor, Tensor]:
     """Compute ``reference`` in chunks of tokens.
 
     A decay above 0 may overflow where the definition does not, for example beside a state of 0. The
-    chunks are then computed again in float64, and at last token by token.
+    chunks are then computed again in float64, and at last token by token. NaN in the inputs stays.
     """
-    narrow = inputs[0].dtype
-    wide = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
-    for recurrence, tensors in ((chunk_by_chunk, inputs), (chunk_by_chunk, wide)):
-        results = _run(recurrence, *tensors, **attributes)
-        if all(bool(x.isfinite().all()) for x in results):
-            return tuple(x.to(narrow) for x in results)
-    results = _run(token_by_token, *wide, **attributes)
-    return tuple(x.to(narrow) for x in results)
+    output, state = _run(chunk_by_chunk, query, key, value, *others, **attributes)
+    if _are_finite(output, state) or not _are_finite(query, key, value):
+        return output, state
+    wide = [x.double() if x is not None and x.is_floating_point() else x for x in others]
+    for recurrence in (chunk_by_chunk, token_by_token):
+        output, state = _run(
+            recurrence, query.double(), key.double(), value.double(), *wide, **attributes
+        )
+        if _are_finite(output, state):
+            break
+    return output.to(query.dtype), state.to(query.dtype)
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _backwards(tensor: Tensor) -> Tensor:
+    return tensor.flip(1)
 
 
 def _run(
@@ -161,11 +174,7 @@ def _run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    past_state: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    *,
+    *others: Any,
     direction: str,
     normalizer: str,
     q_num_heads: int,
@@ -175,6 +184,7 @@ def _run(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
+    past_state, decay, beta, lengths = others
     is_summed, groups = normalizer == "sum", q_num_heads // kv_num_heads
     tokens = by_heads(query, key, value, decay, beta, lengths, kv_num_heads, groups, is_summed)
     names = ("forward", "reverse") if direction == "bidirectional" else (direction,)
@@ -183,7 +193,7 @@ def _run(
         past_state = query.new_zeros(query.shape[0], len(names) * kv_num_heads, *width)
     total, states = None, []
     for name, past in zip(names, torch.split(past_state, kv_num_heads, 1), strict=True):
-        ordered = tokens if name == "forward" else tokens.backwards()
+        ordered = tokens if name == "forward" else tokens.mapped(_backwards)
         is_second = name == "reverse" and direction == "bidirectional"
         rows, state = recurrence(ordered, past, reads_written=not is_second)
         rows = rows if name == "forward" else rows.flip(1)
