@@ -87,7 +87,7 @@ class _CastsToFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that notes whether a value of float64 becomes one of float32."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_found = False
 
     def __torch_dispatch__(

@@ -389,15 +389,17 @@ def _check_scale(step: _Step) -> None:
 
 
 def _repeats_channels(step: _Step) -> bool:
-    """Return whether a node only expands the channels of tokens, to ``[B, T, C]``."""
+    """Return whether a node only expands axes behind those of the tokens, ``[B, T]``."""
     node = step.node
     operand, result = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
-    is_same = len(operand) == 3 and operand[:2] == result[:2] == step.document
+    is_same = len(operand) > 2 and operand[:2] == result[:2] == step.document
     return node.op_type == "Expand" and is_same
 
 
 def _acts_on_each_token(step: _Step) -> bool:
     node, kinds = step.node, step.kinds
+    if node.op_type == "Expand":
+        return _repeats_channels(step)
     rank = 4 if Kind.HEADS in step.operands else 3
     if rank == 4 and not _is_of_heads(step):
         return False
@@ -424,8 +426,6 @@ def _acts_on_each_token(step: _Step) -> bool:
             return is_of_channels and not shared
         case "Split":
             return is_of_channels and len(shared) == len(node.input) - 1
-        case "Expand":
-            return _repeats_channels(step)
         case _ if node.op_type in _LAST_AXIS:
             return axis is None or is_of_channels
         case _:

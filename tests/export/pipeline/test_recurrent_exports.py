@@ -14,6 +14,7 @@ from commands import run_here
 from torch import nn
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.pipeline.export import export
 
@@ -64,6 +65,19 @@ def test_factory_is_exported(
     vocabulary = models.VOCABULARY if name == "mamba2" else naive.VOCABULARY
     check_bundle(bundle, MODELS[name](), vocabulary, masked=name == "mamba2")
     assert run_here(["verify", bundle.path], capsys).code == 0
+    check_chunks(bundle, vocabulary)
+
+
+def check_chunks(bundle: Bundle, vocabulary: int) -> None:
+    """Compare a document in chunks with the whole one: all layers of the model are recurrent."""
+    plan = bundle.manifest.chunked
+    assert plan is not None
+    assert all(stage.recurrence for stage in plan.stages)
+    ids = np.random.default_rng(0).integers(1, vocabulary, (1, 300))
+    inputs = {"input_ids": ids, "lengths": np.array([300])}
+    whole = OnnxRuntimeEngine(bundle.model_path, threads=1).run(inputs)["logits"]
+    chunked = ChunkedModel(bundle.chunked_path, plan, threads=1, chunk_tokens=37)
+    np.testing.assert_allclose(chunked.run(ids)["logits"], whole, atol=1e-5, rtol=1e-5)
 
 
 def test_folder_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
