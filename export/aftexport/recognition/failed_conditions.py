@@ -13,7 +13,7 @@ from aftexport.recognition.formula.terms import (
     Product,
     Sum,
 )
-from aftexport.recognition.patterns.elementwise import gate
+from aftexport.recognition.patterns.elementwise import NO_GATE, gate
 from aftexport.recognition.patterns.pattern import Operand, Rewrite, Subject, sums
 from aftexport.recognition.patterns.weights import (
     PAIR_WEIGHTS,
@@ -102,7 +102,7 @@ def _of_gate(subject: Subject) -> str:
     if not gates:
         return "no gate multiplies the weighted mean"
     if gate(subject, gates) is None:
-        return "the factor of the mean is neither sigmoid nor tanh of one tensor"
+        return NO_GATE
     return "the weights have other axes than batch, tokens and the channels of the values"
 
 

@@ -24,7 +24,7 @@ from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.no_ops import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
-from aftexport.recognition.patterns import PATTERNS
+from aftexport.recognition.patterns import PATTERNS, feature_products
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import NearMissFound, Rewrite, Subject
 from aftexport.recognition.patterns.weights import has_pairs
@@ -32,7 +32,7 @@ from aftexport.recognition.proof.comparison import compare
 from aftexport.recognition.proof.evaluator import in_float64, runner
 from aftexport.recognition.proof.part import ProofError, part_of
 from aftexport.recognition.read import layout
-from aftexport.recognition.read.formulas import FORMULAS
+from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.result import Match, NearMiss, Recognition
 from aftexport.recognition.rewrite_nodes import write_nodes
@@ -51,6 +51,8 @@ NO_SUM = "there is no weighted sum over tokens"
 _LAYOUTS = (*layout.FORMULAS, "Slice", "Split")
 _ANY_SUM = "weighted sum"
 """The name of a near miss of any mechanism."""
+_Missed = tuple[NearMiss, ir.Node, set[ir.Node]]
+"""A near miss, its last node, and all nodes that it is computed by."""
 
 
 def recognize(
@@ -89,6 +91,12 @@ def recognize(
     return recognition
 
 
+def _part_note(miss: _Missed | None, reason: str) -> str:
+    """Return the note of a match that is a part of a mechanism, with the condition that failed."""
+    reason = miss[0].reason if miss is not None else reason
+    return f"the product only, since {reason}" if reason else "a product without a normalizer"
+
+
 def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
     """Return whether some nodes read the output of a node, or parts of it in another layout."""
     pending, seen = [node], set[ir.Node]()
@@ -118,9 +126,12 @@ class _Recognizer:
         self._opset = model.opset_imports[""]
         # Nodes are visited from the last: values read later do not depend on replaced nodes.
         self._reader = Reader(probed, FORMULAS, model.graph)
+        self._product_reader = Reader(probed, PRODUCT_FORMULAS, model.graph, PRODUCT_FUNCTIONS)
         self._covered: set[ir.Node] = set()
-        self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
-        self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._settled: set[ir.Node] = set()
+        self._replaced: set[ir.Value] = set()
+        self._missed: list[_Missed] = []
+        self._sums: list[_Missed] = []
         self._explained: set[ir.Node] = set()
         self._result = Recognition(probed=probed)
 
@@ -140,7 +151,7 @@ class _Recognizer:
         parts = Counter(node for _, _, part in self._missed for node in part)
         for miss, end, part in reversed(self._missed):
             is_outermost = parts[end] == (end in part)
-            if is_outermost and not part & self._covered:
+            if is_outermost and not part & self._settled:
                 self._result.near_misses.append(miss)
         self._result.near_misses += self._other_sums()
         return self._result
@@ -158,32 +169,14 @@ class _Recognizer:
     def _examine(self, value: ir.Value) -> None:
         if not self._probed.is_float(value):
             return
-        subject: Subject | None = None
-        read: tuple[Product, Dims, Reader, int] | None = None
-        for mechanism, pattern in PATTERNS.items():
-            # A pattern may split axes of the formula. The next pattern then gets a new one.
-            if read is None or read[-1] != Axis.splits:
-                read = self._read(value)
-            if read is None:
-                break  # the value has no formula
-            formula, dims, reader, _ = read
-            reader = reader.copy()
-            try:
-                subject = Subject(formula, dims, reader, self._probed, self._opset)
-                bare, outside = without_outside(subject)
-                rewrite = pattern(bare)
-                if rewrite is not None:
-                    rewrite = replace(rewrite, outside=multiply(rewrite.outside, outside))
-                    self._replace(value, dims, rewrite, reader)
-                    return
-            except NearMissFound as miss:
-                if subject is not None and has_pairs(subject):
-                    break  # dot-product attention fails other conditions too
-                self._missed.append(self._near_miss(mechanism, value, str(miss), reader))
-                return
-            except Unreadable:
-                continue
-        if subject is None:
+        subject, miss = self._hold_against_patterns(value)
+        if value not in self._replaced:
+            miss = self._hold_against_products(value, miss)
+        if value in self._replaced:
+            return
+        if miss is not None:
+            self._missed.append(miss)
+        elif subject is None:
             self._result.unread.append(str(value.name))
         elif value.producer() not in self._explained:
             try:
@@ -195,17 +188,63 @@ class _Recognizer:
                 self._sums.append(left)
                 self._explained |= left[2]
 
-    def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
+    def _hold_against_patterns(self, value: ir.Value) -> tuple[Subject | None, _Missed | None]:
+        """Replace a value if a pattern matches it, or return its formula and the near miss."""
+        subject: Subject | None = None
+        read: tuple[Product, Dims, Reader, int] | None = None
+        for mechanism, pattern in PATTERNS.items():
+            # A pattern may split axes of the formula. The next pattern then gets a new one.
+            if read is None or read[-1] != Axis.splits:
+                read = self._read(value, self._reader)
+            if read is None:
+                break  # the value has no formula
+            formula, dims, reader, _ = read
+            reader = reader.copy()
+            try:
+                subject = Subject(formula, dims, reader, self._probed, self._opset)
+                bare, outside = without_outside(subject)
+                rewrite = pattern(bare)
+                if rewrite is not None:
+                    rewrite = replace(rewrite, outside=multiply(rewrite.outside, outside))
+                    self._replace(value, dims, rewrite, reader)
+                    break
+            except NearMissFound as miss:
+                if subject is not None and has_pairs(subject):
+                    break  # dot-product attention fails other conditions too
+                return subject, self._near_miss(mechanism, value, str(miss), reader)
+            except Unreadable:
+                continue
+        return subject, None
+
+    def _hold_against_products(self, value: ir.Value, miss: _Missed | None) -> _Missed | None:
+        """Replace a value if it is a product of features and values, or return the near miss."""
+        read = self._read(value, self._product_reader)
+        if read is None:
+            return miss
+        formula, dims, reader, _ = read
+        try:
+            rewrite = feature_products.match(
+                Subject(formula, dims, reader, self._probed, self._opset)
+            )
+            if rewrite is not None:
+                if rewrite.is_part:
+                    rewrite = replace(rewrite, note=_part_note(miss, rewrite.note))
+                self._replace(value, dims, rewrite, reader)
+        except NearMissFound as other:
+            return miss or self._near_miss("linear_attention", value, str(other), reader)
+        except Unreadable:
+            return miss
+        return miss
+
+    def _read(self, value: ir.Value, by: Reader) -> tuple[Product, Dims, Reader, int] | None:
         """Return formula and dims of a value, its reader, and the number of axes split by then."""
-        reader = self._reader.blank_copy()
+        reader = by.blank_copy()
         try:
             return *reader.read_output(value), reader, Axis.splits
         except Unreadable:
             return None
 
-    def _near_miss(
-        self, mechanism: str, value: ir.Value, reason: str, reader: Reader
-    ) -> tuple[NearMiss, ir.Node, set[ir.Node]]:
+    def _near_miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> _Missed:
         end = value.producer()
         assert end is not None
         part = part_of(value, reader.ends, self._probed).nodes
@@ -244,7 +283,10 @@ class _Recognizer:
         if not verdict.holds:
             raise NearMissFound(f"in float64 it differs ({verdict.case})")
         self._insert(value, output, writer, dtype)
+        self._replaced.add(value)
         self._covered |= set(before.nodes)
+        if not rewrite.is_part:
+            self._settled |= set(before.nodes)
         self._result.matches.append(
             Match(
                 rewrite.mechanism,

@@ -25,9 +25,8 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]
-    batch = writer.node("Shape", inputs[0], start=0, end=1)
-    tokens = writer.node("Shape", inputs[0], start=1, end=2)
-    inputs.append(writer.node("Expand", tokens, batch))
+    lengths = [_lengths(writer, inputs[place]) for place in range(1 + rewrite.has_key_lengths)]
+    inputs += lengths
     own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
     node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
     writer.nodes.append(node)
@@ -40,6 +39,13 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     return writer.laid_out(output, rewrite.groups, dims)
 
 
+def _lengths(writer: Writer, value: ir.Value) -> ir.Value:
+    """Return the lengths of documents without padding, from a tensor ``[B, T, D]``."""
+    batch = writer.node("Shape", value, start=0, end=1)
+    tokens = writer.node("Shape", value, start=1, end=2)
+    return writer.node("Expand", tokens, batch)
+
+
 def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
     if not isinstance(operand, Operand):
         return writer.constant(operand)
@@ -47,6 +53,8 @@ def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.flo
         return writer.plus_log(
             operand.formula, operand.weights, operand.groups, is_spread=operand.is_spread
         )
+    if operand.joined:
+        return writer.joined([(operand.formula, operand.groups), *operand.joined])
     if rewrite.extra_head:
         channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
         return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)

@@ -1,7 +1,6 @@
 """The writer, which turns formulas into nodes of a graph in the layout of an operator."""
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
 from aftexport.recognition.formula.terms import (
+    Count,
     Exp,
     Function,
     Indicator,
@@ -20,6 +20,7 @@ from aftexport.recognition.formula.terms import (
 )
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.pattern import is_held
 
 
 class Writer:
@@ -71,7 +72,7 @@ class Writer:
         if (not is_spread and lacking) or free(product) - set(order):
             raise Unreadable("a tensor has other axes than its formula")
         atom = single_atom(product)
-        if _is_held(atom) and not lacking:
+        if is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
         value = self._spread(self._product(product, order), order, lacking)
@@ -85,6 +86,16 @@ class Writer:
             raise Unreadable("a tensor is repeated along an axis of any size")
         shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
         return self.node("Expand", value, self.constant(shape))
+
+    def joined(self, parts: Sequence[tuple[Product, Dims]]) -> ir.Value:
+        """Return formulas as one tensor ``[B, T, D]``; the channels of all follow in each head.
+
+        Args:
+            parts: the formulas with their dims ``[B, T, H, d]``.
+        """
+        tensors = [self.tensor(formula, groups) for formula, groups in parts]
+        whole = self.node("Concat", *tensors, axis=3)
+        return self.node("Reshape", whole, self.constant([0, 0, -1]))
 
     def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
         """Return a constant, of int64 for integers and of the type of the rewrite otherwise."""
@@ -111,10 +122,11 @@ class Writer:
             raise Unreadable("a tensor has an axis that its layout lacks")
         groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
         if have != wanted:
-            apart: Dims = tuple((axis,) for axis in have)
+            apart = _runs(have, wanted)
             value = self._reshaped(value, dims, apart)
-            value = self.node("Transpose", value, perm=[have.index(a) for a in wanted])
-            dims = tuple((axis,) for axis in wanted)
+            order = sorted(range(len(apart)), key=lambda place: wanted.index(apart[place][0]))
+            value = self.node("Transpose", value, perm=order)
+            dims = tuple(apart[place] for place in order)
         return self._reshaped(value, dims, groups)
 
     def _note_places(self, value: ir.Value, dims: Dims) -> None:
@@ -192,7 +204,7 @@ class Writer:
         for atom, power in product.factors:
             if isinstance(atom, Indicator):
                 continue
-            if _is_held(atom):
+            if is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
             else:
                 value = self._atom(atom, order)
@@ -234,7 +246,15 @@ class Writer:
                 return total
             case Exp():
                 return self.node("Exp", self._product(atom.argument, order))
+            case Count():
+                return self._count(atom)
         raise Unreadable(f"there is no node for {type(atom).__name__}")
+
+    def _count(self, count: Count) -> ir.Value:
+        """Return the size of an axis as a number."""
+        value = self._size_of(count.axis) if count.value is None else count.value
+        to = ir.DataType.from_numpy(self._dtype).value
+        return self.node("Reshape", self.node("Cast", value, to=to), self.constant([1]))
 
     def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
         """Return a tensor of ``groups`` times a formula, with the dims ``dims``."""
@@ -307,9 +327,16 @@ class Writer:
         return self.node("Max", value, self.constant(np.array(lowest)))
 
 
-def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
-    """Return whether a tensor of the graph holds an atom."""
-    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
+def _runs(have: Sequence[Axis], wanted: Sequence[Axis]) -> Dims:
+    """Return axes in parts that follow one another in another order, too."""
+    runs: list[list[Axis]] = []
+    for axis in have:
+        place = wanted.index(axis)
+        if runs and place and wanted[place - 1] is runs[-1][-1]:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return tuple(map(tuple, runs))
 
 
 def _value(atom: Leaf | Function | Plus) -> ir.Value:

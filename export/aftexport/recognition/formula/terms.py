@@ -214,9 +214,13 @@ class Max(_Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Count(_AtomBase):
-    """The size of an axis that is not fixed."""
+    """The size of an axis that is not fixed; ``value`` holds it, if a tensor of the graph does.
+
+    Sizes that are the same in every probed run are the same.
+    """
 
     axis: Axis
+    value: ir.Value | None = None
 
     @property
     def own_axes(self) -> tuple[Axis, ...]:
@@ -230,7 +234,7 @@ class Count(_AtomBase):
         return replace(self, axis=axes.get(self.axis, self.axis))
 
     def text(self, children: Sequence[str], name: NameAxes) -> str:
-        return f"count({self.axis.number:09})"
+        return f"count({self.axis.sizes})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,8 @@ _LONG_TOKENS = 269
 Of the values inside the graph, only shapes, sizes and conditions are kept.
 """
 _SHAPE_OF = "shape of "
+_MOVES_OF_SIZES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators whose result is the same number in another type or shape."""
 
 
 class NoRunnableSizes(Exception):  # noqa: N818, an outcome and not an error
@@ -123,6 +125,28 @@ class ProbedGraph:
             return None
         array = self.fixed_value(value)
         return None if array is None else float(array.reshape(()))
+
+    def size(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Return the size of a dim that a value of one number holds, in the order of ``shapes``.
+
+        Returns:
+            None for a value that is anything but one entry of a shape, as a number of its own.
+        """
+        array = self._first(value)
+        if array is None or array.size != 1 or array.dtype.kind not in "if":
+            return None
+        entry = value
+        while (node := entry.producer()) is not None and node.op_type in _MOVES_OF_SIZES:
+            if _is_size(entry) or node.inputs[0] is None:
+                break
+            entry = node.inputs[0]
+        first, arrays = self._first(entry), self.in_every_run(entry)
+        if not _is_size(entry) or arrays is None or first is None or first.size != 1:
+            return None
+        kept = [*arrays[: len(self.runs)], *arrays[len(self.runs) + len(self.edge_runs) :]]
+        sizes = tuple(int(array.reshape(())) for array in kept)
+        is_long = len(sizes) == len(self.runs) + bool(self.long_run)
+        return sizes if is_long and min(sizes) > 0 and len(set(sizes)) > 1 else None
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
         """Return the shape in every run, None if a run lacks the value."""

@@ -1,4 +1,6 @@
-"""Denominators of linear attention that another operation changed: each raises NearMissFound."""
+"""Denominators of linear attention: their forms, and changes that raise NearMissFound."""
+
+from dataclasses import dataclass
 
 from aftexport.recognition.formula.axes import flat
 from aftexport.recognition.formula.terms import (
@@ -10,8 +12,73 @@ from aftexport.recognition.formula.terms import (
     Plus,
     Product,
     Sum,
+    as_product,
+    single_atom,
 )
 from aftexport.recognition.patterns.pattern import NearMissFound, Subject, leaves, sums
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """A denominator that is a sum of terms, each with one sum over tokens.
+
+    Attributes:
+        normalizer: ``add`` if the number is added to the terms, ``clamp`` if it is their minimum.
+        number: the number.
+        terms: the terms.
+    """
+
+    normalizer: str
+    number: float
+    terms: tuple[Product, ...]
+
+    @property
+    def fixed(self) -> tuple[Sum, float] | None:
+        """The sum and its scale, None if there are several terms or other factors."""
+        (term, *others) = self.terms
+        if others or len(term.factors) != 1:
+            return None
+        total = term.factors[0][0]
+        assert isinstance(total, Sum)
+        return total, term.coefficient
+
+
+def denominator_of(atom: Atom) -> Denominator | None:
+    """Return the parts of a denominator, None for another formula."""
+    if isinstance(atom, Function):
+        return _clamped(atom)
+    added = 0.0
+    terms: list[Product] = []
+    for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
+        if not term.factors:
+            added += term.coefficient
+        elif len(sums(term.factors, 1.0)) == 1:
+            terms.append(term)
+        else:
+            return None
+    return Denominator("add", added, tuple(terms)) if terms else None
+
+
+def _clamped(function: Function) -> Denominator | None:
+    """Return the parts of a denominator with a minimum, and with nothing that is added."""
+    arguments, node = list(function.arguments), function.value and function.value.producer()
+    if not node or node.op_type not in ("Clip", "Max") or len(arguments) != 2:
+        return None
+    if node.op_type == "Clip" and node.inputs[1] is None:
+        return None  # a maximum
+    numbers = [a for a in arguments if not a.factors]
+    others = [a for a in arguments if a.factors]
+    if len(numbers) != 1 or (node.op_type == "Clip" and arguments[1].factors):
+        return None
+    atom = single_atom(Product(others[0].factors))
+    inner = denominator_of(atom) if atom is not None else None
+    if others[0].coefficient != 1.0 or inner is None:
+        term = others[0]
+        fits = len(sums(term.factors, 1.0)) == 1
+        return Denominator("clamp", numbers[0].coefficient, (term,)) if fits else None
+    if inner.number or inner.normalizer != "add":
+        return None
+    return Denominator("clamp", numbers[0].coefficient, inner.terms)
 
 
 def refuse_changed_keys(total: Sum) -> None:

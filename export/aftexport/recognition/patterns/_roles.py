@@ -1,17 +1,53 @@
 """The roles of the axes of query, key and value in mechanisms that contract keys and values first:
 
-sum_du query[b,t,h,d] key[b,u,h,d] value[b,u,h,e]
+sum_du query[b,t,h,g,d] key[b,u,h,d] value[b,u,h,e]
 """
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Product
 from aftexport.recognition.patterns._token_axes import packed
-from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
+from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.pattern import Subject, same_size, size_of
 
-Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of a value by their role.
+
+    Attributes:
+        tokens: the queries' positions.
+        batch: the documents.
+        heads: the heads of keys and values.
+        groups: the heads of queries that read the same head of keys and values.
+        wide: the channels of the values.
+        are_other_tokens: whether keys may be more or fewer than queries.
+    """
+
+    tokens: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    heads: tuple[Axis, ...]
+    groups: tuple[Axis, ...]
+    wide: tuple[Axis, ...]
+    are_other_tokens: bool
+
+    @property
+    def query_heads(self) -> tuple[Axis, ...]:
+        """The heads of the queries, in the order of the operators."""
+        return (*self.heads, *self.groups)
+
+    def attributes(self, channels: int) -> dict[str, int]:
+        """Return the attributes of an operator whose heads have so many channels of a key.
+
+        Its values may be of another width only if it has the number of their heads.
+        """
+        is_wide = bool(self.groups) or size_of(self.wide) != channels
+        of_keys = {"kv_num_heads": size_of(self.heads)} if is_wide else {}
+        return {"num_heads": size_of(self.query_heads), **of_keys}
 
 
 def roles_of(
@@ -22,7 +58,7 @@ def roles_of(
     channels: Collection[Axis],
     summed: tuple[Axis, ...],
 ) -> Roles | None:
-    """Return the axes of tokens, heads, batch and value channels, None if they do not fit.
+    """Return the roles of the axes, None if they do not fit.
 
     Args:
         subject: the value.
@@ -33,25 +69,42 @@ def roles_of(
         summed: the axes of the keys' positions.
     """
     axes = subject.axes
-    tokens = tuple(a for a in axes if a in free(query) and a not in free(value))
+    asking = tuple(a for a in axes if a in free(query) and a not in free(value))
     wide = tuple(a for a in axes if a in free(value) and a not in free(query))
-    shared = tuple(a for a in axes if a not in tokens and a not in wide)
+    shared = tuple(a for a in axes if a not in asking and a not in wide)
     fits = (
-        free(query) == {*tokens, *shared, *channels}
+        free(query) == {*asking, *shared, *channels}
         and free(key) == {*summed, *shared, *channels}
         and free(value) == {*summed, *shared, *wide}
-        and tokens
+        and asking
         and wide
         and all(a.is_fixed for a in (*wide, *channels))
     )
     if not fits:
         return None
-    if not same_size(tokens, summed):
-        raise NearMissFound("there are not as many keys as queries, as where heads share keys")
-    if size_of(wide) != size_of(channels):
-        raise NearMissFound("heads of keys and of values differ in width")
+    groups = _groups(subject, query, asking, summed)
+    tokens = tuple(axis for axis in asking if axis not in groups)
     batch, heads = heads_of(subject, shared)
-    return tokens, heads, batch, wide
+    return Roles(tokens, batch, heads, groups, wide, not same_size(tokens, summed))
+
+
+def _groups(
+    subject: Subject, query: Product, asking: tuple[Axis, ...], summed: tuple[Axis, ...]
+) -> tuple[Axis, ...]:
+    """Return the heads among the axes that only the query has; the others are its positions."""
+    for groups in _fixed_parts(asking):
+        if same_size([axis for axis in asking if axis not in groups], summed):
+            return groups
+    channels = channel_axes(query, subject.reader)
+    groups = tuple(axis for axis in asking if axis.is_fixed and axis in channels)
+    return groups if len(groups) < len(asking) else ()
+
+
+def _fixed_parts(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
+    """Yield the parts of axes that are fixed and not all, the smallest first."""
+    fixed = [axis for axis in axes if axis.is_fixed]
+    for count in range(len(axes)):
+        yield from itertools.combinations(fixed, count)
 
 
 def heads_of(

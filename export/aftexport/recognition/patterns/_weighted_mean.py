@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.terms import (
+    Atom,
     CausalMask,
     Count,
     Exp,
@@ -31,6 +32,7 @@ from aftexport.recognition.patterns.pattern import (
     aligned,
     by_dependence,
     check_maxima,
+    fixed_sum,
     holds_infinity,
     logits_of,
     refuse_changed_denominator,
@@ -60,6 +62,7 @@ class WeightedMean:
         channels: the axes that are packed into the last dim.
         causal: whether keys after the query's position are left out.
         scale: the number that multiplies the mean.
+        eps: the number that is added to the sum of the weights.
     """
 
     subject: Subject
@@ -73,6 +76,7 @@ class WeightedMean:
     channels: tuple[Axis, ...]
     causal: bool
     scale: float = 1.0
+    eps: float = 0.0
 
     def groups(self, positions: tuple[Axis, ...]) -> Dims:
         """Return the dims of ``[B, T, D]``."""
@@ -121,7 +125,7 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     if not has_values(numerator.body, {*summed}):
         return None  # a sum of weights without values
-    denominators = sums(formula.factors, -1.0)
+    denominators = _denominators(formula)
     if not denominators:
         refuse_changed_denominator(formula.factors)
         for inner in sums(numerator.body.factors, -1.0):
@@ -130,9 +134,9 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     if len(denominators) != 1:
         return None
-    alignment = aligned(denominators[0], numerator.body, summed)
+    alignment = aligned(denominators[0].total, numerator.body, summed)
     if alignment is None or alignment[1] != set(summed):
-        if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
+        if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0].total)):
             raise NearMissFound("the weights are normalized over another axis too")
         raise NearMissFound("numerator and denominator have different weights")
     weights = alignment[0]
@@ -144,8 +148,42 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     return _with_roles(subject, denominators[0], weights, value, summed)
 
 
+@dataclass(frozen=True)
+class _Denominator:
+    """A sum of weights and a number that is added to it, times a scale.
+
+    Attributes:
+        atom: the factor of the mean that divides.
+        total: the sum.
+        eps: the number.
+        scale: the scale.
+    """
+
+    atom: Atom
+    total: Sum
+    eps: float
+    scale: float
+
+
+def _denominators(formula: Product) -> list[_Denominator]:
+    """Return the factors of a formula that divide by a sum, or by a sum and a positive number."""
+    found: list[_Denominator] = []
+    for atom, power in formula.factors:
+        fixed = fixed_sum(as_product(atom)) if power == -1.0 else None
+        if fixed is None:
+            continue
+        total, eps, scale = fixed
+        if (eps > 0.0 and scale > 0.0) or isinstance(atom, Sum):
+            found.append(_Denominator(atom, total, eps, scale))
+    return found
+
+
 def _with_roles(
-    subject: Subject, denominator: Sum, weights: Product, value: Product, summed: tuple[Axis, ...]
+    subject: Subject,
+    denominator: _Denominator,
+    weights: Product,
+    value: Product,
+    summed: tuple[Axis, ...],
 ) -> WeightedMean | None:
     formula = subject.formula
     tokens = tuple(axis for axis in subject.axes if axis not in free(value))
@@ -169,11 +207,13 @@ def _with_roles(
         raise NearMissFound("the position bias depends on more than two positions")
     if not same_size(tokens, summed):
         raise NearMissFound("queries and keys are of different sequences")
-    check_maxima(subject, [denominator])
+    check_maxima(subject, [denominator.total])
     outer = tuple(
-        (atom, p) for atom, p in formula.factors if not (isinstance(atom, Sum) and p in (1.0, -1.0))
+        (atom, p)
+        for atom, p in formula.factors
+        if atom is not denominator.atom and not (isinstance(atom, Sum) and p == 1.0)
     )
-    scale = float(formula.coefficient * np.exp(formula.exponent))
+    scale = float(formula.coefficient * np.exp(formula.exponent)) / denominator.scale
     count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
     if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
         raise NearMissFound("the mean is divided by the number of tokens")
@@ -189,6 +229,7 @@ def _with_roles(
         channels,
         bool(causal_masks),
         scale,
+        denominator.eps,
     )
 
 

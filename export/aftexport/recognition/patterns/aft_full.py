@@ -47,7 +47,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
         "CausalAftFull" if causal else "AftFull",
         [gating[1], mean.spread_key_operand, mean.value_operand, operand],
         mean.groups(mean.tokens),
-        {"gate": gating[0], "precision": "fp32"},
+        {"gate": gating[0], "eps": mean.eps, "precision": "fp32"},
         outside=number(mean.scale),
     )
 

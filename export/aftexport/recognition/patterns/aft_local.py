@@ -22,16 +22,22 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
         return None
     causal = mean.causal or is_causal(bias)
     band = band_of(bias, causal=causal)
-    if band is None:
+    if band is None or (mean.eps and not _is_around(bias, band, causal=causal)):
         return None
     return Rewrite(
         "aft_local",
         "CausalAftLocal" if causal else "AftLocal",
         [gating[1], mean.spread_key_operand, mean.value_operand, band],
         mean.groups(mean.tokens),
-        {"gate": gating[0]},
+        {"gate": gating[0], "eps": mean.eps},
         outside=number(mean.scale),
     )
+
+
+def _is_around(bias: NDArray[np.float64], band: NDArray[np.float64], *, causal: bool) -> bool:
+    """Return whether the diagonals of a bias are those of its band, and so 0 is outside of it."""
+    middle = band.shape[1] - 1 if causal else band.shape[1] // 2
+    return bool(np.array_equal(np.diagonal(bias), band[:, middle]))
 
 
 def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] | None:

@@ -56,7 +56,7 @@ def match(subject: Subject) -> Rewrite | None:
     refuse_clamped(key)
     refuse_clamped(query)
     check_maxima(subject, normalizers)
-    check_tokens(subject, roles[0], summed, key, channels)
+    check_tokens(subject, roles.tokens, summed, key, channels)
     if any(isinstance(atom, Indicator) for atom, _ in query.factors):
         raise NearMissFound("channels of the query are left out of its softmax")
     order = tuple(a for a in flat(bound) if a in channels)
@@ -76,12 +76,11 @@ def _rewrite(
     Args:
         subject: the value.
         operands: the factors of query, key and value.
-        roles: the axes of tokens, heads, batch and value channels.
+        roles: the roles of the axes.
         bound: the axes of the keys' positions, and of the channels of query and key.
         scale: the number that multiplies the result.
     """
     query, key, value = operands
-    tokens, heads, batch, wide = roles
     summed, channels = bound
     query_logits, key_logits = logits_of(query), logits_of(key)
     return Rewrite(
@@ -90,19 +89,20 @@ def _rewrite(
         [
             Operand(
                 query_logits,
-                (batch, tokens, (*heads, *channels)),
+                (roles.batch, roles.tokens, (*roles.query_heads, *channels)),
                 floored=holds_infinity(query_logits, subject.probed),
             ),
             Operand(
                 key_logits,
-                (batch, summed, (*heads, *channels)),
+                (roles.batch, summed, (*roles.heads, *channels)),
                 Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
                 floored=holds_infinity(key_logits, subject.probed),
             ),
-            Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
+            Operand(Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))),
         ],
-        (batch, tokens, (*heads, *wide)),
-        {"num_heads": size_of(heads), "normalization": "softmax", "scale": scale},
+        (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
+        {**roles.attributes(size_of(channels)), "normalization": "softmax", "scale": scale},
+        has_key_lengths=roles.are_other_tokens,
     )
 
 

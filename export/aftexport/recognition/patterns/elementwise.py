@@ -86,7 +86,15 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-GATES: dict[str, Elementwise] = {"sigmoid": sigmoid, "tanh": np.tanh}
+GATES: dict[str, Elementwise] = {
+    "sigmoid": sigmoid,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0.0),
+}
+
+
+NO_GATE = "the factor of the mean is neither sigmoid, tanh nor relu of one tensor"
+"""The reason why the factor of a mean is not a gate."""
 
 
 def gate(subject: Subject, factors: Sequence[Factor]) -> tuple[str, Product] | None:

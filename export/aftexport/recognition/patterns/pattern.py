@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -49,6 +50,7 @@ class Operand:
         floored: whether it may hold -inf, which the lowest finite logit then replaces.
         beside: the first channels of the additional head.
         is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
+        joined: further formulas with their dims, whose channels follow in each head.
     """
 
     formula: Product
@@ -57,6 +59,7 @@ class Operand:
     floored: bool = False
     beside: Sequence[Product] = ()
     is_spread: bool = False
+    joined: Sequence[tuple[Product, Dims]] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Rewrite:
         outside: the product that multiplies the result of the operator.
         proven: the attributes to compare the original with, if they differ from the written ones.
         note: the reason and the effect of such a difference.
+        has_key_lengths: whether the last input is the number of keys of each document.
+        is_part: whether the operator is a part of a mechanism, and the rest stays in the graph.
     """
 
     mechanism: str
@@ -88,6 +93,8 @@ class Rewrite:
     outside: Product = ONE
     proven: Mapping[str, int | float | str] = field(default_factory=dict)
     note: str = ""
+    has_key_lengths: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,11 @@ def is_condition(atom: Atom) -> bool:
     constants = [term.coefficient for term in atom.terms if not term.factors]
     left_out = [term for term in atom.terms if term.factors and term.coefficient == -1.0]
     return constants == [1.0] and len(left_out) == 1 and are_conditions(left_out[0])
+
+
+def is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
+    """Return whether a tensor of the graph holds an atom."""
+    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
 
 
 def are_conditions(product: Product) -> bool:

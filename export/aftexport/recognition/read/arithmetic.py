@@ -10,8 +10,8 @@ import onnx_ir as ir
 from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import add, free, multiply, negation
 from aftexport.recognition.formula.axes import Dims
-from aftexport.recognition.formula.terms import Function, Product, as_product
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.formula.terms import Count, Function, Product, as_product
+from aftexport.recognition.read.reader import Formula, Reader
 
 
 def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -41,16 +41,29 @@ def _reciprocal(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return algebra.power(reader.arguments(node, dims)[0], -1.0)
 
 
+def _is_size(product: Product) -> bool:
+    """Return whether a formula is a product of sizes and a number, and so has any power."""
+    return all(isinstance(atom, Count) for atom, _ in product.factors)
+
+
 def _sqrt(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     (argument,) = reader.arguments(node, dims)
-    if argument.factors:
+    if not _is_size(argument):
         return as_product(Function("Sqrt", (argument,), node.outputs[0], dims))
     return algebra.power(argument, 0.5)
 
 
+def power_of_size(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
+    """Read a power or a root of a size, and no other."""
+    if reader.probed.size(reader.input(node, 0)) is None:
+        return None
+    return FORMULAS[node.op_type](reader, node, dims)
+
+
 def _pow(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     base, exponent = reader.arguments(node, dims)
-    if exponent.factors or exponent.coefficient not in (-2.0, -1.0, 1.0, 2.0):
+    whole = exponent.coefficient in (-2.0, -1.0, 1.0, 2.0)
+    if exponent.factors or not (whole or (base.factors and _is_size(base))):
         return as_product(Function("Pow", (base, exponent), node.outputs[0], dims))
     return algebra.power(base, exponent.coefficient)
 
@@ -98,7 +111,7 @@ def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return as_product(Function("Where", (condition, first, second), node.outputs[0], dims))
 
 
-FORMULAS = {
+FORMULAS: dict[str, Formula] = {
     "Add": _add,
     "And": _and,
     "Cast": _cast,

@@ -18,3 +18,12 @@ FORMULAS: Mapping[str, Formula] = {
     **parts.FORMULAS,
     **windows.FORMULAS,
 }
+_OF_FEATURES = (
+    "Conv", "Exp", "Gather", "GatherND", "LogSoftmax", "ReduceLogSumExp", "ReduceMax", "Softmax",
+)  # fmt: skip
+PRODUCT_FORMULAS: Mapping[str, Formula] = {
+    name: formula for name, formula in FORMULAS.items() if name not in _OF_FEATURES
+} | dict.fromkeys(("Pow", "Sqrt"), arithmetic.power_of_size)
+"""The formulas with which features are leaves: only products and sums of them are read."""
+PRODUCT_FUNCTIONS = ("Clip", "Max")
+"""The elementwise operators that may limit a denominator."""

@@ -6,7 +6,7 @@ product of tensors becomes a sum over the contracted axis, and a softmax becomes
 at which reading ends become leaves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.algebra import add
 from aftexport.recognition.formula.axes import Axis, Dims, Part, fresh
 from aftexport.recognition.formula.terms import (
+    Count,
     Exp,
     Function,
     Indicator,
@@ -62,7 +63,11 @@ class Reader:
     """
 
     def __init__(
-        self, probed: ProbedGraph, formulas: "Mapping[str, Formula]", nodes: Iterable[ir.Node] = ()
+        self,
+        probed: ProbedGraph,
+        formulas: "Mapping[str, Formula]",
+        nodes: Iterable[ir.Node] = (),
+        functions: Collection[str] = ELEMENTWISE,
     ) -> None:
         """Make a reader that has read nothing.
 
@@ -70,9 +75,10 @@ class Reader:
             probed: the probed values of the graph.
             formulas: the formula of each standard operator, by its ONNX name.
             nodes: the nodes of the graph in its order; values of others are leaves.
+            functions: the elementwise operators that are read; values of others are leaves.
         """
         self.probed = probed
-        self._formulas = formulas
+        self._formulas, self._functions = formulas, functions
         self.maxima: list[Max] = []
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
@@ -90,7 +96,7 @@ class Reader:
 
     def blank_copy(self) -> "Reader":
         """Return a reader that has read nothing, and shares the knowledge of the graph."""
-        reader = Reader(self.probed, self._formulas)
+        reader = Reader(self.probed, self._formulas, functions=self._functions)
         reader._of_weights, reader._positions = self._of_weights, self._positions
         reader._shapes, reader._linear = self._shapes, self._linear
         return reader
@@ -141,6 +147,8 @@ class Reader:
         node = value.producer()
         if array is not None:
             return self.leaf(value, dims)
+        if (sizes := self.probed.size(value)) is not None:
+            return as_product(Count(Axis(sizes), value))
         if self._within is None:
             self._within = self._horizon(value, through_linear=through_linear)
         if node is None or node.domain not in ("", "ai.onnx") or value not in self._within:
@@ -157,7 +165,7 @@ class Reader:
         if formula is not None and value is node.outputs[0]:
             product = formula(self, node, dims)
             return product if product is not None else self._end(value, dims)
-        if node.op_type in ELEMENTWISE:
+        if node.op_type in self._functions:
             return as_product(Function(_named(node), self.arguments(node, dims), value, dims))
         return self._end(value, dims)
 
@@ -165,7 +173,7 @@ class Reader:
         def above(of: ir.Value, level: int) -> list[tuple[ir.Value, int]]:
             node = of.producer()
             known = node is not None and (
-                node.op_type in self._formulas or node.op_type in ELEMENTWISE
+                node.op_type in self._formulas or node.op_type in self._functions
             )
             if node is None or not known:
                 return []
