@@ -1,9 +1,18 @@
-"""Functions that resemble a mechanism but compute something else: none may be rewritten."""
+"""Functions that resemble a mechanism but compute something else: none may be rewritten as it.
+
+The product of features and values in some of them may be rewritten; all else stays.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from . import look_alikes_aft_conv, look_alikes_forms, look_alikes_masks, look_alikes_parts
+from . import (
+    look_alikes_aft_conv,
+    look_alikes_forms,
+    look_alikes_masks,
+    look_alikes_parts,
+    look_alikes_products,
+)
 from .layer import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
 
 # Wrong axes
@@ -108,21 +117,9 @@ def simple_clamped_denominator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True).clamp(min=1e-12)
 
 
-def full_with_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    e = bias(w, q.shape[1]).exp()
-    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-6)
-
-
 def full_clamped_bias(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     e = torch.exp((k[:, None] + bias(w, q.shape[1])[..., None]).clamp(max=30.0))
     return q.sigmoid() * (e * v[:, None]).sum(2) / e.sum(2)
-
-
-def linear_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    q, k = elu_features(q), elu_features(k)
-    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
-    return merged(q @ (k.transpose(2, 3) @ v) / den.clamp(min=1e-6))
 
 
 # Other weights, other pooling
@@ -160,42 +157,10 @@ def pooling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return v + (k.softmax(1) * v).sum(1, keepdim=True)
 
 
-def linear_unequal_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    q, k = elu_features(q), k.relu()
-    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
-
-
-def linear_unnormalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    return merged(elu_features(q) @ (elu_features(k).transpose(2, 3) @ v))
-
-
-def linear_squared_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q.relu() ** 2, k.relu() ** 2, v))
-    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-3
-    return merged(q @ (k.transpose(2, 3) @ v) / den)
-
-
 def linear_normalized_by_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
     return merged(q @ (k.transpose(2, 3) @ v) / (q * k.amax(2, keepdim=True)).sum(-1, keepdim=True))
-
-
-def linear_keys_of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = heads(q), heads(k)[:, :1], heads(v)[:, :1]
-    q, k = elu_features(q), elu_features(k)
-    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
-
-
-def linear_weighed_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Features times any number, not a mask: no key has such features."""
-    by = v[..., :1].abs()[:, None]
-    q, k, v = map(heads, (q, k, v))
-    q, k = elu_features(q), elu_features(k) * by
-    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
-    return merged(q @ (k.transpose(2, 3) @ v) / den)
 
 
 # What only a long document shows
@@ -269,14 +234,12 @@ def layers() -> dict[str, nn.Module]:
         efficient_over_all_channels, efficient_over_heads, dot_product, dot_product_gated,
         simple_maximum_over_the_batch, simple_maximum_over_everything,
         simple_maximum_over_channels, simple_clamped_keys, simple_clamped_weights,
-        simple_clamped_denominator, linear_clamped, simple_mean_of_values,
+        simple_clamped_denominator, simple_mean_of_values,
         simple_greatest_value, simple_relu_weights, simple_gate_of_softplus, pooling,
-        linear_unequal_features, linear_unnormalized, linear_squared_relu,
-        linear_normalized_by_maximum, linear_keys_of_one_head,
-        linear_weighed_keys,
+        linear_normalized_by_maximum,
     ]  # fmt: skip
     biased = [
-        full_over_queries, full_maximum_over_queries, full_maximum_over_the_batch, full_with_eps,
+        full_over_queries, full_maximum_over_queries, full_maximum_over_the_batch,
         full_clamped_bias, full_other_keys_below, full_bias_of_channels,
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
@@ -284,6 +247,7 @@ def layers() -> dict[str, nn.Module]:
     found |= look_alikes_masks.layers(w)
     found |= look_alikes_parts.layers()
     found |= look_alikes_forms.layers()
+    found |= look_alikes_products.layers()
     found |= look_alikes_aft_conv.layers(0.5 * w[:HEADS, :5])
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()

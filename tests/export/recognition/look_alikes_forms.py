@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .layer import DIM, HEADS, Layer, bias, elu_features, heads, matrix, merged
+from .layer import DIM, HEADS, Layer, elu_features, heads, merged
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, above: Tensor, below: Tensor) -> Tensor:
@@ -27,11 +27,6 @@ def linear_rows_masked_below_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def linear_rows_masked_by_others(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _linear(q, k, v, (v[..., :1] > -1.0).float(), (q[..., :1] > -1.0).float())
-
-
-def linear_rows_halved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    by = torch.where(q[..., :1] > -1.0, 1.0, 0.5)
-    return _linear(q, k, v, by, by)
 
 
 def linear_scaled_below_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -74,11 +69,6 @@ def dot_product_of_one_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * ((k @ q[..., :1].transpose(1, 2)).softmax(-1) @ v)
 
 
-def full_one_key_and_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    e = bias(w, q.shape[1]).exp()
-    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-3)
-
-
 def efficient_query_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (0.5 * q, k, v))
     return merged(q @ (k.softmax(-2).transpose(-1, -2) @ v))
@@ -87,10 +77,6 @@ def efficient_query_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def efficient_keys_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     return merged(q.softmax(-1) @ (k.transpose(-1, -2) @ v))
-
-
-def sum_of_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return q @ (k.transpose(1, 2) @ v) / q.shape[1]
 
 
 def positions_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,10 +112,10 @@ class FastformerWeighed(nn.Module):
 def layers() -> dict[str, nn.Module]:
     """Return the layers by name."""
     plain = [
-        linear_rows_masked_below_alone, linear_rows_masked_by_others, linear_rows_halved,
+        linear_rows_masked_below_alone, linear_rows_masked_by_others,
         linear_scaled_below_alone, simple_rows_filled_with_one, simple_numbers_added,
         simple_causal_above_alone, simple_not_normalized, efficient_query_not_normalized,
-        efficient_keys_not_normalized, sum_of_products, positions_alone, mean_of_tokens,
+        efficient_keys_not_normalized, positions_alone, mean_of_tokens,
     ]  # fmt: skip
     of_one_key = [
         simple_one_key_of_channels, simple_one_key_by_softplus, pooling_of_one_key,
@@ -137,7 +123,6 @@ def layers() -> dict[str, nn.Module]:
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
     found |= {f.__name__: Layer(f, keys=1) for f in of_one_key}
-    found["full_one_key_and_eps"] = Layer(full_one_key_and_eps, matrix(1), keys=1)
     found["fastformer_weights_multiplied"] = FastformerWeighed(lambda x, by: x.exp() * by.abs())
     found["fastformer_filled_with_ten"] = FastformerWeighed(
         lambda x, by: x.masked_fill(by < -1.0, -10.0).exp()

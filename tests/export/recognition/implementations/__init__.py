@@ -8,11 +8,15 @@ from . import (
     aft_full,
     aft_local,
     aft_simple,
+    cross_attention,
     efficient_attention,
     fastformer,
+    feature_maps,
+    feature_products,
     linear_attention,
     no_ops,
     outside_factors,
+    separable,
     shared_keys,
 )
 
@@ -23,7 +27,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     found: dict[str, tuple[str, nn.Module]] = {}
     for mechanism in (
         aft_full, aft_local, aft_simple, aft_conv, efficient_attention, linear_attention,
-        fastformer, no_ops, outside_factors, shared_keys,
+        fastformer, no_ops, outside_factors, shared_keys, feature_maps, feature_products,
+        cross_attention, separable,
     ):  # fmt: skip
         found |= mechanism.layers()
     return found
