@@ -56,13 +56,6 @@ def linear_masked_below_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / den)
 
 
-def linear_masked_but_not_by_0(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    left_out = (v[..., :1] < -1.0)[:, None]
-    q, k, v = map(heads, (q, k, v))
-    q, k = elu_features(q), elu_features(k).masked_fill(left_out, 0.1)
-    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
-
-
 def linear_other_mask_below(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     first, second = ((v[..., i : i + 1] < -1.0)[:, None] for i in (0, 1))
     q, k, v = map(heads, (q, k, v))
@@ -110,7 +103,7 @@ def layers(w: Tensor) -> dict[str, nn.Module]:
     plain = [
         linear_of_keys_before, linear_of_keys_up_to_the_next, linear_of_keys_from_here,
         linear_of_keys_after, linear_of_positions_before, linear_causal_above_alone,
-        linear_masked_below_alone, linear_masked_but_not_by_0, linear_other_mask_below,
+        linear_masked_below_alone, linear_other_mask_below,
         linear_opposite_mask_below, simple_masked_below_alone, efficient_channels_left_out,
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}

@@ -1,7 +1,5 @@
 """Changes of linear attention with any features: its keys, its normalizer, its axes."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -69,12 +67,6 @@ def products_eps_above(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def products_eps_subtracted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k = _relu_features(q, k)
     return merged(q @ (k.transpose(2, 3) @ heads(v)) / (_total(q, k) - 0.5))
-
-
-def products_normalized_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k = _relu_features(q, k)
-    total = _total(q, k) + 1e-6
-    return merged(q @ (k.transpose(2, 3) @ heads(v)) / total / total)
 
 
 def products_root_of_total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -178,7 +170,7 @@ def cross_causal(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, counts: Tensor) 
 
 def cross_dot_product(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
-    return merged((q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])).softmax(-1) @ v)
+    return merged((q @ k.transpose(2, 3) / 2.0).softmax(-1) @ v)
 
 
 def layers() -> dict[str, nn.Module]:
@@ -187,7 +179,7 @@ def layers() -> dict[str, nn.Module]:
         products_of_queries_below, products_of_other_features_below, products_clamped_above,
         products_clamped_on_both_sides, products_magnitude_clamped, products_clamped_and_eps,
         products_clamped_to_zero, products_eps_of_keys, products_eps_above,
-        products_eps_subtracted, products_normalized_twice, products_root_of_total,
+        products_eps_subtracted, products_root_of_total,
         products_sines_swapped_below,
         products_of_different_values, products_of_cosines_below, products_keys_over_channels,
         products_of_other_heads, simple_eps_after_the_maximum, simple_eps_subtracted,

@@ -171,11 +171,14 @@ def _linear_attention(
     queries = _features(_heads(query, num_heads), feature_map)
     keys = np.where(valid, _features(_heads(key, groups), feature_map), 0)
     keys, values = (_repeated(x, num_heads) for x in (keys, _heads(value, groups)))
-    similarity = np.einsum("bthc,buhc->bhtu", queries, keys)
     if causal:
-        similarity = np.tril(similarity)
-    sums = np.einsum("bhtu,buhe->bthe", similarity, values)
-    total = similarity.sum(3).transpose(0, 2, 1)[..., None]
+        similarity = np.tril(np.einsum("bthc,buhc->bhtu", queries, keys))
+        sums = np.einsum("bhtu,buhe->bthe", similarity, values)
+        total = similarity.sum(3).transpose(0, 2, 1)[..., None]
+    else:
+        # Images may have thousands of tokens, whose similarities do not fit into memory.
+        sums = np.einsum("bthc,bhce->bthe", queries, np.einsum("buhc,buhe->bhce", keys, values))
+        total = np.einsum("bthc,bhc->bth", queries, keys.sum(1))[..., None]
     divisors = {"add": total + eps, "clamp": np.maximum(total, eps), "none": np.ones_like(total)}
     mean: Array = sums / divisors[normalizer]
     return mean.reshape(*query.shape[:2], -1)

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from ..layer import HEADS, Attend, Layer, elu_features, heads, merged
 from .feature_maps import WIDTH, angles, split
 
+_LEAST = torch.tensor(1e-6)
+_TURNS = torch.tensor([4.0, 1.0])
+
 
 def linear_clamped_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = split(q.relu()), split(k.relu()), split(v)
@@ -22,7 +25,7 @@ def linear_clamped_matmul(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
     below = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
-    return merged(q @ (k.transpose(2, 3) @ v) / torch.maximum(below, torch.tensor(1e-6)))
+    return merged(q @ (k.transpose(2, 3) @ v) / torch.maximum(below, _LEAST))
 
 
 def linear_unnormalized_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -111,7 +114,7 @@ def linear_values_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _rotated(x: Tensor) -> Tensor:
     """Pairs of channels turned by an angle of the position."""
-    angle = angles(x.shape[2])[:, None] * torch.tensor([4.0, 1.0])
+    angle = angles(x.shape[2])[:, None] * _TURNS
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = (first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos())
     return torch.stack(pairs, -1).flatten(-2)
