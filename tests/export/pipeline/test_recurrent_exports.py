@@ -13,7 +13,7 @@ import transformers_folders as folders
 from commands import run_here
 from torch import nn
 
-from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.pipeline.export import export
@@ -76,8 +76,8 @@ def check_chunks(bundle: Bundle, vocabulary: int) -> None:
     ids = np.random.default_rng(0).integers(1, vocabulary, (1, 300))
     inputs = {"input_ids": ids, "lengths": np.array([300])}
     whole = OnnxRuntimeEngine(bundle.model_path, threads=1).run(inputs)["logits"]
-    chunked = ChunkedModel(bundle.chunked_path, plan, threads=1, chunk_tokens=37)
-    np.testing.assert_allclose(chunked.run(ids)["logits"], whole, atol=1e-5, rtol=1e-5)
+    chunked = ChunkedModel(bundle.path / CHUNKED, plan, threads=1, chunk_tokens=37)
+    np.testing.assert_allclose(chunked.run(ids[0])["logits"], whole, atol=1e-5, rtol=1e-5)
 
 
 def test_folder_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
