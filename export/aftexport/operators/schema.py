@@ -124,10 +124,14 @@ class OnnxOperator:
         chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings}
         if self.optional:
             chosen["present"] = frozenset(present).intersection(self.optional)
+        inputs = list(self.inputs)
+        # TensorRT's parser expects as many inputs of a function as its nodes have.
+        while inputs[-1] in self.optional and inputs[-1] not in present:
+            inputs.pop()
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
             f"{self.op_type} <{attributes}> "
-            f"({', '.join(self.inputs)}) => ({', '.join(self.outputs)})\n"
+            f"({', '.join(inputs)}) => ({', '.join(self.outputs)})\n"
             f"{{{self.body(**chosen)}}}"
         )
         return onnx.parser.parse_function(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
@@ -139,7 +140,13 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
     """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
-    graph = onnx.load(model, load_external_data=False)
+    try:
+        graph = onnx.load(model, load_external_data=False)
+    except DecodeError as error:
+        raise EngineError(
+            f"{trt.title} cannot parse {model.name}: it is not an ONNX file ({error}).",
+            "Export the model again.",
+        ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
     is_renamed = rename_untaken(graph, "tensorrt")
     inlined = inline_partial_calls(graph)
