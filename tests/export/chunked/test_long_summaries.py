@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .test_summaries import DIM, HEADS, SETTINGS, SUMMARIZERS
+from .test_summaries import DIM, HEADS, SETTINGS, SUMMARIZERS, WITH_HEADS
 
 TOKENS = 1_048_576
 
@@ -11,7 +11,7 @@ TOKENS = 1_048_576
 @pytest.mark.parametrize("name", SETTINGS)
 def test_million_equal_tokens_have_exact_summary(name: str) -> None:
     random = np.random.default_rng(0)
-    width = HEADS if name == "AftConv" else DIM
+    width = HEADS if name in WITH_HEADS else DIM
     key = np.abs(random.normal(size=(1, 1, width))).astype(np.float32)
     value = random.normal(size=(1, 1, DIM)).astype(np.float32)
     one = SUMMARIZERS[name].run({"key": key, "value": value})
@@ -23,8 +23,8 @@ def test_million_equal_tokens_have_exact_summary(name: str) -> None:
     assert np.array_equal(np.isfinite(few["few_keys"]), counted)
     found, before = (f["few_keys"][counted].astype(np.float64) for f in (few, one))
     if name.startswith("NormalizedLinearAttention"):
-        # An inverse of the sum of features: elu's is the sum less one, relu's the sum.
-        plus = 0 if name.endswith("relu") else 1
+        # An inverse of the sum of features: elu's is the sum less one, that of others the sum.
+        plus = 1 if SETTINGS[name]["feature_map"] == "elu" else 0
         counts = (found + plus) / (before + plus)
     else:
         counts = np.exp(found - before)
