@@ -226,6 +226,15 @@ def test_no_tokens_keep_the_state() -> None:
     np.testing.assert_array_equal(state, inputs["past_state"])
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_no_documents_give_empty_results(rule: str) -> None:
+    form = Form(rule)
+    empty = {n: x[:0] for n, x in typed(draw(form, 9, (9, 4)), "float32").items()}
+    output, state = run_torch(ATTENTION, empty, form.attributes)
+    assert output.shape == (0, 9, 20)
+    assert state.shape == empty["past_state"].shape
+
+
 @pytest.mark.parametrize("run", ["torch", "body"])
 def test_many_equal_tokens_keep_digits(run: str) -> None:
     """A sum over 262,144 tokens; chunk after chunk in float32, it would be off by 1e-4."""
