@@ -50,7 +50,9 @@ def causal_attention_in_blocks(
         body=_body(element),
         _num_outputs=3,
     )
-    shape = op.Concat(before, op.Mul(blocks, size), op.Shape(value, start=-1), axis=0)
+    # The keys may have more documents or heads than the queries.
+    lead = op.Shape(attended, end=-3)
+    shape = op.Concat(lead, op.Mul(blocks, size), op.Shape(value, start=-1), axis=0)
     return op.Slice(op.Reshape(attended, shape, allowzero=1), _ints(0), tokens, _ints(-2))
 
 

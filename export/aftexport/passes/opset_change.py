@@ -12,7 +12,7 @@ from aftexport.errors import UsageError
 
 NEWEST_OPSET = 26
 """The newest opset that ONNX Runtime 1.31 loads."""
-_CHANGED = frozenset(("GroupNormalization",))
+_CHANGED = frozenset(("DFT", "GridSample", "GroupNormalization"))
 """Operators that compute something else in a later opset, under the same attributes and inputs."""
 
 

@@ -408,7 +408,7 @@ def _acts_on_each_token(step: _Step) -> bool:
     is_known = axis == -1 or rank == 4 or len(step.dims.get(node.output[0], ())) == 3
     is_of_channels = is_behind_tokens and is_known
     shared = [
-        _shape_of(step, name) for name in node.input if name and not _is_of_tokens(step, name)
+        _shape_of(step, name, rank) for name in node.input if name and not _is_of_tokens(step, name)
     ]
     if node.op_type in _ELEMENTWISE:
         # A constant with an axis of tokens fits only one length.
@@ -447,13 +447,13 @@ def _has_no_tokens(shape: Sequence[str | int], rank: int = 3) -> bool:
     return len(shape) < rank - 1 or shape[1 - rank] == 1
 
 
-def _shape_of(step: _Step, name: str) -> Sequence[str | int]:
-    """Return the axes of a constant or a document's value; two of unknown size if unknown."""
+def _shape_of(step: _Step, name: str, rank: int) -> Sequence[str | int]:
+    """Return the axes of a constant or a document's value; those behind ``B`` are 0 if unknown."""
     if name in step.constants:
         return step.constants[name].shape
     shape = step.dims.get(name) if step.kinds[name] in _OF_DOCUMENT else None
     # Numbers for each document are added to its tokens only with an axis for the tokens.
-    return shape if shape is not None and len(shape) == 3 else (0, 0)
+    return shape if shape is not None and len(shape) == rank else (0,) * (rank - 1)
 
 
 def _refused(node: onnx.NodeProto, reason: str) -> NotChunkable:

@@ -144,6 +144,16 @@ class NormedHeads(Positions):
         return (x / x.square().sum(-1, keepdim=True).sqrt()).flatten(2)
 
 
+class RepeatedMean(Positions):
+    """Adds the sum of the document to each head, once more for each token."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        heads = x.reshape(*input_ids.shape, 2, 4)
+        pooled = x.sum(1).reshape(-1, 1, 2, 4).expand(-1, input_ids.shape[1], -1, -1)
+        return self.head((heads + pooled.cumsum(1)).flatten(2).sum(1))
+
+
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
@@ -151,8 +161,9 @@ class NormedHeads(Positions):
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
         (HeadsOverTokens, "ReduceSum .* is not known to act on each token alone"),
-        (HeadsByPosition, "Mul .* scales tokens by the document's length"),
+        (HeadsByPosition, "uses the positions of tokens"),
         (Centered, "attends to tokens that depend on the pooled document"),
+        (RepeatedMean, "brings the pooled document back to its tokens"),
         (MaskedPositions, "uses the positions of tokens"),
         (MaskedShare, "scales tokens by the document's length"),
         (FirstThousands, "uses the positions of tokens"),

@@ -169,6 +169,16 @@ def test_dilated_filter_gets_zeros(tmp_path: Path) -> None:
     assert_same(model, changed)
 
 
+def test_long_dilated_filter_stays(tmp_path: Path) -> None:
+    """With zeros between its taps, the filter would have four million numbers for each channel."""
+    model = causal_conv(MICROSOFT, dilation=2**21)
+    del model.graph.output[1]
+    model.graph.node[0].output[1] = ""
+    changed, recognition = fused(model, tmp_path)
+    assert "CausalConvWithState" in operators(changed)
+    assert not recognition.translated
+
+
 @domains
 def test_transposes_that_cancel_are_removed(domain: str, tmp_path: Path) -> None:
     """A model with the channels last turns them around the convolution; ours needs neither."""

@@ -71,6 +71,16 @@ def test_padding_changes_nothing(
     assert_same(model, found, tokens=1)
 
 
+def test_lengths_out_of_range_are_bounded(tmp_path: Path) -> None:
+    model = causal_conv(DOMAIN, has_state=True)
+    found, _ = written(model, tmp_path)
+    inputs = inputs_of(model, 7)
+    inputs["lengths"] = np.resize(np.array([-3, 16]), len(inputs["lengths"]))
+    results = run(found, inputs)
+    for name, expected in run(model, inputs).items():
+        np.testing.assert_allclose(results[name], expected, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("rule", ["linear", "gated_delta"])
 def test_padding_may_be_nan(rule: str, tmp_path: Path) -> None:
     model = linear_attention(DOMAIN, rule=rule, lengths=True)

@@ -61,7 +61,7 @@ def _split(tokens: Recurrence) -> Recurrence:
 
     def split(x: Tensor) -> Tensor:
         padded = pad(x, (*(0, 0) * (x.dim() - 2), 0, -count % size))
-        return padded.reshape(len(x), -1, size, *x.shape[2:]).movedim(3, 1)
+        return padded.reshape(len(x), padded.shape[1] // size, size, *x.shape[2:]).movedim(3, 1)
 
     return tokens.mapped(split)
 

@@ -146,10 +146,11 @@ def compute(
     """Compute ``reference`` in chunks of tokens.
 
     A decay above 0 may overflow where the definition does not, for example beside a state of 0. The
-    chunks are then computed again in float64, and at last token by token. NaN in the inputs stays.
+    chunks are then computed again in float64, and at last token by token. NaN in an input stays.
     """
     output, state = _run(chunk_by_chunk, query, key, value, *others, **attributes)
-    if _are_finite(output, state) or not _are_finite(query, key, value):
+    has_nan = any(x is not None and bool(x.isnan().any()) for x in others)
+    if _are_finite(output, state) or has_nan or not _are_finite(query, key, value):
         return output, state
     wide = [x.double() if x is not None and x.is_floating_point() else x for x in others]
     for recurrence in (chunk_by_chunk, token_by_token):

@@ -68,7 +68,7 @@ def register_pair(
         return _register(
             OPERATORS[name],
             check=partial(check, name, causal),
-            compute=_without_empty(partial(compute, causal=causal)),
+            compute=_without_empty(partial(compute, causal=causal), shapes),
             reference=partial(reference, causal=causal),
             shapes=shapes,
         )
@@ -114,11 +114,18 @@ def _register(
     )
 
 
-def _without_empty(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def computed(query: Tensor, *others: Tensor | None, **attributes: Any) -> Tensor:
-        if not query.numel():  # an empty tensor has no maximum
-            return query.clone(memory_format=torch.contiguous_format)
-        return compute(query, *others, **attributes)
+def _without_empty(
+    compute: Callable[..., Tensor], shapes: Callable[..., _Shapes]
+) -> Callable[..., Tensor]:
+    """Return ``compute`` with zeros for empty inputs: an empty tensor has no maximum."""
+
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, **attributes: Any
+    ) -> Tensor:
+        if query.numel() and key.numel() and value.numel():
+            return compute(query, key, value, *others, **attributes)
+        (shape,) = shapes(query, key, value, *others, **attributes)
+        return query.new_zeros(shape)
 
     return computed
 
@@ -196,15 +203,7 @@ class _TorchOp:
         outputs = (results,) if isinstance(results, Tensor) else results
         pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
         leaves = [t for t in tensors if _is_float(t)]
-        found = iter(
-            torch.autograd.grad(
-                [o for o, _ in pairs],
-                leaves,
-                [g for _, g in pairs],
-                allow_unused=True,
-                create_graph=again,
-            )
-        )
+        found = iter(_gradients(pairs, leaves, again))
         of_inputs = [next(found) if _is_float(t) else None for t in tensors]
         of_attributes = [None for _ in self._operator.attributes]
         return (*of_inputs[: self._count], *of_attributes, *of_inputs[self._count :])
@@ -247,6 +246,22 @@ def _parameter(attribute: Attribute) -> str:
 
 def _is_float(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return tensor is not None and tensor.is_floating_point()
+
+
+def _gradients(
+    pairs: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor], again: bool
+) -> Sequence[Tensor | None]:
+    """Return the gradient of each leaf; None if no output depends on it.
+
+    Args:
+        pairs: the outputs that depend on leaves, with their gradients.
+        leaves: the inputs.
+        again: whether the gradients have gradients.
+    """
+    if not pairs:  # the inputs are empty
+        return [None for _ in leaves]
+    outputs, gradients = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, leaves, gradients, allow_unused=True, create_graph=again)
 
 
 def _leaf(tensor: Tensor, again: bool) -> Tensor:

@@ -21,6 +21,8 @@ from aftexport.passes.standard_recurrence.node_values import (
 OPERATOR = CAUSAL_DEPTHWISE_CONV.op_type
 _ACTIVATIONS = {"none": "none", "silu": "silu", "swish": "silu"}
 _EXTENSIONS = {"channels_last": 0, "dilation": 1, "ndim": 1, "state_window": 0}
+_MAX_FILTER_NUMBERS = 2**24
+"""The maximum numbers of a filter with zeros between its taps, 64 MiB in float32."""
 
 
 def check_causal_conv(node: ir.Node) -> None:
@@ -130,7 +132,13 @@ class _Reading:
                 raise NotTranslatable("it is dilated, and its filter is not constant")
             return new.add("Squeeze", weight, new.constant([1]))
         numbers = weight.const_value.numpy()[:, 0]
-        dilated = np.zeros((shape[0], (shape[2] - 1) * self._dilation + 1), numbers.dtype)
+        span = (shape[2] - 1) * self._dilation + 1
+        if self._dilation > 1 and shape[0] * span > _MAX_FILTER_NUMBERS:
+            raise NotTranslatable(
+                f"its dilated filter has {shape[0]} x {span} numbers, "
+                f"more than {_MAX_FILTER_NUMBERS}"
+            )
+        dilated = np.zeros((shape[0], span), numbers.dtype)
         dilated[:, :: self._dilation] = numbers
         return new.constant(dilated)
 

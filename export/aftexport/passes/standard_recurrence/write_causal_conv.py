@@ -67,6 +67,7 @@ def _state(
     # The inputs begin with K - 1 tokens of the past, so the state begins at the length itself.
     start, step = (new.constant(np.array(number)) for number in (0, 1))
     numbers = new.add("Range", start, new.add("Squeeze", count), step)
-    places = new.add("Add", new.add("Unsqueeze", lengths, one), numbers)
+    inside = new.add("Max", new.add("Min", lengths, new.add("Shape", x, start=1, end=2)), start)
+    places = new.add("Add", new.add("Unsqueeze", inside, one), numbers)
     column = new.add("Unsqueeze", places, new.constant([2]))
     return new.add("GatherElements", inputs, new.add("Expand", column, shape), axis=1)

@@ -166,6 +166,18 @@ def test_growth_beside_zero_state_stays_finite() -> None:
     assert error(run_torch(ATTENTION, inputs, form.attributes), expected) < FP32
 
 
+@pytest.mark.parametrize("name", ["key", "past_state", "decay", "beta"])
+def test_nan_is_not_computed_by_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No precision helps against NaN, and long documents by token take minutes."""
+    package = "aftexport.operators.torch_ops.recurrent_linear_attention"
+    monkeypatch.setattr(f"{package}.token_by_token", None)
+    form = Form()
+    inputs = typed(draw(form, 20, (20,)), "float32")
+    inputs[name].flat[0] = np.nan
+    output, _ = run_torch(ATTENTION, inputs, form.attributes)
+    assert np.isnan(output).any()
+
+
 def part(inputs: Arrays, start: int, end: int, state: np.ndarray) -> Arrays:
     """Return the tokens from ``start`` to ``end`` with a past state."""
     cut = {n: x[:, start:end] for n, x in inputs.items() if x.ndim == 3}
@@ -224,6 +236,15 @@ def test_no_tokens_keep_the_state() -> None:
     output, state = run_torch(ATTENTION, empty, form.attributes)
     assert output.shape == (2, 0, 20)
     np.testing.assert_array_equal(state, inputs["past_state"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_documents_give_empty_results(rule: str) -> None:
+    form = Form(rule)
+    empty = {n: x[:0] for n, x in typed(draw(form, 9, (9, 4)), "float32").items()}
+    output, state = run_torch(ATTENTION, empty, form.attributes)
+    assert output.shape == (0, 9, 20)
+    assert state.shape == empty["past_state"].shape
 
 
 @pytest.mark.parametrize("run", ["torch", "body"])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from aftexport.operators.torch_ops import OPERATORS
+
 from .cases import (
     BOUND,
     FEW,
@@ -72,6 +74,22 @@ def test_empty_batch_gives_empty_result(variant: Variant, batch: int, tokens: in
     result = variant.operator.torch_op(*leaves, lengths[:batch], *variant.attributes(2).values())
     assert result.shape == leaves[0].shape
     result.sum().backward()  # as the loss of a batch of which nothing is left
+    assert all(x.grad is None or not x.grad.any() for x in leaves)
+
+
+@pytest.mark.parametrize(("tokens", "keys", "width"), [(0, 0, 6), (0, 4, 6), (3, 0, 6), (3, 4, 0)])
+@pytest.mark.parametrize("name", ["NormalizedLinearAttention", "EfficientAttention"])
+def test_empty_keys_give_zeros(name: str, tokens: int, keys: int, width: int) -> None:
+    """The keys have lengths of their own, and the values another width than the keys."""
+    operator = OPERATORS[name]
+    sizes = (tokens, 16), (keys, 8), (keys, width)
+    leaves = [torch.randn(2, *size, requires_grad=True) for size in sizes]
+    lengths = torch.tensor([tokens, 0]), torch.tensor([keys, 0])
+    values = {a.name: a.default for a in operator.attributes} | {"num_heads": 4, "kv_num_heads": 2}
+    result = operator.torch_op(*leaves, lengths[0], *values.values(), lengths[1])
+    assert result.shape == (2, tokens, 2 * width)
+    assert not result.any()
+    result.sum().backward()
     assert all(x.grad is None or not x.grad.any() for x in leaves)
 
 
