@@ -108,7 +108,7 @@ class Recurrence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     direction: Literal["forward", "reverse", "bidirectional"]
-    shape: tuple[Tokens, ...]
+    shape: Annotated[tuple[Tokens, ...], Len(2, 3)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
