@@ -6,7 +6,13 @@ from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Len
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from aftexport.bundle.features import Features
 from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
@@ -102,7 +108,7 @@ class Recurrence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     direction: Literal["forward", "reverse", "bidirectional"]
-    shape: tuple[Tokens, ...]
+    shape: Annotated[tuple[Tokens, ...], Len(2, 3)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -129,6 +135,16 @@ class ChunkedStage(BaseModel):
     causal: bool
     keeps: tuple[str, ...]
     recurrence: Recurrence | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_recurrence(
+        self, serialize: SerializerFunctionWrapHandler
+    ) -> dict[str, Any]:
+        # Earlier versions refuse keys that they do not know.
+        content: dict[str, Any] = serialize(self)
+        if self.recurrence is None:
+            content.pop("recurrence", None)
+        return content
 
     @model_validator(mode="after")
     def _recurrence_fits(self) -> Self:

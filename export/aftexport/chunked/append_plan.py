@@ -8,12 +8,14 @@ import onnx
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
+from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.errors import EngineError
 
-_OF_STAGES = frozenset(("other_keys", "other_values", FIRST_POSITION, LEFT_STATE, RIGHT_STATE))
-_RESULTS_OF_STAGES = frozenset((NEXT_STATE,))
+_SUMMARIES = ("other_keys", "other_values")
+_SUMMARY = ("few_keys", "few_values")
+_GIVEN = frozenset((LENGTHS, EXPLAINED, FIRST_POSITION))
+"""The inputs of graphs that every run has."""
 
 
 class NotAppendable(Exception):  # noqa: N818 (an outcome, not an error)
@@ -114,13 +116,15 @@ class _Planner:
         recurrence = stage.recurrence
         if not stage.causal and (stage.left or stage.right or recurrence is not None):
             raise self._not_causal(number)
-        applied = self._reads(f"{number}.apply")
-        reduced = self._reads(f"{number}.reduce") if recurrence is None else frozenset()
-        if unknown := (reduced | applied) - self._of_all - self._of_first:
-            raise _damaged(self._archive, f"{number}.apply", f"an input {min(unknown)}")
+        if recurrence is None:
+            reduced = self._known(f"{number}.reduce", outputs=_SUMMARY)
+            applied = self._known(f"{number}.apply", _SUMMARIES)
+        else:
+            reduced = frozenset()
+            applied = self._known(f"{number}.apply", (LEFT_STATE,), (NEXT_STATE,))
         self._check_causal(reduced | applied if stage.causal else reduced)
         results = {value.name for value in self._graph(f"{number}.apply").output}
-        (self._of_all if stage.causal else self._of_first).update(results - _RESULTS_OF_STAGES)
+        (self._of_all if stage.causal else self._of_first).update(results - {NEXT_STATE})
         return AppendStage(
             None if recurrence is None else recurrence.shape,
             stage.causal,
@@ -136,7 +140,7 @@ class _Planner:
         for name, how in self._plan.pooled.items():
             if how != "first":
                 self._check_causal(_sources(graph, name))
-        return self._reads("pool")
+        return self._known("pool")
 
     def _check_head(self) -> None:
         if not self._plan.pooled:
@@ -169,9 +173,22 @@ class _Planner:
             f"it is not causal: its attention {number + 1} of {count} depends on later tokens"
         )
 
+    def _known(
+        self, graph: str, given: Collection[str] = (), outputs: Collection[str] = ()
+    ) -> Set[str]:
+        """Return the values that a graph reads beside ``given``, which must be known.
+
+        Raises:
+            EngineError: if an input is unknown, or one of ``outputs`` is missing.
+        """
+        self._graph(graph, outputs)
+        reads = self._reads(graph) - set(given)
+        if unknown := reads - self._of_all - self._of_first:
+            raise _damaged(self._archive, graph, f"an input {min(unknown)}")
+        return reads
+
     def _reads(self, graph: str) -> Set[str]:
-        names = {value.name for value in self._graph(graph).input}
-        return names - _OF_STAGES - {LENGTHS, EXPLAINED}
+        return {value.name for value in self._graph(graph).input} - _GIVEN
 
     def _graph(self, name: str, outputs: Collection[str] = ()) -> onnx.GraphProto:
         """Return a graph, which must have ``outputs``."""

@@ -22,6 +22,7 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.nn.pooling import AttentionPooling
@@ -203,6 +204,19 @@ class SeenByTags(EveryPooling):
 def test_gated_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAppendable, match="outputs of earlier tokens depend on later tokens"):
         Appendable(SeenByTags("aft_simple", causal=True, depth=1), tmp_path)
+
+
+def test_plan_of_another_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / CHUNKED
+    module = token_models.TopicAndTags("retention", depth=1)
+    plan = write_chunked(path, lower(capture(module)), precision="fp32")
+    (stage,) = plan.stages
+    assert stage.recurrence is not None
+    forward = stage.recurrence.model_copy(update={"direction": "forward"})
+    wrong = stage.model_copy(update={"recurrence": forward, "causal": True})
+    archive = OpenedArchive(path, threads=1, fused=True)
+    with pytest.raises(EngineError, match=r"0\.apply .* got an input chunk_right_state"):
+        AppendModel(archive, plan.model_copy(update={"stages": (wrong,)}), "the bundle")
 
 
 def test_position_biases_count_on(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ class FromState(Grouped):
         return torch.ones(1, 2, 2, 9, device=lengths.device).expand(len(lengths), -1, -1, -1)
 
 
+def test_convolution_of_one_tap_has_empty_state(tmp_path: Path) -> None:
+    chunks = Chunks(TopicAndTags("delta_net", depth=1, num_heads=2, conv_taps=1), tmp_path)
+    assert chunks.plan.stages[0].recurrence == Recurrence(direction="forward", shape=(0, 48))
+    for tokens, chunk_tokens in ((1, 4), (7, 3)):
+        chunks.check(document(tokens), chunk_tokens)
+
+
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_direction_with_groups_equals_whole_document(direction: str, tmp_path: Path) -> None:
     chunks = Chunks(Grouped(direction), tmp_path)
@@ -150,6 +157,21 @@ def test_plan_of_recurrence_is_checked(changes: dict[str, object], reason: str) 
         ChunkedStage.model_validate(plan | changes)
 
 
+def test_only_recurrences_have_their_key() -> None:
+    attention = ChunkedStage(left=3, right=0, causal=True, keeps=("x",))
+    content = {"left": 3, "right": 0, "causal": True, "keeps": ("x",)}
+    assert attention.model_dump() == content
+    recurrence = Recurrence(direction="forward", shape=(2, 3))
+    stage = ChunkedStage(left=0, right=0, causal=True, keeps=(), recurrence=recurrence)
+    for written in (attention, stage):
+        assert ChunkedStage.model_validate_json(written.model_dump_json()) == written
+
+
 def test_state_larger_than_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="shape: expected at most 268435456 numbers"):
         Recurrence(direction="forward", shape=(1 << 10, 1 << 10, 1 << 10))
+
+
+def test_state_of_many_axes_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 3 items"):
+        Recurrence(direction="forward", shape=(1,) * 65)  # NumPy has at most 64
