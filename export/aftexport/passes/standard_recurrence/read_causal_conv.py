@@ -20,6 +20,8 @@ from aftexport.passes.standard_recurrence.node_values import (
 
 OPERATOR = CAUSAL_DEPTHWISE_CONV.op_type
 _ACTIVATIONS = {"none": "none", "silu": "silu", "swish": "silu"}
+_MAX_SPAN = 4096
+"""The most tokens of a dilated filter: its zeros are stored and multiplied like other taps."""
 _EXTENSIONS = {"channels_last": 0, "dilation": 1, "ndim": 1, "state_window": 0}
 
 
@@ -125,12 +127,15 @@ class _Reading:
     def _taps(self, weight: ir.Value, new: NewNodes) -> ir.Value:
         """Return the filter as ``[C, K]``, with zeros between the taps of a dilated one."""
         shape = self._given.shape_of(weight)
+        span = (shape[2] - 1) * self._dilation + 1
+        if self._dilation > 1 and span > _MAX_SPAN:
+            raise NotTranslatable(f"its dilated filter spans {span} tokens, above {_MAX_SPAN}")
         if weight.const_value is None or weight.is_graph_input():
             if self._dilation > 1:
                 raise NotTranslatable("it is dilated, and its filter is not constant")
             return new.add("Squeeze", weight, new.constant([1]))
         numbers = weight.const_value.numpy()[:, 0]
-        dilated = np.zeros((shape[0], (shape[2] - 1) * self._dilation + 1), numbers.dtype)
+        dilated = np.zeros((shape[0], span), numbers.dtype)
         dilated[:, :: self._dilation] = numbers
         return new.constant(dilated)
 
