@@ -169,6 +169,14 @@ def test_dilated_filter_gets_zeros(tmp_path: Path) -> None:
     assert_same(model, changed)
 
 
+def test_long_dilated_filter_stays(tmp_path: Path) -> None:
+    model = causal_conv(MICROSOFT, dilation=5000, span=10000)
+    changed, recognition = fused(model, tmp_path)
+    assert operators(changed) == operators(model)
+    (miss,) = recognition.near_misses
+    assert miss.reason == "its dilated filter spans 10001 tokens, above 4096"
+
+
 @domains
 def test_transposes_that_cancel_are_removed(domain: str, tmp_path: Path) -> None:
     """A model with the channels last turns them around the convolution; ours needs neither."""
@@ -212,6 +220,21 @@ def without(model: onnx.ModelProto, attribute: str) -> onnx.ModelProto:
     return model
 
 
+def with_outputs(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    (node,) = model.graph.node
+    node.output[:] = names
+    del model.graph.output[1:]
+    return model
+
+
+def with_weight(model: onnx.ModelProto, *shape: int) -> onnx.ModelProto:
+    """Return a graph with another filter, and an input of any number of channels."""
+    weight = numpy_helper.from_array(np.ones(shape, np.float32), "weight")
+    model.graph.initializer[0].CopyFrom(weight)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "C"
+    return model
+
+
 def with_channels(
     model: onnx.ModelProto, name: str, size: int, *, axis: int = -1
 ) -> onnx.ModelProto:
@@ -234,6 +257,11 @@ def with_channels(
         (with_channels(linear_attention(""), "beta", 4), "1 or 2 channels of beta"),
         (with_channels(linear_attention(""), "key", 9), "8 channels of key for its heads"),
         (with_channels(linear_attention("", has_state=True), "past_state", 9), "past_state [B, 2"),
+        (linear_attention("", q_num_heads=2**40, kv_num_heads=2**40), "channels of query for its"),
+        (linear_attention("", unknown=1), "but it has the attribute unknown"),
+        (with_outputs(linear_attention(""), "output"), "Expected nodes as ONNX defines them"),
+        (with_weight(causal_conv("")), "a body of onnx"),
+        (causal_conv("", unknown=1), "but it has the attribute unknown"),
         (causal_conv("", activation="relu"), "activation none, silu, swish"),
         (with_channels(causal_conv(""), "input", 5, axis=1), "6 channels of the input"),
         (with_channels(causal_conv("", has_state=True), "past_state", 5), "past_state of 2 tokens"),
@@ -244,7 +272,7 @@ def test_wrong_node_is_named(model: onnx.ModelProto, expected: str, tmp_path: Pa
     with pytest.raises(UsageError) as caught:
         fuse_file(tmp_path / "in.onnx", tmp_path / "out.onnx")
     assert expected in str(caught.value)
-    assert repr(model.graph.node[0].name) in str(caught.value)
+    assert model.graph.node[0].name in str(caught.value)
     assert not (tmp_path / "out.onnx").exists()
 
 
