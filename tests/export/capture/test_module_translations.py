@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers.models.mamba2 import modeling_mamba2
-from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5 import Qwen3_5TextConfig, modeling_qwen3_5
 
 from aftexport.capture.capture import capture, prepared
 from aftexport.capture.module_translations import function_translation
+from aftexport.capture.module_translations.causal_mask import CAUSAL_MASK
 from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
 from aftexport.capture.module_translations.replaced_functions import translate_functions
 from aftexport.errors import TraceError
@@ -103,6 +104,16 @@ def test_functions_return_after_failure() -> None:
     with pytest.raises(ZeroDivisionError), translate_functions(models.build("mamba2")):
         raise ZeroDivisionError
     assert modeling_mamba2.mamba2_chunk_scan is own
+
+
+def test_required_mask_stays() -> None:
+    """Qwen4 lays another mask over the causal one, so it needs the tensor."""
+    config = Qwen3_5TextConfig(attn_implementation="sdpa")
+    embeddings = torch.zeros(1, 3, 4)
+    make = CAUSAL_MASK.replacement
+    assert make(config, embeddings, None, cache=None) is None
+    mask = make(config, embeddings, None, cache=None, allow_is_causal_skip=False)
+    assert mask.shape == (1, 1, 3, 3)
 
 
 def test_cache_is_off_in_a_copy() -> None:

@@ -52,3 +52,22 @@ def test_small_eps_becomes_safe(eps: str) -> None:
     assert not body[0, :3].any()
     assert not body[1].any()
     np.testing.assert_allclose(kernel, body, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", ["1e-30", "1e-15"])
+def test_small_minimum_of_signed_features_stays(eps: str) -> None:
+    """A negative sum is divided by the minimum itself, which a larger one would change."""
+    text = (_TEXT % eps).replace("Relu", "Identity").replace("Add(", "Max(")
+    found, model = fused(onnx.parser.parse_model(text))
+    (match,) = found.matches
+    is_kept = float(eps) < MIN_EPS
+    assert match.attributes["normalizer"] == ("none" if is_kept else "clamp")
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal((2, 5, 4)).astype(np.float32) for name in "qkv"}
+    original = onnx.parser.parse_model(text)
+    expected, given = (
+        OnnxRuntimeEngine(m.SerializeToString(), threads=1, fused=False).run(inputs)["y"]
+        for m in (original, model)
+    )
+    assert (np.abs(expected) > 1e10).any()
+    np.testing.assert_allclose(given, expected, rtol=1e-4)

@@ -22,6 +22,7 @@ def _masked(
 
     is_plain = attention_mask is None or is_given_mask(attention_mask)
     is_plain &= all(others.get(name) is None for name in _OTHER_MASKS)
+    is_plain &= others.get("allow_is_causal_skip", True)
     is_plain &= config._attn_implementation == "sdpa" and getattr(config, "is_causal", True)
     if is_plain:
         return None

@@ -36,7 +36,7 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
     """
     file = ir.to_proto(model)
     if check_foreign_nodes(model):
-        file = onnx.shape_inference.infer_shapes(file)
+        file = _with_shapes(file)
         _check_sizes(model, _shapes(file))
     graph = ir.from_proto(expand(file))
     lower_opset(graph)
@@ -67,6 +67,17 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         del node.attribute[:]
     expanded.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
     return onnx.inliner.inline_local_functions(expanded)
+
+
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy with the inferred shapes of its values."""
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except onnx.shape_inference.InferenceError as error:
+        raise UsageError(
+            f"Expected nodes as ONNX defines them, got an error ({first_line(error)}).",
+            "Correct the node, or export the model again.",
+        ) from error
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
@@ -137,8 +148,9 @@ def _types(
 ) -> list[onnx.TypeProto]:
     """Return the types of the inputs: a body depends on those that are there, and on channels."""
     known = dict(shapes)
-    if node.op_type == CAUSAL_CONV and len(node.input) > 1 and node.input[1] in shapes:
-        known[node.input[0]] = (None, shapes[node.input[1]][0], None)
+    given = dict(enumerate(node.input))
+    if node.op_type == CAUSAL_CONV and (weight := shapes.get(given.get(1, ""))):
+        known[node.input[0]] = (None, weight[0], None)
     return [
         onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, known.get(name))
         if name

@@ -119,15 +119,15 @@ class _Reading:
         """Check the channels against the heads, and return the granularity of the decay."""
         given, heads = self._given, self._heads
         query, key, value = (given.required(i, n) for i, n in enumerate(_INPUTS[:3]))
-        width = given.shape(query, "query", 3)[2] // self._query_heads
-        values = given.shape(value, "value", 3)[2] // heads
+        width = max(given.shape(query, "query", 3)[2] // self._query_heads, 1)
+        values = max(given.shape(value, "value", 3)[2] // heads, 1)
         for name, tensor, last in (
             ("query", query, self._query_heads * width),
             ("key", key, heads * width),
             ("value", value, heads * values),
         ):
             size = given.shape(tensor, name, 3)[2]
-            given.check(size == last and size > 0, f"{last} channels of {name} for its heads", size)
+            given.check(size == last, f"{last} channels of {name} for its heads", size)
         if (past := given.input(3)) is not None:
             shape = given.shape(past, "past_state", 4)[1:]
             expected = (heads, width, values)

@@ -1,7 +1,6 @@
 """The recurrent nodes of other domains in a graph, each replaced by an operator of ours."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -81,9 +80,20 @@ def check_foreign_nodes(model: ir.Model) -> bool:
     """
     nodes = [node for node in model.graph if is_foreign(node)]
     for node in nodes:
-        with suppress(NotTranslatable):
+        try:
             _CHECKS[node.op_type](node)
+        except NotTranslatable as reason:
+            if is_standard(node):
+                raise _not_standard(ForeignNode(node, {}), reason) from reason
     return bool(nodes)
+
+
+def _not_standard(given: ForeignNode, reason: NotTranslatable) -> UsageError:
+    """Return the error of a standard node that no operator of ours, and no runtime, computes."""
+    return UsageError(
+        f"Expected {given.label} as ONNX defines it, but {reason}.",
+        "Correct the node, or export the model again.",
+    )
 
 
 def check_sizes(node: ir.Node, run: Arrays) -> None:
@@ -113,11 +123,8 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
         try:
             outputs = read(given, FullLengths(new, known), new)
         except NotTranslatable as reason:
-            if is_standard(node):  # no runtime has it
-                raise UsageError(
-                    f"Expected {given.label} as ONNX defines it, but {reason}.",
-                    "Correct the node, or export the model again.",
-                ) from reason
+            if is_standard(node):
+                raise _not_standard(given, reason) from reason
             result.left.append((source, value, str(reason)))
             continue
         model.graph.insert_before(node, new.nodes)

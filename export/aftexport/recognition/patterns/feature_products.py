@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
@@ -233,6 +234,11 @@ def _operands(parts: Parts, outer: Product) -> _Operands | None:
     check_tokens(parts.subject, roles.tokens, parts.summed, parts.key, parts.channels)
     if (reason := refusal_of_normalizer(parts)) is not None:
         raise NearMissFound(reason)
+    if parts.normalizer == "clamp" and parts.note:
+        # A negative sum becomes the minimum, so another minimum changes the result.
+        raise NearMissFound(
+            f"the denominator is at least {parts.eps:.3g}, and its smallest minimum is {MIN_EPS:g}"
+        )
     return _Operands(parts, query, parts.key_and_mask)
 
 
