@@ -15,12 +15,15 @@ _Form = tuple[tuple[str, ...], tuple[str, ...]]
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     """Add a portable body for every custom operator in ``model``, one function per operator.
 
+    Nodes that call a function of the model keep its body.
+
     A function can branch neither on an attribute nor on the presence of an input. If nodes of one
     operator differ in a setting or in their optional inputs, the most common form keeps the
     operator; for the others the body is inlined in standard ops.
     """
     opset = opset_of(model)
-    nodes = [n for n in model.graph.node if n.domain == DOMAIN]
+    have = {f.name for f in model.functions if f.domain == DOMAIN}
+    nodes = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type not in have]
     by_operator: dict[str, Counter[_Form]] = defaultdict(Counter)
     for node in nodes:
         for name, value in PLUGIN_ATTRIBUTES.items():

@@ -152,7 +152,8 @@ def test_bodies_keep_opset(model: onnx.ModelProto, tmp_path: Path) -> None:
     assert_same(model, found)
 
 
-def test_node_without_body_gets_one(tmp_path: Path) -> None:
+def test_node_without_body_gets_one() -> None:
+    """An operator of a later version keeps the body of the file, and needs it."""
     model = linear_attention(DOMAIN, lengths=True, rule="linear")
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
@@ -160,7 +161,13 @@ def test_node_without_body_gets_one(tmp_path: Path) -> None:
     found = standard_form(bare, None).model
     assert not found.functions
     assert_same(model, found)
-    bare.graph.node[0].op_type = "Unheard"
+    body = onnx.parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["" : 20]> Unheard (x) => (y) {{ y = Identity(x) }}'
+    )
+    bare.functions.append(body)
+    bare.graph.node.append(helper.make_node("Unheard", ["output"], ["same"], domain=DOMAIN))
+    assert_same(model, standard_form(bare, None).model)
+    del bare.functions[:]
     with pytest.raises(UsageError, match="got Unheard without a body"):
         standard_form(bare, None)
 

@@ -25,44 +25,7 @@ _ACTIVATION = Attribute(
 def _body(*, activation: str, present: frozenset[str]) -> str:
     floats = ("input", "weight", *(n for n in ("bias", "past_state") if n in present))
     lines = text.common_constants() + as_float(*floats)
-    lines += """
-        tokens = Shape <start = 1, end = 2> (input)
-        taps = Shape <start = 1, end = 2> (weight)
-        before = Sub(taps, one_1d)
-        end = Squeeze(tokens)
-        positions = Range(zero, end, one)
-        no_length = Unsqueeze(zero, zero)
-        long_lengths = Min(lengths, tokens)
-        inside_lengths = Max(long_lengths, no_length)
-        lengths_column = Unsqueeze(inside_lengths, axis1)
-        valid_rows = Less(positions, lengths_column)
-        valid = Unsqueeze(valid_rows, axis2)
-        inputs = Where(valid, input_f, zero_f)
-    """
-    if "past_state" not in present:
-        lines += """
-            batch = Shape <start = 0, end = 1> (input)
-            channels = Shape <start = 2, end = 3> (input)
-            state_shape = Concat <axis = 0> (batch, before, channels)
-            past_state_f = ConstantOfShape <value = float[1] {0.0}> (state_shape)
-        """
-    lines += """
-        all_inputs = Concat <axis = 1> (past_state_f, inputs)
-        tap_rows = Transpose <perm = [1, 0]> (weight_f)
-        input_shape = Shape(input)
-        start = ConstantOfShape <value = float[1] {0.0}> (input_shape)
-        tap_count = Squeeze(taps)
-    """
-    step = """
-        tap_positions = Add(positions, tap)
-        tap_inputs = Gather <axis = 1> (all_inputs, tap_positions)
-        tap_row = Gather <axis = 0> (tap_rows, tap)
-        tap_product = Mul(tap_inputs, tap_row)
-        total_next = Add(total, tap_product)
-    """
-    lines += text.loop(
-        step, count="tap_count", index="tap", states={"total": "start"}, ranks={"total": 3}
-    )
+    lines += _inputs_body("past_state" in present) + _sum_of_taps_body()
     if "bias" in present:
         lines += "biased = Add(total_last, bias_f)\n"
     else:
@@ -83,6 +46,52 @@ def _body(*, activation: str, present: frozenset[str]) -> str:
         state = GatherND <batch_dims = 1> (all_inputs, state_index)
         {STATE_OUTPUT} = CastLike(state, input)
     """
+    )
+
+
+def _inputs_body(has_past: bool) -> str:
+    """Define ``all_inputs [B, K - 1 + T, C]``, with 0 at padding, and ``valid [B, T, 1]``."""
+    lines = """
+        tokens = Shape <start = 1, end = 2> (input)
+        taps = Shape <start = 1, end = 2> (weight)
+        before = Sub(taps, one_1d)
+        end = Squeeze(tokens)
+        positions = Range(zero, end, one)
+        no_length = Unsqueeze(zero, zero)
+        long_lengths = Min(lengths, tokens)
+        inside_lengths = Max(long_lengths, no_length)
+        lengths_column = Unsqueeze(inside_lengths, axis1)
+        valid_rows = Less(positions, lengths_column)
+        valid = Unsqueeze(valid_rows, axis2)
+        inputs = Where(valid, input_f, zero_f)
+    """
+    if not has_past:
+        lines += """
+            batch = Shape <start = 0, end = 1> (input)
+            channels = Shape <start = 2, end = 3> (input)
+            state_shape = Concat <axis = 0> (batch, before, channels)
+            past_state_f = ConstantOfShape <value = float[1] {0.0}> (state_shape)
+        """
+    return lines + "all_inputs = Concat <axis = 1> (past_state_f, inputs)\n"
+
+
+def _sum_of_taps_body() -> str:
+    """Define ``total_last [B, T, C]``, the products with the taps, added one tap after another."""
+    lines = """
+        tap_rows = Transpose <perm = [1, 0]> (weight_f)
+        input_shape = Shape(input)
+        start = ConstantOfShape <value = float[1] {0.0}> (input_shape)
+        tap_count = Squeeze(taps)
+    """
+    step = """
+        tap_positions = Add(positions, tap)
+        tap_inputs = Gather <axis = 1> (all_inputs, tap_positions)
+        tap_row = Gather <axis = 0> (tap_rows, tap)
+        tap_product = Mul(tap_inputs, tap_row)
+        total_next = Add(total, tap_product)
+    """
+    return lines + text.loop(
+        step, count="tap_count", index="tap", states={"total": "start"}, ranks={"total": 3}
     )
 
 

@@ -31,28 +31,7 @@ def _check(
     **settings: Any,
 ) -> None:
     _check_rule(op_type, update_rule, normalizer, eps)
-    if query.dim() != 3:
-        raise ValueError(
-            f"{op_type}: query must be [batch, tokens, channels], got shape {tuple(query.shape)}"
-        )
-    if kv_num_heads < 1 or q_num_heads < 1 or q_num_heads % kv_num_heads:
-        raise ValueError(
-            f"{op_type}: q_num_heads must be a positive multiple of kv_num_heads, "
-            f"got {q_num_heads} and {kv_num_heads}"
-        )
-    if query.shape[2] % q_num_heads:
-        raise ValueError(
-            f"{op_type}: q_num_heads must divide the {query.shape[2]} channels of query, "
-            f"got {q_num_heads}"
-        )
-    key_width = kv_num_heads * (query.shape[2] // q_num_heads)
-    _check_tokens(op_type, "key", key, query, key_width)
-    if value.dim() != 3 or value.shape[2] % kv_num_heads:
-        raise ValueError(
-            f"{op_type}: value must be [batch, tokens, channels] with a multiple of "
-            f"{kv_num_heads} channels, got shape {tuple(value.shape)}"
-        )
-    _check_tokens(op_type, "value", value, query, value.shape[2])
+    key_width = _check_heads(op_type, query, key, value, q_num_heads, kv_num_heads)
     for name, tensor, rules in (("decay", decay, GATED_RULES), ("beta", beta, DELTA_RULES)):
         if (tensor is not None) != (update_rule in rules):
             verb = "requires" if update_rule in rules else "forbids"
@@ -81,6 +60,35 @@ def _check_rule(op_type: str, update_rule: str, normalizer: str, eps: float) -> 
         )
     if normalizer == "sum" and not eps > 0:
         raise ValueError(f"{op_type}: eps must be positive, got {eps}")
+
+
+def _check_heads(
+    op_type: str, query: Tensor, key: Tensor, value: Tensor, q_num_heads: int, kv_num_heads: int
+) -> int:
+    """Raise ValueError unless the heads divide the channels; return the channels of the key."""
+    if query.dim() != 3:
+        raise ValueError(
+            f"{op_type}: query must be [batch, tokens, channels], got shape {tuple(query.shape)}"
+        )
+    if kv_num_heads < 1 or q_num_heads < 1 or q_num_heads % kv_num_heads:
+        raise ValueError(
+            f"{op_type}: q_num_heads must be a positive multiple of kv_num_heads, "
+            f"got {q_num_heads} and {kv_num_heads}"
+        )
+    if query.shape[2] % q_num_heads:
+        raise ValueError(
+            f"{op_type}: q_num_heads must divide the {query.shape[2]} channels of query, "
+            f"got {q_num_heads}"
+        )
+    key_width = kv_num_heads * (query.shape[2] // q_num_heads)
+    _check_tokens(op_type, "key", key, query, key_width)
+    if value.dim() != 3 or value.shape[2] % kv_num_heads:
+        raise ValueError(
+            f"{op_type}: value must be [batch, tokens, channels] with a multiple of "
+            f"{kv_num_heads} channels, got shape {tuple(value.shape)}"
+        )
+    _check_tokens(op_type, "value", value, query, value.shape[2])
+    return key_width
 
 
 def _check_tokens(op_type: str, name: str, tensor: Tensor, query: Tensor, width: int) -> None:

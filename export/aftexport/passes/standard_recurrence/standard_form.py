@@ -135,11 +135,6 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
             f"{', '.join(unknown)} without a body.",
             "Install the version that wrote the file.",
         )
-    if not bare:
-        return model
-    kept = [function for function in model.functions if function.domain != DOMAIN]
-    del model.functions[:]
-    model.functions.extend(kept)
     return attach_bodies(model)
 
 
