@@ -117,25 +117,10 @@ def _attend_with_others(node: onnx.NodeProto, left: int, by_position: bool) -> l
     query, key, value, *biases, _ = node.input
     result = node.output[0]
     make = onnx.helper.make_node
-    nodes = []
     before = {"query": "other_values", "key": "other_keys", "value": "other_values"}
-    for name, operand in zip(before, (query, key, value), strict=True):
-        filler = f"chunk_nothing_{name}"
-        own = f"chunk_{name}_own"
-        nodes.append(_in_float32(operand, own))
-        operands = [before[name], own]
-        if left:
-            nodes += [
-                make("Shape", [own], [f"{filler}_width"], start=2, end=3),
-                make("Concat", ["chunk_gap", f"{filler}_width"], [f"{filler}_shape"], axis=0),
-                make(
-                    "Expand",
-                    ["chunk_masked" if name == "key" else "chunk_zero", f"{filler}_shape"],
-                    [filler],
-                ),
-            ]
-            operands.insert(1, filler)
-        nodes.append(make("Concat", operands, [f"chunk_{name}"], axis=1))
+    nodes = []
+    for (name, summaries), operand in zip(before.items(), (query, key, value), strict=True):
+        nodes += _behind(summaries, operand, name, left)
     nodes += [
         make("Shape", ["chunk_key"], ["chunk_length"], start=1, end=2),
         make("Shape", ["chunk_query_own"], ["chunk_tokens"], start=1, end=2),
@@ -165,8 +150,25 @@ def _attend_with_others(node: onnx.NodeProto, left: int, by_position: bool) -> l
     return nodes
 
 
+def _behind(summaries: str, operand: str, name: str, left: int) -> list[onnx.NodeProto]:
+    """Return ``chunk_{name}``: the rows of summaries, ``left`` filler tokens, and an operand."""
+    make = onnx.helper.make_node
+    filler, own = f"chunk_nothing_{name}", f"chunk_{name}_own"
+    if not left:
+        join = make("Concat", [summaries, own], [f"chunk_{name}"], axis=1)
+        return [_in_float32(operand, own), join]
+    number = "chunk_masked" if name == "key" else "chunk_zero"
+    return [
+        _in_float32(operand, own),
+        make("Shape", [own], [f"{filler}_width"], start=2, end=3),
+        make("Concat", ["chunk_gap", f"{filler}_width"], [f"{filler}_shape"], axis=0),
+        make("Expand", [number, f"{filler}_shape"], [filler]),
+        make("Concat", [summaries, filler, own], [f"chunk_{name}"], axis=1),
+    ]
+
+
 def _rows_of_positions(rows: str, result: str) -> list[onnx.NodeProto]:
-    """Return the rows ``[T, W]`` of the chunk's positions, and zeros for what is before it."""
+    """Return the rows ``[T, W]`` of the chunk's positions, and zeros for the rows before them."""
     make = onnx.helper.make_node
     return [
         make("Add", [FIRST_POSITION, "chunk_tokens"], ["chunk_end_position"]),

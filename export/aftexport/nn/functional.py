@@ -48,7 +48,7 @@ def recurrent_linear_attention(
         value: ``[B, T, H, dv]``.
         decay: the logarithm of the decay at each token, ``[B, T, H]`` or ``[B, T, H, dk]``.
         beta: ``[B, T, H]``.
-        past_state: ``[B, H, dk, dv]``; None for zeros.
+        past_state: the state before the first token, in the shape of the result; None for zeros.
         lengths: int64 ``[B]``, the tokens before the padding; None if all rows are computed.
         direction: ``forward``, ``reverse`` or ``bidirectional``.
         normalizer: ``none``, or ``sum`` for a division by the sum of the weights.
@@ -56,7 +56,9 @@ def recurrent_linear_attention(
         eps: the number added to the sum of the weights.
 
     Returns:
-        The output ``[B, T, Hq, dv]`` and the state ``[B, H, dk, dv]`` after all tokens.
+        The output ``[B, T, Hq, dv]`` and the state ``[B, H, dk, dv]`` after all tokens. A
+        ``normalizer`` adds a column, ``dv + 1``. A bidirectional state has ``2 * H`` heads, the
+        forward ones first.
     """
     heads = value.shape[2]
     query, key = _repeated(query, heads), _repeated(key, heads)
