@@ -37,6 +37,15 @@ def test_unknown_dimensions_stay_open(shape: list[Any] | None) -> None:
     assert product.shape == (2, 4, 4)
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 0), (0, 3)])
+@pytest.mark.parametrize("causal", ["", "Causal"])
+@pytest.mark.parametrize("op", INPUTS)
+def test_empty_input_has_empty_output(op: str, causal: str, batch: int, tokens: int) -> None:
+    """The runtime has no memory for a tensor without elements."""
+    inputs = random_inputs(causal + op, batch, tokens, 4)
+    assert run(causal + op, inputs).shape == (batch, tokens, 4)
+
+
 @pytest.mark.parametrize("op", WITH_HEADS)
 def test_default_is_one_head(op: str) -> None:
     inputs = random_inputs(op, 1, 10, 8)
