@@ -68,6 +68,23 @@ def test_attribute_of_wrong_type_is_refused(attribute: dict[str, Any], expected:
         run("EfficientAttention", inputs, **attribute)
 
 
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftLocal", "AftConv"])
+def test_eps_without_kernel_is_refused(op: str) -> None:
+    inputs = random_inputs(op, 1, 10, 4)
+    np.testing.assert_array_equal(run(op, inputs, eps=0.0), run(op, inputs))
+    with pytest.raises(RuntimeException, match=r"eps is 0\.500000, expected 0"):
+        run(op, inputs, eps=0.5)
+
+
+@pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
+def test_heads_without_channels_are_refused(op: str) -> None:
+    """With kv_num_heads the value may be wider than the key."""
+    inputs = random_inputs(op, 1, 10, 4)
+    empty = [inputs[0][..., :0], inputs[1][..., :0], *inputs[2:]]
+    with pytest.raises((Fail, InvalidArgument), match="expected at least one channel per head"):
+        run(op, empty, num_heads=2, kv_num_heads=2)
+
+
 def test_errors_name_operator_shapes_and_reason() -> None:
     def message(op: str, inputs: list[np.ndarray], **attributes: Any) -> str:
         with pytest.raises((Fail, InvalidArgument, RuntimeException)) as error:
