@@ -42,6 +42,13 @@ float read_denominator_eps(const Attributes& attributes) {
   return eps;
 }
 
+// For the forms whose kernels take no eps: to pass over it would give wrong results.
+void expect_no_eps(const Attributes& attributes) {
+  const float eps = read_denominator_eps(attributes);
+  expect(eps == 0.0f, "eps is " + std::to_string(eps) + ", expected 0, as the kernel takes no other; " +
+                          "AFTEXPORT_PORTABLE=1 runs the operator by its body");
+}
+
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -105,6 +112,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
+    expect_no_eps(attributes);
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
@@ -140,6 +148,7 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
  public:
   AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
+    expect_no_eps(attributes);
   }
 
  private:
@@ -163,6 +172,7 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  public:
   AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
+    expect_no_eps(attributes);
     params_.heads = read_heads(attributes);
   }
 
@@ -218,6 +228,8 @@ class GroupedHeadsKernel : public Kernel {
            "value has shape " + to_string(value.shape) + ", whose width is not divisible by kv_num_heads " +
                std::to_string(params.kv_heads));
     expect_shape("value", value, {params.batch, tokens, has_value_width_ ? value.shape[2] : key.shape[2]});
+    expect(params.channels > 0 || value.shape[2] == 0,
+           "query has shape " + to_string(query.shape) + ", expected at least one channel per head");
     params.value_width = value.shape[2] / params.kv_heads;
     params.query = query.data;
     params.key = key.data;

@@ -80,7 +80,9 @@ class RecurrentLinearAttention final : public Kernel {
     params.lengths = static_cast<const int64_t*>(lengths.data);
     params.output = run.output(0, {params.batch, params.tokens, params.query_heads * params.value_width});
     params.present_state = run.optional_output(1, states);
-    if (params.batch > 0) aft::recurrent_linear_attention(params, run.parallel());
+    // Without tokens and states no tensor bounds the widths, and hence none the memory that the kernel takes.
+    const bool has_results = params.tokens > 0 || params.present_state;
+    if (params.batch > 0 && has_results) aft::recurrent_linear_attention(params, run.parallel());
   }
 
  private:

@@ -103,19 +103,27 @@ std::optional<Tensor> Run::optional_input(size_t index) const {
   return read_tensor(api_, value);
 }
 
-void* Run::output(size_t index, const Shape& shape) const {
-  void* const data = optional_output(index, shape);
-  if (!data) throw Error("output " + std::to_string(index) + " is absent");
+static Value* find_output(const Api& api, KernelContext* context, size_t index, const Shape& shape) {
+  Value* value = nullptr;
+  check(api, api.KernelContext_GetOutput(context, index, shape.data(), shape.size(), &value));
+  return value;
+}
+
+static void* mutable_data(const Api& api, Value* value) {
+  void* data = nullptr;
+  check(api, api.GetTensorMutableData(value, &data));
   return data;
 }
 
+void* Run::output(size_t index, const Shape& shape) const {
+  Value* const value = find_output(api_, context_, index, shape);
+  if (!value) throw Error("output " + std::to_string(index) + " is absent, expected a name for it");
+  return mutable_data(api_, value);
+}
+
 void* Run::optional_output(size_t index, const Shape& shape) const {
-  Value* value = nullptr;
-  check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
-  if (!value) return nullptr;
-  void* data = nullptr;
-  check(api_, api_.GetTensorMutableData(value, &data));
-  return data;
+  Value* const value = find_output(api_, context_, index, shape);
+  return value ? mutable_data(api_, value) : nullptr;
 }
 
 // The interface does not tell the size of the session's thread pool. The number of processors this

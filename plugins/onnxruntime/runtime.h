@@ -71,8 +71,9 @@ class Run {
 
   Tensor input(size_t index) const;
   std::optional<Tensor> optional_input(size_t index) const;
+  // The data of an output without elements may be null.
   void* output(size_t index, const Shape& shape) const;
-  void* optional_output(size_t index, const Shape& shape) const;  // null: the node has none
+  void* optional_output(size_t index, const Shape& shape) const;  // null as well where the node has none
   aft::Parallel parallel() const;
   void* stream() const;  // a cudaStream_t; null for the CPU
   // Memory where input 0 lies, aligned to 256 bytes. It may be given back as soon as its last use is enqueued on the

@@ -37,6 +37,15 @@ def test_unknown_dimensions_stay_open(shape: list[Any] | None) -> None:
     assert product.shape == (2, 4, 4)
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 0), (0, 3)])
+@pytest.mark.parametrize("causal", ["", "Causal"])
+@pytest.mark.parametrize("op", INPUTS)
+def test_empty_input_has_empty_output(op: str, causal: str, batch: int, tokens: int) -> None:
+    """The runtime has no memory for a tensor without elements."""
+    inputs = random_inputs(causal + op, batch, tokens, 4)
+    assert run(causal + op, inputs).shape == (batch, tokens, 4)
+
+
 @pytest.mark.parametrize("op", WITH_HEADS)
 def test_default_is_one_head(op: str) -> None:
     inputs = random_inputs(op, 1, 10, 8)
@@ -57,6 +66,23 @@ def test_attribute_of_wrong_type_is_refused(attribute: dict[str, Any], expected:
     inputs = random_inputs("EfficientAttention", 1, 10, 8)
     with pytest.raises(RuntimeException, match=f"EfficientAttention: {expected}"):
         run("EfficientAttention", inputs, **attribute)
+
+
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftLocal", "AftConv"])
+def test_eps_without_kernel_is_refused(op: str) -> None:
+    inputs = random_inputs(op, 1, 10, 4)
+    np.testing.assert_array_equal(run(op, inputs, eps=0.0), run(op, inputs))
+    with pytest.raises(RuntimeException, match=r"eps is 0\.500000, expected 0"):
+        run(op, inputs, eps=0.5)
+
+
+@pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
+def test_heads_without_channels_are_refused(op: str) -> None:
+    """With kv_num_heads the value may be wider than the key."""
+    inputs = random_inputs(op, 1, 10, 4)
+    empty = [inputs[0][..., :0], inputs[1][..., :0], *inputs[2:]]
+    with pytest.raises((Fail, InvalidArgument), match="expected at least one channel per head"):
+        run(op, empty, num_heads=2, kv_num_heads=2)
 
 
 def test_errors_name_operator_shapes_and_reason() -> None:

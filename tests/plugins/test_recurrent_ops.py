@@ -144,6 +144,25 @@ def test_state_output_may_be_absent() -> None:
         np.testing.assert_array_equal(alone[0], expected)
 
 
+def test_no_tokens_take_no_memory() -> None:
+    """Without tokens and states no tensor bounds the widths."""
+    inputs = {name: np.zeros((1, 0, 2**40), np.float32) for name in ("query", "key", "value")}
+    inputs["lengths"] = np.zeros(1, np.int64)
+    attributes = {"update_rule": "linear", "q_num_heads": 1, "kv_num_heads": 1}
+    one = session("RecurrentLinearAttention", inputs, ("output",), **attributes)
+    assert one.run(None, inputs)[0].shape == (1, 0, 2**40)
+
+
+def test_no_tokens_keep_the_state() -> None:
+    past = draw(ATTRIBUTES, past=True)
+    inputs = {name: array[:, :0] for name, array in past.items() if array.ndim == 3}
+    inputs |= {"past_state": past["past_state"], "lengths": np.zeros(BATCH, np.int64)}
+    inputs = {name: inputs[name] for name in INPUTS["RecurrentLinearAttention"]}
+    output, state = run("RecurrentLinearAttention", inputs, **ATTRIBUTES)
+    assert output.shape == (BATCH, 0, QUERY_HEADS * VALUE)
+    np.testing.assert_array_equal(state, past["past_state"])
+
+
 def test_beta_may_be_shared_by_heads() -> None:
     inputs = draw(ATTRIBUTES)
     inputs["beta"] = inputs["beta"][:, :, :1]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -21,7 +22,9 @@ class Guarded {
  public:
   // `shift` bytes off an address that any vector may be at.
   explicit Guarded(size_t size, size_t shift = 0)
-      : size_(size), begin_(kBand + shift), memory_(begin_ + size + kBand, '\xff') {
+      : size_(size), memory_(kBand + kAlignment + shift + size + kBand, '\xff') {
+    const auto band_end = reinterpret_cast<uintptr_t>(memory_.data()) + kBand;
+    begin_ = kBand + (kAlignment - band_end % kAlignment) % kAlignment + shift;
     seal();
   }
   ~Guarded() { ASAN_UNPOISON_MEMORY_REGION(memory_.data(), memory_.size()); }
@@ -41,14 +44,14 @@ class Guarded {
   }
 
  private:
-  static constexpr size_t kBand = 256;
+  static constexpr size_t kBand = 256, kAlignment = 64;
 
   void seal() {
     ASAN_POISON_MEMORY_REGION(memory_.data(), begin_);
     ASAN_POISON_MEMORY_REGION(data() + size_, memory_.size() - begin_ - size_);
   }
 
-  size_t size_, begin_;
+  size_t size_, begin_ = 0;
   std::vector<char> memory_;
 };
 

@@ -70,18 +70,27 @@ AFT_INLINE void convolve(const Document<T>& document, const float* weights, int6
   }
 }
 
+// A tile of tokens by the channels from `first` to `last`. No vector lies wholly past the last channel: it would be
+// written to the next row, as whole lines that go past the cache are.
+template <bool silu, int tokens, class T>
+AFT_INLINE void convolve_tokens(const Document<T>& document, const float* weights, int64_t weight_row, int64_t t,
+                                int64_t first, int64_t last, const Output<T>& output, int64_t row_at) {
+  int64_t c = first;
+  for (; c + (kTileVecs - 1) * kLanes < last; c += kTileVecs * kLanes)
+    convolve<silu, tokens, kTileVecs>(document, weights, weight_row, t, c, output, row_at + c);
+  for (; c < last; c += kLanes) convolve<silu, tokens, 1>(document, weights, weight_row, t, c, output, row_at + c);
+}
+
 template <bool silu, class T>
 void convolve_block(const Document<T>& document, const float* weights, int64_t weight_row, int64_t begin, int64_t end,
                     int64_t first, int64_t last, const Output<T>& output, int64_t document_at) {
   int64_t t = begin;
   for (; t + kTileTokens <= end; t += kTileTokens)
-    for (int64_t c = first; c < last; c += kTileVecs * kLanes)
-      convolve<silu, kTileTokens, kTileVecs>(document, weights, weight_row, t, c, output,
-                                             document_at + t * document.channels + c);
+    convolve_tokens<silu, kTileTokens>(document, weights, weight_row, t, first, last, output,
+                                       document_at + t * document.channels);
   for (; t < end; ++t)
-    for (int64_t c = first; c < last; c += kTileVecs * kLanes)
-      convolve<silu, 1, kTileVecs>(document, weights, weight_row, t, c, output,
-                                   document_at + t * document.channels + c);
+    convolve_tokens<silu, 1>(document, weights, weight_row, t, first, last, output,
+                             document_at + t * document.channels);
 }
 
 // The last inputs of a document, or those of its past.

@@ -117,9 +117,15 @@ class Task {
     return (b_ * p_.states() + head) * p_.key_width * (p_.value_width + (p_.normalized ? 1 : 0));
   }
 
+  // The past state, or zeros; the rows of padding are 0.
   void load_state(int64_t h, State state) const {
-    __builtin_memset(state.data, 0, State::floats(state.padded, state.panels) * sizeof(float));
-    if (!p_.past_state) return;
+    const auto clear = [](float* from, int64_t floats) { __builtin_memset(from, 0, floats * sizeof(float)); };
+    const int64_t floats = state.compensation();
+    if (compensated()) clear(state.data + floats, floats);
+    if (!p_.past_state) return clear(state.data, floats);
+    for (int64_t i = 0; i < state.panels; ++i)
+      clear(state.panel(i) + p_.key_width * kPanel, (state.padded - p_.key_width) * kPanel);
+    clear(state.z(), state.padded);
     const int64_t width = p_.value_width + (p_.normalized ? 1 : 0);
     const T* from = static_cast<const T*>(p_.past_state) + state_place(h);
     for (int64_t c = 0; c < p_.key_width; ++c, from += width) {
