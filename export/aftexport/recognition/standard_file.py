@@ -31,7 +31,7 @@ def unfuse_file(source: Path, target: Path, opset: int | None = None) -> Standar
 
     Raises:
         UsageError: if the source has no such operators, or the opset does not fit.
-        EngineError: if the result does not run.
+        EngineError: if the source or the result does not run.
         ParityError: if the outputs differ; nothing is written.
     """
     path = source / MODEL if source.is_dir() else source
@@ -42,10 +42,10 @@ def unfuse_file(source: Path, target: Path, opset: int | None = None) -> Standar
             "Give a bundle, its model.onnx, or a file that aftexport fuse wrote.",
         )
     read_weights(model, path)
+    before = OnnxRuntimeEngine(serialized(model), fused=False)
     form = standard_form(model, opset)
     del form.model.graph.value_info[:]
     lower_format(form.model)
-    before = OnnxRuntimeEngine(serialized(model), fused=False)
     # A runtime without opset 27 runs the definition of ONNX in its place.
     after = OnnxRuntimeEngine(serialized(runnable_form(ir.from_proto(form.model))), fused=False)
     try:

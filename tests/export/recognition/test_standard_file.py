@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from recurrent_graphs import RULES, causal_conv, inputs_of, linear_attention
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import UsageError
+from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.passes.standard_recurrence.standard_form import StandardForm, standard_form
 from aftexport.recognition.onnx_file import fuse_file
@@ -240,6 +240,13 @@ def test_lengths_of_other_tokens_are_no_full_lengths(tmp_path: Path) -> None:
     for name, output in run(found, inputs).items():
         np.testing.assert_allclose(output, expected[name], atol=1e-5)
     assert (expected["output"][:, 4:] == 0).all()
+
+
+def test_node_without_lengths_is_refused(tmp_path: Path) -> None:
+    model = linear_attention(DOMAIN, lengths=True)
+    del model.graph.node[0].input[-1]
+    with pytest.raises(EngineError, match="RecurrentLinearAttention"):
+        written(model, tmp_path)
 
 
 def test_command_names_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
