@@ -42,10 +42,12 @@ def speed_table() -> str:
     if missing:
         heading += f" Not measured there: {'; '.join(shortest_titles(missing))}."
     shown = [mechanism for mechanism in TITLES if mechanism in longest]
-    lines = [row_of(["", "fastest peer", *(TITLES[mechanism] for mechanism in shown)])]
-    lines.append(row_of(["---"] * (len(shown) + 2)))
-    lines += [_speed_row(record, longest, shown, precision) for precision in PRECISIONS]
-    return textwrap.fill(heading, 118) + "\n\n" + "\n".join(lines)
+    rows = [["", "fastest peer", *(TITLES[mechanism] for mechanism in shown)]]
+    rows.append(["---"] * len(rows[0]))
+    rows += [_speed_cells(record, longest, shown, precision) for precision in PRECISIONS]
+    if not any(cells[1] for cells in rows[2:]):
+        rows = [[cells[0], *cells[2:]] for cells in rows]
+    return textwrap.fill(heading, 118) + "\n\n" + "\n".join(map(row_of, rows))
 
 
 def model_tables() -> str:
@@ -248,17 +250,17 @@ def _ratio_cell(record: Record, group: Mapping[str, Row], precision: str) -> str
     return f"{found[0]} ({found[1]})" if found else "not measured"
 
 
-def _speed_row(
+def _speed_cells(
     record: Record, tokens: Mapping[str, int], mechanisms: Sequence[str], precision: str
-) -> str:
+) -> list[str]:
     """Return a precision's ratios; the peer is named once if it is the same for all."""
     groups = grouped(record["rows"])
     chosen = [groups[mechanism, tokens[mechanism]] for mechanism in mechanisms]
     found = [_ratio(record, group, precision) for group in chosen]
     titles = {each[1] if each else None for each in found}
     if len(titles) == 1 and (title := titles.pop()):
-        return row_of([precision, title, *(each[0] for each in found if each)])
-    return row_of([precision, "", *(_ratio_cell(record, group, precision) for group in chosen)])
+        return [precision, title, *(each[0] for each in found if each)]
+    return [precision, "", *(_ratio_cell(record, group, precision) for group in chosen)]
 
 
 def _measured(record: Record, name: str) -> str:

@@ -18,7 +18,7 @@ from aftexport.pipeline.export import export
 from .graphs import scripted
 from .implementations.aft_simple import simple_softmax
 from .layer import DIM, Layer
-from .look_alikes import full_with_eps
+from .look_alikes import simple_clamped_denominator
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     example = torch.randn(2, 12, DIM)
-    w = torch.randn(36, 36)
     onnx.save(scripted(Layer(simple_softmax), example), folder / "simple.onnx")
-    onnx.save(scripted(Layer(full_with_eps, w), example), folder / "eps.onnx")
+    clamped = Layer(simple_clamped_denominator)
+    onnx.save(scripted(clamped, example), folder / "clamped.onnx")
     return folder
 
 
@@ -81,7 +81,7 @@ def test_fuse_refuses_random_outputs(
     assert (done.code == 0) is not is_random
 
 
-@pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("eps", set())])
+@pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("clamped", set())])
 def test_weights_in_another_file_are_loaded(
     name: str,
     operators: set[str],
@@ -103,11 +103,11 @@ def test_unrecognized_file_is_copied_with_reason(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "same.onnx"
-    done = run_here(["fuse", files / "eps.onnx", out], capsys)
+    done = run_here(["fuse", files / "clamped.onnx", out], capsys)
     assert done.code == 0
     assert "No mechanism was recognized" in done.out
-    assert "added to the denominator" in " ".join(done.out.split())
-    assert out.read_bytes() == (files / "eps.onnx").read_bytes()
+    assert "the denominator goes through Clip" in " ".join(done.out.split())
+    assert out.read_bytes() == (files / "clamped.onnx").read_bytes()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model"])

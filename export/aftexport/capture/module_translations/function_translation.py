@@ -1,6 +1,7 @@
 """A function of a library, and the function that takes its place during a capture."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -54,4 +55,4 @@ def installed_version() -> str:
 
 def _number(text: str) -> tuple[int, ...]:
     """Return major and minor number of a version."""
-    return tuple(int(part) for part in text.split(".")[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
