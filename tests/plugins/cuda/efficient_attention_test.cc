@@ -11,7 +11,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
   const auto normalization = softmax ? oracle::Normalization::kSoftmax : oracle::Normalization::kScaling;
   return problem.check(
       call, aft_cuda_efficient_attention_workspace, aft_cuda_efficient_attention,
-      [&](const oracle::Document& d) { return oracle::efficient_attention(d, c.heads, normalization, scale); });
+      [&](const oracle::Document& d) { return oracle::efficient_attention(d, {d, c.heads}, normalization, scale); });
 }
 
 int main(int argc, char** argv) {

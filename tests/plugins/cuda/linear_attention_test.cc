@@ -11,7 +11,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
   const auto feature_map = map == AFT_CUDA_RELU ? oracle::FeatureMap::kRelu : oracle::FeatureMap::kElu;
   return problem.check(
       call, aft_cuda_linear_attention_workspace, aft_cuda_linear_attention,
-      [&](const oracle::Document& d) { return oracle::linear_attention(d, c.heads, feature_map, eps); });
+      [&](const oracle::Document& d) { return oracle::linear_attention(d, {d, c.heads}, feature_map, eps); });
 }
 
 int main(int argc, char** argv) {
