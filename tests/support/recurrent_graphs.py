@@ -35,7 +35,7 @@ def linear_attention(
     """Return a graph of one node.
 
     Args:
-        domain: that of ONNX, ONNX Runtime or ours.
+        domain: the domain of ONNX, of ONNX Runtime, or this project's.
         rule: the update rule.
         heads: the number of query heads and of states.
         has_state: whether there is a past state.
@@ -97,7 +97,7 @@ def causal_conv(
     """Return a graph of one node.
 
     Args:
-        domain: that of ONNX, ONNX Runtime or ours.
+        domain: the domain of ONNX, of ONNX Runtime, or this project's.
         has_bias, has_state: whether there is a bias or a past state.
         is_last: whether the channels are the last axis.
         taps: the taps of the filter.
