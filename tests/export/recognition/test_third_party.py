@@ -136,8 +136,8 @@ def test_linear_attention_of_images(package: Any) -> None:
 def test_linear_attention(package: Any) -> None:
     layers = package("linear_attention")
     check(layers.LinearSelfAttention(DIM, 4, False), ["EfficientAttention"])
-    check(layers.LinearSelfAttention(DIM, 4, True), [])
-    check(layers.LinearSelfAttention(DIM, 4, False, one_kv_head=True), [])
+    check(layers.LinearSelfAttention(DIM, 4, True), ["CausalNormalizedLinearAttention"])
+    check(layers.LinearSelfAttention(DIM, 4, False, one_kv_head=True), ["EfficientAttention"])
 
 
 def test_fast_transformer_pytorch_is_not_fused(package: Any) -> None:
