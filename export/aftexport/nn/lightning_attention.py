@@ -38,7 +38,7 @@ class LightningAttention(RecurrentLayer):
         self.output = nn.Linear(dim, dim, bias=False)
         heads = torch.arange(1, num_heads + 1, dtype=torch.float64)
         slopes = slope_scale * 2.0 ** (-8 * heads / num_heads)
-        self.register_buffer("decay", -slopes, persistent=False)
+        self.register_buffer("decay", -slopes)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""

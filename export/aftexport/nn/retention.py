@@ -38,7 +38,7 @@ class Retention(RecurrentLayer):
         self.norm_bias = nn.Parameter(torch.zeros(dim))
         self.output = nn.Linear(dim, dim, bias=False)
         heads = torch.arange(num_heads, dtype=torch.float64)
-        self.register_buffer("decay", torch.log1p(-(2.0 ** (-5 - heads))), persistent=False)
+        self.register_buffer("decay", torch.log1p(-(2.0 ** (-5 - heads))))
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
