@@ -10,8 +10,8 @@ import resource
 import pytest
 from sampling import RUN_ALL
 
-MAX_CPU_SECONDS = 2_700
-"""Two cores of an AMD EPYC take 1,800 s for the suite with its slow tests."""
+MAX_CPU_SECONDS = 3_300
+"""Two cores of an AMD EPYC take up to 2,670 s for the suite with its slow tests, on a busy machine."""
 OUTPUT = "cpu seconds"
 
 
