@@ -18,5 +18,6 @@ def test_loaded_model_equals_saved_one(mechanism: str, tmp_path: Path) -> None:
     model = DocumentClassifier(config).eval()
     aftexport.save(tmp_path / "model.pt", model=model)
     loaded = aftexport.load(tmp_path / "model.pt").module
+    assert loaded is not None
     ids, lengths = torch.randint(1, 30, (2, 9)), torch.tensor([9, 4])
     assert torch.equal(loaded(ids, lengths), model(ids, lengths))
