@@ -11,7 +11,7 @@ import pytest
 from sampling import RUN_ALL
 
 MAX_CPU_SECONDS = 3_300
-"""Two cores of an AMD EPYC take up to 2,670 s for the suite with its slow tests, if they are busy."""
+"""Two cores of an AMD EPYC take up to 2,670 s for the suite with its slow tests."""
 OUTPUT = "cpu seconds"
 
 
