@@ -131,8 +131,8 @@ def denominators(
     sums = torch.where(top == MASKED, 1, total)
     if eps == 0:
         return sums
-    largest = top.clamp(min=torch.finfo(top.dtype).min)
-    return sums + eps_beside(eps, largest if shift is None else largest + shift)
+    finite_top = top.clamp(min=torch.finfo(top.dtype).min)
+    return sums + eps_beside(eps, finite_top if shift is None else finite_top + shift)
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:
@@ -297,9 +297,15 @@ def grouped_shapes(
 
 
 def check_eps(op_type: str, eps: float) -> None:
-    """Raise ValueError unless ``eps`` is at least 0."""
+    """Raise ValueError unless ``eps`` is finite and at least 0."""
     if not 0 <= eps < math.inf:
-        raise ValueError(f"{op_type}: eps must be at least 0, got {eps}")
+        raise ValueError(f"{op_type}: eps must be finite and at least 0, got {eps}")
+
+
+def check_positive_eps(op_type: str, eps: float) -> None:
+    """Raise ValueError unless ``eps`` is finite and positive."""
+    if not 0 < eps < math.inf:
+        raise ValueError(f"{op_type}: eps must be finite and positive, got {eps}")
 
 
 def check_key_columns(op_type: str, query: Tensor, key: Tensor, columns: int) -> None:

@@ -5,6 +5,11 @@ from aftexport.operators.mechanisms._chunk_recurrence import chunk_loop
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.schema import STATE_OUTPUT
 
+GATED_RULES = ("gated", "gated_delta")
+"""The update rules with a decay."""
+DELTA_RULES = ("delta", "gated_delta")
+"""The update rules with beta."""
+
 
 def recurrence_body(
     *,
@@ -18,8 +23,8 @@ def recurrence_body(
 
     Both directions are heads of one loop: the tokens of the reverse direction are turned around.
     """
-    has_decay = update_rule in ("gated", "gated_delta")
-    has_beta = update_rule in ("delta", "gated_delta")
+    has_decay = update_rule in GATED_RULES
+    has_beta = update_rule in DELTA_RULES
     _check_present(update_rule, {"decay": has_decay, "beta": has_beta}, present)
     by_channel = has_decay and decay_granularity == "channel"
     lines = text.inputs_as_float("query", "key", "value", *sorted(present)) + text.valid_keys()

@@ -13,15 +13,12 @@ from typing import Any
 
 import onnx
 
-from aftexport.operators.mechanisms._recurrence import recurrence_body
+from aftexport.operators.mechanisms._recurrence import DELTA_RULES, GATED_RULES, recurrence_body
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.mechanisms.mechanism import MechanismOperator
 from aftexport.operators.schema import STATE_OUTPUT, Attribute
 
-GATED_RULES = ("gated", "gated_delta")
-"""The update rules with a decay."""
-DELTA_RULES = ("delta", "gated_delta")
-"""The update rules with beta."""
+__all__ = ["DELTA_RULES", "GATED_RULES", "RECURRENT_LINEAR_ATTENTION"]
 
 ATTRIBUTES = (
     Attribute(

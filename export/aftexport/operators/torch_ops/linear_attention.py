@@ -8,6 +8,7 @@ from aftexport.operators.numerics import (
     causal_product,
     check_grouped_heads,
     check_lengths,
+    check_positive_eps,
     context,
     grouped_shapes,
     repeat_heads,
@@ -42,8 +43,8 @@ def _check(
         key_lengths=key_lengths,
     )
     check_lengths(op_type, query, lengths)
-    if normalizer != "none" and not eps > 0:
-        raise ValueError(f"{op_type}: eps must be positive, got {eps}")
+    if normalizer != "none":
+        check_positive_eps(op_type, eps)
 
 
 def features(x: Tensor, feature_map: str) -> Tensor:

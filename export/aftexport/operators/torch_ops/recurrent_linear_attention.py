@@ -7,8 +7,8 @@ from torch import Tensor
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
-from aftexport.operators.numerics import check_lengths, valid_keys
-from aftexport.operators.torch_ops._recurrence import by_heads, token_by_token
+from aftexport.operators.numerics import check_lengths, check_positive_eps, valid_keys
+from aftexport.operators.torch_ops._recurrence import Recurrence, by_heads, token_by_token
 from aftexport.operators.torch_ops._recurrent_chunks import chunk_by_chunk
 from aftexport.operators.torch_ops.torch_op import register_recurrent
 
@@ -39,10 +39,9 @@ def _check(
     if decay is not None:
         by_channel = settings["decay_granularity"] == "channel"
         _check_tokens(op_type, "decay", decay, query, key_width if by_channel else kv_num_heads)
-    if beta is not None and beta.shape[-1] != 1:
-        _check_tokens(op_type, "beta", beta, query, kv_num_heads)
-    elif beta is not None:
-        _check_tokens(op_type, "beta", beta, query, 1)
+    if beta is not None:
+        is_shared = beta.shape[-1:] == (1,)
+        _check_tokens(op_type, "beta", beta, query, 1 if is_shared else kv_num_heads)
     check_lengths(op_type, query, lengths)
     if past_state is not None:
         named = {"normalizer": normalizer, "q_num_heads": q_num_heads, **settings}
@@ -58,8 +57,8 @@ def _check_rule(op_type: str, update_rule: str, normalizer: str, eps: float) -> 
         raise ValueError(
             f"{op_type}: normalizer must be none for update_rule {update_rule}, got sum"
         )
-    if normalizer == "sum" and not eps > 0:
-        raise ValueError(f"{op_type}: eps must be positive, got {eps}")
+    if normalizer == "sum":
+        check_positive_eps(op_type, eps)
 
 
 def _check_heads(
@@ -145,33 +144,56 @@ def reference(
     Returns:
         The output ``[B, T, Hq dv]``, and the states after the last token of each direction.
     """
-    return _run(token_by_token, query, key, value, past_state, decay, beta, lengths, **attributes)
+    tokens = _tokens(query, key, value, decay, beta, lengths, **attributes)
+    return _run(token_by_token, tokens, past_state, lengths, **attributes)
 
 
 def compute(
-    query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, **attributes: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Tensor | None,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    lengths: Tensor,
+    **attributes: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``reference`` in chunks of tokens.
 
     A decay above 0 may overflow where the definition does not, for example beside a state of 0. The
-    chunks are then computed again in float64, and at last token by token. NaN in an input stays.
+    chunks are then computed again in float64, and at last token by token. No precision helps
+    against NaN and infinity in the inputs, so their results stay.
     """
-    output, state = _run(chunk_by_chunk, query, key, value, *others, **attributes)
-    has_nan = any(x is not None and bool(x.isnan().any()) for x in others)
-    if _are_finite(output, state) or has_nan or not _are_finite(query, key, value):
+    tokens = _tokens(query, key, value, decay, beta, lengths, **attributes)
+    output, state = _run(chunk_by_chunk, tokens, past_state, lengths, **attributes)
+    if _are_finite(output, state) or not _have_finite_factors(tokens, past_state):
         return output, state
-    wide = [x.double() if x is not None and x.is_floating_point() else x for x in others]
+    wide, wide_past = tokens.mapped(Tensor.double), past_state
+    if past_state is not None:
+        wide_past = past_state.double()
     for recurrence in (chunk_by_chunk, token_by_token):
-        output, state = _run(
-            recurrence, query.double(), key.double(), value.double(), *wide, **attributes
-        )
+        output, state = _run(recurrence, wide, wide_past, lengths, **attributes)
         if _are_finite(output, state):
             break
     return output.to(query.dtype), state.to(query.dtype)
 
 
-def _are_finite(*tensors: Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+def _are_finite(*tensors: Tensor | None) -> bool:
+    return all(tensor is None or bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _have_finite_factors(tokens: Recurrence, past_state: Tensor | None) -> bool:
+    """Return whether all factors are finite; that of the decay -inf is 0."""
+    decay = tokens.decay
+    return _are_finite(tokens.query, tokens.key, tokens.value, tokens.beta, past_state) and (
+        decay is None or bool((decay < torch.inf).all())
+    )
+
+
+def _tokens(
+    *tensors: Any, q_num_heads: int, kv_num_heads: int, normalizer: str, **_: Any
+) -> Recurrence:
+    return by_heads(*tensors, kv_num_heads, q_num_heads // kv_num_heads, normalizer == "sum")
 
 
 def _backwards(tensor: Tensor) -> Tensor:
@@ -180,28 +202,24 @@ def _backwards(tensor: Tensor) -> Tensor:
 
 def _run(
     recurrence: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *others: Any,
+    tokens: Recurrence,
+    past_state: Tensor | None,
+    lengths: Tensor,
+    *,
     direction: str,
     normalizer: str,
-    q_num_heads: int,
-    kv_num_heads: int,
     scale: float,
     eps: float,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
-    past_state, decay, beta, lengths = others
-    is_summed, groups = normalizer == "sum", q_num_heads // kv_num_heads
-    tokens = by_heads(query, key, value, decay, beta, lengths, kv_num_heads, groups, is_summed)
     names = ("forward", "reverse") if direction == "bidirectional" else (direction,)
-    width = tokens.key.shape[3], tokens.value.shape[3]
+    batch, count, heads, width = tokens.key.shape
     if past_state is None:
-        past_state = query.new_zeros(query.shape[0], len(names) * kv_num_heads, *width)
+        states_shape = (batch, len(names) * heads, width, tokens.value.shape[3])
+        past_state = tokens.key.new_zeros(states_shape)
     total, states = None, []
-    for name, past in zip(names, torch.split(past_state, kv_num_heads, 1), strict=True):
+    for name, past in zip(names, torch.split(past_state, heads, 1), strict=True):
         ordered = tokens if name == "forward" else tokens.mapped(_backwards)
         is_second = name == "reverse" and direction == "bidirectional"
         rows, state = recurrence(ordered, past, reads_written=not is_second)
@@ -209,12 +227,12 @@ def _run(
         total = rows if total is None else total + rows
         states.append(state)
     assert total is not None
-    if is_summed:
+    if normalizer == "sum":
         floor = eps if total.dtype == torch.float64 else max(eps, MIN_EPS)
         total = total[..., :-1] / (total[..., -1:] + floor)
     else:
-        total = total * (scale or tokens.key.shape[3] ** -0.5)
-    valid = valid_keys(lengths, query.shape[1])[..., None]
+        total = total * (scale or width**-0.5)
+    valid = valid_keys(lengths, count)[..., None]
     return torch.where(valid, total.flatten(2), 0), torch.cat(states, 1)
 
 

@@ -7,7 +7,11 @@ reads several states; the query is repeated here. A window of states has no coun
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
+from aftexport.operators.mechanisms.recurrent_linear_attention import (
+    DELTA_RULES,
+    GATED_RULES,
+    RECURRENT_LINEAR_ATTENTION,
+)
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
 from aftexport.passes.standard_recurrence.new_nodes import NewNodes
@@ -70,8 +74,8 @@ class _Reading:
         self._check_attributes()
         for place, name in enumerate(_INPUTS[:3]):
             self._given.required(place, name)
-        self._check_presence("decay", 4, is_needed="gated" in self._rule)
-        self._check_presence("beta", 5, is_needed="delta" in self._rule)
+        self._check_presence("decay", 4, is_needed=self._rule in GATED_RULES)
+        self._check_presence("beta", 5, is_needed=self._rule in DELTA_RULES)
 
     def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
         self.check()

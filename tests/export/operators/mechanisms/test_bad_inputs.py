@@ -76,11 +76,13 @@ PARTICULAR = [
     ("CausalFastformer", "beta_weight", lambda x: x[:, :1]),
     ("AftSimple", "eps", lambda _: -1e-6),
     ("CausalAftConv", "eps", lambda _: float("nan")),
+    ("AftFull", "eps", lambda _: float("inf")),
     ("EfficientAttention", "kv_num_heads", lambda _: 3),
     ("NormalizedLinearAttention", "kv_num_heads", lambda _: -1),
     ("NormalizedLinearAttention", "eps", lambda _: 0.0),
     ("NormalizedLinearAttention", "eps", lambda _: -1e-6),
     ("NormalizedLinearAttention", "eps", lambda _: float("nan")),
+    ("CausalNormalizedLinearAttention", "eps", lambda _: float("inf")),
 ]
 
 
@@ -126,6 +128,13 @@ def test_unfit_learned_tensors_are_refused(
 def test_excess_tokens_error_names_both_numbers(op_type: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{op_type}: 6 tokens, but {name} .* at most 5"):
         OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda x: x[:5, :5]}))
+
+
+@pytest.mark.parametrize("eps", [-1e-6, float("inf")])
+def test_eps_error_names_both_bounds(eps: float) -> None:
+    for op_type, least in (("AftSimple", "at least 0"), ("NormalizedLinearAttention", "positive")):
+        with pytest.raises(ValueError, match=f"eps must be finite and {least}, got {eps}"):
+            OPERATORS[op_type].torch_op(*arguments(op_type, eps=lambda _: eps))
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)

@@ -166,16 +166,46 @@ def test_growth_beside_zero_state_stays_finite() -> None:
     assert error(run_torch(ATTENTION, inputs, form.attributes), expected) < FP32
 
 
-@pytest.mark.parametrize("name", ["key", "past_state", "decay", "beta"])
-def test_nan_is_not_computed_by_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No precision helps against NaN, and long documents by token take minutes."""
+def test_padding_does_not_hide_overflow() -> None:
+    """Padding is not read, so NaN and infinity in it are no reason to keep an overflow."""
+    form = Form("gated", has_past=False)
+    inputs = typed(draw(form, 20, (20, 9)), "float32")
+    inputs["decay"][:] = 0
+    inputs["decay"][:, 0] = 95
+    for name, number in (("query", np.inf), ("key", np.nan), ("value", -np.inf), ("decay", np.nan)):
+        inputs[name][1, 9:] = number
+    expected = run_definition(ATTENTION, inputs, form.attributes)
+    assert error(run_torch(ATTENTION, inputs, form.attributes), expected) < FP32
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *product(("query", "key", "value", "past_state", "beta"), (np.nan, np.inf, -np.inf)),
+        *product(("decay",), (np.nan, np.inf)),
+    ],
+)
+def test_infinity_is_not_computed_by_token(
+    name: str, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No precision helps against NaN and infinity, and long documents by token take minutes."""
     package = "aftexport.operators.torch_ops.recurrent_linear_attention"
     monkeypatch.setattr(f"{package}.token_by_token", None)
     form = Form()
     inputs = typed(draw(form, 20, (20,)), "float32")
-    inputs[name].flat[0] = np.nan
+    inputs[name].flat[0] = number
     output, _ = run_torch(ATTENTION, inputs, form.attributes)
-    assert np.isnan(output).any()
+    assert not np.isfinite(output).all()
+
+
+@pytest.mark.parametrize("granularity", ["head", "channel"])
+@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
+def test_decay_of_minus_infinity_clears_state(rule: str, granularity: str) -> None:
+    form = Form(rule, "bidirectional", decay_granularity=granularity)
+    inputs = typed(draw(form, 90, (90, 40)), "float32")
+    inputs["decay"][:, ::7] = -np.inf
+    expected = run_definition(ATTENTION, inputs, form.attributes)
+    assert error(run_torch(ATTENTION, inputs, form.attributes), expected) < FP32
 
 
 def part(inputs: Arrays, start: int, end: int, state: np.ndarray) -> Arrays:
@@ -327,7 +357,13 @@ def test_op_keeps_torch_library_rules(form: Form) -> None:
         ("linear", {"q_num_heads": 0}, "q_num_heads must be a positive multiple"),
         ("linear", {"update_rule": "gate"}, "update_rule must be one of linear, gated, delta"),
         ("delta", {"normalizer": "sum"}, "normalizer must be none for update_rule delta"),
-        ("linear", {"normalizer": "sum", "eps": 0.0}, "eps must be positive, got 0"),
+        ("delta", {"beta": ()}, r"beta must be \[2, 6, 2\], got shape \(\)"),
+        ("linear", {"normalizer": "sum", "eps": 0.0}, "eps must be finite and positive, got 0"),
+        (
+            "linear",
+            {"normalizer": "sum", "eps": np.inf},
+            "eps must be finite and positive, got inf",
+        ),
     ],
 )
 def test_unfit_inputs_are_refused(rule: str, changes: dict[str, object], message: str) -> None:
