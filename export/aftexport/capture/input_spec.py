@@ -67,7 +67,7 @@ def input_spec(
         )
     upper = 1
     if not isinstance(shape[1], int):
-        upper = min(_upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
+        upper = min(upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
     return InputSpec(
         names,
         vocabulary.size if vocabulary else None,
@@ -111,10 +111,12 @@ def _num_features(tokens: Node) -> int:
     return fixed
 
 
-def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
-    upper = program.range_constraints[size.node.expr].upper
+def upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
+    """Return the upper bound of a size of tokens; ``MAX_TOKENS`` if it has none."""
+    bounds = program.range_constraints.get(size.node.expr)
     # The upper bound of an unbounded axis is sympy's infinity, which int() refuses.
-    return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
+    is_bounded = bounds is not None and isinstance(bounds.upper, sympy.Integer)
+    return min(int(bounds.upper), MAX_TOKENS) if is_bounded else MAX_TOKENS
 
 
 _SAME_NUMBERS = frozenset((

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxscript import opset18 as op
 
 from aftexport.internals.torch_translation import call_op
+from aftexport.lowering.constant_numbers import constant, ints
 from aftexport.lowering.graph_body import GraphBody
 
 BLOCK = 128
@@ -29,14 +30,14 @@ def causal_attention_in_blocks(
         element: their type.
     """
     tokens = op.Shape(query, start=-2, end=-1)
-    size = op.Max(op.Min(tokens, _ints(BLOCK)), _ints(1))
-    blocks = op.Div(op.Sub(op.Add(tokens, size), _ints(1)), size)
-    before, width = op.Shape(query, end=-2), op.Shape(query, start=-1)
-    gap = op.Concat(before, op.Sub(op.Mul(blocks, size), tokens), width, axis=0)
+    size = op.Max(op.Min(tokens, ints(BLOCK)), ints(1))
+    blocks = op.Div(op.Sub(op.Add(tokens, size), ints(1)), size)
+    lead, width = op.Shape(query, end=-2), op.Shape(query, start=-1)
+    gap = op.Concat(lead, op.Sub(op.Mul(blocks, size), tokens), width, axis=0)
     whole = op.Concat(query, op.Expand(op.CastLike(0.0, query), gap), axis=-2)
-    split = op.Reshape(whole, op.Concat(before, blocks, size, width, axis=0), allowzero=1)
-    zero, one = (op.Constant(value=ir.tensor(np.array(n))) for n in (0, 1))
-    starts = op.Mul(op.Range(zero, op.Squeeze(blocks, _ints(0)), one), size)
+    split = op.Reshape(whole, op.Concat(lead, blocks, size, width, axis=0), allowzero=1)
+    zero, one = constant(0), constant(1)
+    starts = op.Mul(op.Range(zero, op.Squeeze(blocks, ints(0)), one), size)
     # Keys and values are states of the scan: its body then refers to no value outside.
     *_, attended = call_op(
         "Scan",
@@ -53,11 +54,7 @@ def causal_attention_in_blocks(
     # The keys may have more documents or heads than the queries.
     lead = op.Shape(attended, end=-3)
     shape = op.Concat(lead, op.Mul(blocks, size), op.Shape(value, start=-1), axis=0)
-    return op.Slice(op.Reshape(attended, shape, allowzero=1), _ints(0), tokens, _ints(-2))
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+    return op.Slice(op.Reshape(attended, shape, allowzero=1), ints(0), tokens, ints(-2))
 
 
 def _body(element: ir.DataType) -> ir.Graph:
@@ -67,12 +64,12 @@ def _body(element: ir.DataType) -> ir.Graph:
     start = ir.val("start", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
     body = GraphBody()
     zero, one = (body.Constant(value=ir.tensor(np.array(n))) for n in (0, 1))
-    axis = body.Constant(value=ir.tensor(np.array([0])))
-    last = body.Constant(value=ir.tensor(np.array([1])))
+    axis0 = body.Constant(value=ir.tensor(np.array([0])))
+    axis1 = body.Constant(value=ir.tensor(np.array([1])))
     masked = body.Constant(value=ir.tensor(-math.inf, dtype=element))
-    size = body.Squeeze(body.Shape(block, start=-2, end=-1), axis)
-    rows = body.Unsqueeze(body.Add(body.Range(zero, size, one), start), last)
-    columns = body.Range(zero, body.Squeeze(body.Shape(key, start=-1), axis), one)
+    size = body.Squeeze(body.Shape(block, start=-2, end=-1), axis0)
+    rows = body.Unsqueeze(body.Add(body.Range(zero, size, one), start), axis1)
+    columns = body.Range(zero, body.Squeeze(body.Shape(key, start=-1), axis0), one)
     is_seen = body.LessOrEqual(columns, rows)
     scores = body.Where(is_seen, body.MatMul(block, key), masked)
     attended = body.MatMul(body.Softmax(scores, axis=-1), value)

@@ -5,61 +5,62 @@ torch returns zeros for them.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
-import torch
 from onnxscript import opset18 as op
 
 from aftexport.lowering.attention_in_blocks import causal_attention_in_blocks
+from aftexport.lowering.constant_numbers import constant
 
 
-def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-):
-    """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]`` for torch.onnx."""
-    query, key, value = _operands(query, key, value, scale, enable_gqa)
+def attention_translation(*, in_blocks: bool) -> Callable[..., Any]:
+    """Return the translation of the operator for torch.onnx.
+
+    Args:
+        in_blocks: whether causal attention runs in blocks of queries.
+    """
+
+    def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ):
+        """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]``."""
+        operands = _operands(query, key, value, scale, enable_gqa)
+        if in_blocks and is_causal and attn_mask is None and not dropout_p:
+            rank, element = len(query.shape), query.dtype
+            return causal_attention_in_blocks(*operands, rank=rank, element=element)
+        return _whole_attention(*operands, attn_mask, dropout_p, is_causal)
+
+    return scaled_dot_product_attention
+
+
+def _whole_attention(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool
+) -> Any:
+    """Translate attention of scaled ``query [..., L, E]`` and ``key [..., E, S]``."""
     scores = op.MatMul(query, key)
     masked = op.CastLike(-math.inf, scores)
     if is_causal:
         scores = op.Where(_causal(query, value), scores, masked)
-    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        scores = op.Where(attn_mask, scores, masked)
-    elif attn_mask is not None:
-        scores = op.Add(scores, op.CastLike(attn_mask, scores))
+    elif mask is not None and mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(mask, scores, masked)
+    elif mask is not None:
+        scores = op.Add(scores, op.CastLike(mask, scores))
     weights = op.Softmax(scores, axis=-1)
-    if attn_mask is not None:
+    if mask is not None:
         is_empty = op.Equal(op.ReduceMax(scores, [-1], keepdims=1), masked)
         weights = op.Where(is_empty, op.CastLike(0.0, scores), weights)
-    if dropout_p:
-        weights = op.Dropout(weights, dropout_p)
+    if dropout:
+        weights = op.Dropout(weights, dropout)
     return op.MatMul(weights, value)
-
-
-def long_scaled_dot_product_attention(  # type: ignore[no-untyped-def]
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-):
-    """Translate attention as ``scaled_dot_product_attention``; if it is causal, in blocks."""
-    if not is_causal or attn_mask is not None or dropout_p:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-    operands = _operands(query, key, value, scale, enable_gqa)
-    return causal_attention_in_blocks(*operands, rank=len(query.shape), element=query.dtype)
 
 
 def _operands(
@@ -87,10 +88,10 @@ def _root_of_scale(query: Any, scale: float | None) -> Any:
 
 def _causal(query: Any, key: Any) -> Any:
     """Return a bool ``[L, S]``, true where the key is at or before the query."""
-    first, step, axis = (_constant(torch.tensor(n)) for n in (0, 1, [0]))
+    first, step, axis = (constant(n) for n in (0, 1, [0]))
     rows = op.Range(first, op.Squeeze(op.Shape(query, start=-2, end=-1), axis), step)
     columns = op.Range(first, op.Squeeze(op.Shape(key, start=-2, end=-1), axis), step)
-    return op.LessOrEqual(columns, op.Unsqueeze(rows, _constant(torch.tensor([1]))))
+    return op.LessOrEqual(columns, op.Unsqueeze(rows, constant([1])))
 
 
 def _repeated(heads: Any, query: Any) -> Any:
@@ -98,10 +99,6 @@ def _repeated(heads: Any, query: Any) -> Any:
     count, wanted = op.Shape(heads, start=-3, end=-2), op.Shape(query, start=-3, end=-2)
     times = op.Div(wanted, count)
     before, after = op.Shape(heads, end=-3), op.Shape(heads, start=-2)
-    each = op.Unsqueeze(heads, _constant(torch.tensor([-3])))
+    each = op.Unsqueeze(heads, constant([-3]))
     shape = op.Concat(before, count, times, after, axis=0)
     return op.Reshape(op.Expand(each, shape), op.Concat(before, wanted, after, axis=0))
-
-
-def _constant(numbers: torch.Tensor) -> Any:
-    return op.Constant(value=ir.tensor(numbers.numpy()))

@@ -9,11 +9,11 @@ each block's sums are added to the total of the blocks before it.
 import math
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
 from aftexport.internals.torch_translation import call_op
+from aftexport.lowering.constant_numbers import ints
 from aftexport.lowering.graph_body import GraphBody
 from aftexport.operators.constants import MAX_BLOCK
 
@@ -42,9 +42,9 @@ def logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
 
     of_blocks = op.Concat(*before, blocks, *after, axis=0)
     totals, within = _scan(element, (split,), dim + 1, of_blocks)
-    of_all = op.Concat(*before, *after, axis=0) if len(self.shape) > 1 else _ints()
+    of_all = op.Concat(*before, *after, axis=0) if len(self.shape) > 1 else ints()
     _, others = _scan(element, totals, dim, of_all, exclusive=True)
-    before_blocks = (op.Unsqueeze(part, _ints(dim + 1)) for part in others)
+    before_blocks = (op.Unsqueeze(part, ints(dim + 1)) for part in others)
     largest, rest = _add(op, op.CastLike(0.0, wide), *within, *before_blocks)
     if element is ir.DataType.FLOAT:
         more = op.Softplus(op.Log(rest))
@@ -53,22 +53,18 @@ def logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
     sums = op.Add(largest, more)
     joined_shape = op.Concat(*before, op.Mul(blocks, size), *after, axis=0)
     joined = op.Reshape(sums, joined_shape, allowzero=1)
-    return op.CastLike(op.Slice(joined, _ints(0), terms, _ints(dim)), self)
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+    return op.CastLike(op.Slice(joined, ints(0), terms, ints(dim)), self)
 
 
 def _cut(terms: Any) -> tuple[Any, Any]:
     """Return the number of blocks and their size, as ``two_level_sums.scan_cut`` does."""
 
     def quotient_up(count: Any, part: Any) -> Any:
-        return op.Div(op.Sub(op.Add(count, part), _ints(1)), part)
+        return op.Div(op.Sub(op.Add(count, part), ints(1)), part)
 
-    some = op.Min(quotient_up(terms, _ints(_SIDE_BY_SIDE)), _ints(_SIDE_BY_SIDE))
-    blocks = op.Max(quotient_up(terms, _ints(MAX_BLOCK)), some, _ints(1))
-    return blocks, op.Max(quotient_up(terms, blocks), _ints(1))
+    some = op.Min(quotient_up(terms, ints(_SIDE_BY_SIDE)), ints(_SIDE_BY_SIDE))
+    blocks = op.Max(quotient_up(terms, ints(MAX_BLOCK)), some, ints(1))
+    return blocks, op.Max(quotient_up(terms, blocks), ints(1))
 
 
 def _scan(

@@ -11,11 +11,12 @@ import onnx.inliner
 import torch
 from torch.export import ExportedProgram
 
+from aftexport.capture.input_spec import upper_bound
 from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES, DEFAULT_OPSET, MAX_TOKENS, main_input
+from aftexport.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
@@ -143,10 +144,7 @@ def _max_tokens(program: ExportedProgram) -> int:
         n for n in program.graph.find_nodes(op="placeholder") if n.name == main_input(names)
     )
     tokens = main.meta["val"].shape[1]
-    if isinstance(tokens, int):
-        return tokens
-    bounds = program.range_constraints.get(tokens.node.expr)
-    return MAX_TOKENS if bounds is None else int(min(bounds.upper, MAX_TOKENS))
+    return tokens if isinstance(tokens, int) else upper_bound(program, tokens)
 
 
 def _axes(program: ExportedProgram) -> dict[str, dict[int, str]]:

@@ -13,15 +13,14 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
-from aftexport.lowering.attention_translation import (
-    long_scaled_dot_product_attention,
-    scaled_dot_product_attention,
-)
+from aftexport.lowering.attention_translation import attention_translation
+from aftexport.lowering.constant_numbers import constant
 from aftexport.lowering.cumulative_log_sum import logcumsumexp
 from aftexport.lowering.deviations import deviations
 from aftexport.lowering.scalar_functions import scalar_functions
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.schema import Attribute
 from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
 
 _aten = torch.ops.aten
@@ -39,8 +38,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
         max_tokens: the maximum tokens of a document. Causal attention of longer documents than
             ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
     """
-    is_long = max_tokens > MAX_WHOLE_TOKENS
-    attention = long_scaled_dot_product_attention if is_long else scaled_dot_product_attention
+    attention = attention_translation(in_blocks=max_tokens > MAX_WHOLE_TOKENS)
     return (
         scalar_functions()
         | deviations()
@@ -63,17 +61,10 @@ def _translation(operator: Operator) -> Callable[..., Any]:
     """Return a function that emits one bare custom node, with a signature for torch.onnx."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
-    names, kind = list(operator.inputs), inspect.Parameter.POSITIONAL_OR_KEYWORD
-    of_attributes = {
-        a.name: inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
-        for a in operator.attributes
-    }
-    parameters = [  # the torch op has optional inputs behind the attributes
-        of_attributes.get(a.name, inspect.Parameter(a.name, kind, default=a.default_value))
-        if a.has_default_value()
-        else of_attributes.get(a.name, inspect.Parameter(a.name, kind))
-        for a in operator.torch_op._schema.arguments
-    ]
+    names, attributes = list(operator.inputs), {a.name: a for a in operator.attributes}
+    # The torch op has optional inputs behind the attributes.
+    arguments = operator.torch_op._schema.arguments
+    parameters = [_parameter(a, attributes.get(a.name)) for a in arguments]
 
     def translate(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.Signature(parameters).bind(*args, **kwargs)
@@ -87,6 +78,17 @@ def _translation(operator: Operator) -> Callable[..., Any]:
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
     return translate
+
+
+def _parameter(argument: torch.Argument, attribute: Attribute | None) -> inspect.Parameter:
+    """Return the parameter of an argument of a torch op, which is an attribute or an input."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if attribute is not None:
+        value = attribute.default
+        return inspect.Parameter(argument.name, kind, default=value, annotation=type(value))
+    if argument.has_default_value():
+        return inspect.Parameter(argument.name, kind, default=argument.default_value)
+    return inspect.Parameter(argument.name, kind)
 
 
 def _amax(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
@@ -105,7 +107,7 @@ def _var_mean(self, dim=None, correction=None, keepdim=False):  # type: ignore[n
     mean = op.ReduceMean(wide, axes, keepdims=1)
     deviations = op.Sub(wide, mean)
     total = op.ReduceSum(op.Mul(deviations, deviations), axes, keepdims=1)
-    count = op.ReduceProd(op.Gather(op.Shape(self), _constant(torch.tensor(axes))), keepdims=0)
+    count = op.ReduceProd(op.Gather(op.Shape(self), constant(axes)), keepdims=0)
     free = op.Sub(op.CastLike(count, wide), float(1 if correction is None else correction))
     variance = op.Div(total, op.Max(free, op.CastLike(0.0, wide)))
     results = (op.CastLike(result, self) for result in (variance, mean))
@@ -135,19 +137,14 @@ def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:
         window, and the starts and ends ``[count]`` of the windows.
     """
     length = op.Shape(x, start=-1)
-    numbers = torch.arange(count)
-    starts = op.Div(op.Mul(length, _constant(numbers)), _constant(torch.tensor([count])))
-    last = op.Add(op.Mul(length, _constant(numbers + 1)), _constant(torch.tensor([count - 1])))
-    ends = op.Div(last, _constant(torch.tensor([count])))
+    starts = op.Div(op.Mul(length, constant(range(count))), constant([count]))
+    last = op.Add(op.Mul(length, constant(range(1, count + 1))), constant([count - 1]))
+    ends = op.Div(last, constant([count]))
     width = op.ReduceMax(op.Sub(ends, starts), keepdims=0)
-    zero, one = _constant(torch.tensor(0)), _constant(torch.tensor(1))
+    zero, one = constant(0), constant(1)
     places = op.Add(op.Unsqueeze(starts, [1]), op.Range(zero, width, one))
     inside = op.Less(places, op.Unsqueeze(ends, [1]))
     return op.Gather(x, op.Min(places, op.Sub(length, one)), axis=-1), inside, starts, ends
-
-
-def _constant(numbers: torch.Tensor) -> Any:
-    return op.Constant(value=ir.tensor(numbers.numpy()))
 
 
 def _floordiv(self, other):  # type: ignore[no-untyped-def]
