@@ -1,6 +1,7 @@
 """Means over all keys with a bias inside a window around the query: AFT-local and AFT-conv.
 
-    Y[t] = sum_u exp(K[u] + b[t,u]) V[u] / sum_u exp(K[u] + b[t,u]),  b = 0 outside the window
+    Y[t] = sum_u exp(K[u] + b[t,u]) V[u] / (sum_u exp(K[u] + b[t,u]) + eps)
+    b = 0 outside the window
 
 Keys outside the window have bias 0. The obvious form is (exp(b) - 1) over the window
 plus a sum over all keys. It cancels if one key dominates and its bias is very negative.

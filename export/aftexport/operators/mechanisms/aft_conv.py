@@ -1,9 +1,9 @@
 """AFT-conv: a separate bias for each head that depends only on the distance.
 
     num[t] = sum_j exp(w[h,j] + K[u,h]) V[u] + sum_{u outside} exp(K[u,h]) V[u],  u = t + j - offset
-    den[t] = the same without V;  Y[t] = gate(Q[t]) * num[t] / den[t]
+    den[t] = the same without V;  Y[t] = gate(Q[t]) * num[t] / (den[t] + eps)
 
-Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 6. One key
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 6; eps is 0 there. One key
 channel per head. The channels of a head share the filter, with "same" padding and
 cross-correlation as in deep learning. The paper writes the sums as a convolution
 with exp(w) - 1 plus a sum over all keys, which is subject to cancellation; see

@@ -1,8 +1,8 @@
 """AFT-full: a learned bias for every pair of positions.
 
-    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w[t,u]) V[u] / sum_u exp(K[u] + w[t,u])
+    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w[t,u]) V[u] / (sum_u exp(K[u] + w[t,u]) + eps)
 
-Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2. The time is
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2; eps is 0 there. The time is
 quadratic in the tokens; no tensor of T x T x D is allocated.
 """
 

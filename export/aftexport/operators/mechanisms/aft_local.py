@@ -1,10 +1,10 @@
 """AFT-local: a learned bias for the keys within a window of the query.
 
-    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w'[t,u]) V[u] / sum_u exp(K[u] + w'[t,u])
+    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w'[t,u]) V[u] / (sum_u exp(K[u] + w'[t,u]) + eps)
     w'[t,u] = w[t,u] where |t - u| < s, else 0
 
-Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 4. Keys outside
-the window have bias 0. Only the band of w is stored, never a T x T matrix.
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 4; eps is 0 there. Keys
+outside the window have bias 0. Only the band of w is stored, never a T x T matrix.
 """
 
 from aftexport.operators import onnx_text as text

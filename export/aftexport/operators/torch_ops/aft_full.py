@@ -56,7 +56,7 @@ def reference(
     eps: float,
     causal: bool,
 ) -> Tensor:
-    """Compute the definition, row by row: a softmax of keys plus that row's biases.
+    """Compute the definition, row by row.
 
     Args:
         query, key, value: ``[B, T, D]``.

@@ -1,5 +1,6 @@
 """AFT-simple in PyTorch; see ``mechanisms.aft_simple``."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -55,7 +56,7 @@ def reference(
     eps: float,
     causal: bool,
 ) -> Tensor:
-    """Compute the definition: a softmax over the valid keys, channel by channel.
+    """Compute the definition; the causal form computes each prefix separately.
 
     Args:
         query, value: ``[B, T, D]``.
@@ -64,22 +65,8 @@ def reference(
         gate, num_heads, eps: see ``mechanisms.aft_simple``.
         causal: whether a row sees only the keys up to its own position.
     """
-    logits, values = _by_head(key, value, lengths)
-    if not causal:
-        mean = softmax_mean(logits, values, eps).expand_as(values)
-    else:
-        mean = _prefix_means(logits, values, eps)
-    return apply_gate(gate, query, mean.flatten(2))
-
-
-def _by_head(key: Tensor, value: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the masked keys ``[B, T, H, 1]`` and the values ``[B, T, H, D / H]``."""
-    return mask_keys(key, lengths)[..., None], split_heads(value, key.shape[2])
-
-
-def _prefix_means(key: Tensor, value: Tensor, eps: float) -> Tensor:
-    ends = range(1, key.shape[1] + 1)
-    return torch.cat([softmax_mean(key[:, :t], value[:, :t], eps) for t in ends], 1)
+    mean = prefix_means if causal else softmax_mean
+    return _run(mean, query, key, value, lengths, gate, eps)
 
 
 def compute(
@@ -94,17 +81,39 @@ def compute(
     causal: bool,
 ) -> Tensor:
     """Compute ``reference``; the causal form uses running sums."""
-    logits, values = _by_head(key, value, lengths)
-    if causal:
-        mean = guarded_mean(
-            partial(prefix_sums, eps=eps), partial(_prefix_means, eps=eps), logits, values
-        )
-    else:
-        mean = softmax_mean(logits, values, eps).expand_as(values)
-    return apply_gate(gate, query, mean.flatten(2))
+    mean = running_means if causal else softmax_mean
+    return _run(mean, query, key, value, lengths, gate, eps)
 
 
-def prefix_sums(logits: Tensor, value: Tensor, eps: float = 0.0) -> Sums:
+def _run(
+    mean: Callable[[Tensor, Tensor, float], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    gate: str,
+    eps: float,
+) -> Tensor:
+    """Multiply the gate by ``mean`` of keys ``[B, T, H, 1]`` and values ``[B, T, H, D / H]``."""
+    values = split_heads(value, key.shape[2])
+    means = mean(mask_keys(key, lengths)[..., None], values, eps)
+    return apply_gate(gate, query, means.expand_as(values).flatten(2))
+
+
+def prefix_means(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
+    """Return ``softmax_mean`` of every prefix of dim 1, each computed separately."""
+    ends = range(1, logits.shape[1] + 1)
+    return torch.cat([softmax_mean(logits[:, :end], value[:, :end], eps) for end in ends], 1)
+
+
+def running_means(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
+    """Return ``prefix_means``, computed with running sums."""
+    return guarded_mean(
+        partial(_prefix_sums, eps=eps), partial(prefix_means, eps=eps), logits, value
+    )
+
+
+def _prefix_sums(logits: Tensor, value: Tensor, eps: float) -> Sums:
     """Return running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike.
 
     ``eps`` is added to the sums of the weights.

@@ -3,19 +3,17 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from aftexport.operators.numerics import (
     check_heads,
     check_lengths,
     check_same_shape,
-    guarded_mean,
     mask_keys,
     softmax_mean,
     split_heads,
 )
-from aftexport.operators.torch_ops.aft_simple import prefix_sums
+from aftexport.operators.torch_ops.aft_simple import prefix_means, running_means
 from aftexport.operators.torch_ops.torch_op import register_pair
 
 
@@ -59,7 +57,7 @@ def reference(
         alpha_weight, beta_weight: ``[D, H]``.
         lengths: int64 ``[B]``.
     """
-    pool = _pool_prefixes if causal else softmax_mean
+    pool = prefix_means if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 
 
@@ -75,7 +73,7 @@ def compute(
     causal: bool,
 ) -> Tensor:
     """Compute ``reference``; the causal form uses running sums."""
-    pool = _pool_running if causal else softmax_mean
+    pool = running_means if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 
 
@@ -95,15 +93,6 @@ def _attend(
     keyed = keys * pool(alpha_logits[..., None], queries)
     beta_logits = mask_keys(keyed.flatten(2) @ beta_weight * scale, lengths)
     return (values * pool(beta_logits[..., None], keyed)).flatten(2)
-
-
-def _pool_prefixes(logits: Tensor, values: Tensor) -> Tensor:
-    ends = range(1, logits.shape[1] + 1)
-    return torch.cat([softmax_mean(logits[:, :end], values[:, :end]) for end in ends], 1)
-
-
-def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
-    return guarded_mean(prefix_sums, _pool_prefixes, logits, values)
 
 
 FASTFORMER, CAUSAL_FASTFORMER = register_pair(
