@@ -211,7 +211,7 @@ def session(
         else:
             # Otherwise the runtime would look for files of weights in the current folder.
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
-            source = _with_bodies(model, provider)
+            source = _with_untaken_renamed(model, provider)
         if isinstance(model, Path):
             source = _adapted(source, model, options, takes_choice, provider)
         # With fallback enabled, the CPU would replace a provider that cannot start.
@@ -255,8 +255,8 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     return bytes(located.SerializeToString())
 
 
-def _with_bodies(model: bytes, provider: Provider) -> bytes:
-    """Return a serialized model whose kernels take all nodes that have their names."""
+def _with_untaken_renamed(model: bytes, provider: Provider) -> bytes:
+    """Return a serialized model in which nodes that the kernels do not take have other names."""
     if DOMAIN.encode() not in model:
         return model
     try:

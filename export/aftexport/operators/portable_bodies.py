@@ -53,18 +53,11 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _add_defaults(node: onnx.NodeProto) -> None:
-    """Add the absent attributes to a node: onnx's inliner knows no defaults of a function."""
-    present = {a.name for a in node.attribute}
-    for attribute in ALL_OPERATORS[node.op_type].attributes:
-        if attribute.name not in present:
-            node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
-
-
 def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
     """Inline the bodies of operators whose nodes leave out an input before another one.
 
-    The parser of TensorRT refuses a call of a function with such an input, and no plugin has one.
+    The parser of TensorRT refuses a call of a function with such an input, and no TensorRT plugin
+    has optional inputs.
 
     Returns:
         The model with standard operators in place of these nodes; ``model`` if there are none.
@@ -73,6 +66,14 @@ def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
     partial = {n.op_type for n in model.graph.node if n.domain == DOMAIN and "" in n.input}
     called = sorted((DOMAIN, name) for name in partial & functions)
     return onnx.inliner.inline_selected_functions(model, called) if called else model
+
+
+def _add_defaults(node: onnx.NodeProto) -> None:
+    """Add the absent attributes to a node: onnx's inliner knows no defaults of a function."""
+    present = {a.name for a in node.attribute}
+    for attribute in ALL_OPERATORS[node.op_type].attributes:
+        if attribute.name not in present:
+            node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
 
 
 def _form(node: onnx.NodeProto) -> _Form:

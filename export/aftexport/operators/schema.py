@@ -60,7 +60,8 @@ class OnnxOperator:
         doc: formula and source.
         ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
         sizes: the function from attributes to the sizes of axes in cases of the parity check.
-        positive: the function from attributes to the inputs without negative numbers in them.
+        positive: the function from attributes to the inputs that are nonnegative in cases of the
+            parity check.
     """
 
     op_type: str

@@ -45,6 +45,7 @@ def by_heads(
     decay: Tensor | None,
     beta: Tensor | None,
     lengths: Tensor,
+    *,
     heads: int,
     groups: int,
     is_summed: bool,

@@ -193,7 +193,12 @@ def _have_finite_factors(tokens: Recurrence, past_state: Tensor | None) -> bool:
 def _tokens(
     *tensors: Any, q_num_heads: int, kv_num_heads: int, normalizer: str, **_: Any
 ) -> Recurrence:
-    return by_heads(*tensors, kv_num_heads, q_num_heads // kv_num_heads, normalizer == "sum")
+    return by_heads(
+        *tensors,
+        heads=kv_num_heads,
+        groups=q_num_heads // kv_num_heads,
+        is_summed=normalizer == "sum",
+    )
 
 
 def _backwards(tensor: Tensor) -> Tensor:

@@ -134,7 +134,8 @@ class _TorchOp:
     """The torch op of an operator.
 
     It takes the inputs, then the attributes, and then the optional inputs after the last required
-    one. Those and later attributes have defaults, so calls and programs written before them work.
+    one. These inputs, and attributes with ``since`` above 1, have defaults: older programs leave
+    them out.
     """
 
     def __init__(
@@ -265,12 +266,10 @@ def _gradients(
 
 
 def _leaf(tensor: Tensor, again: bool) -> Tensor:
-    """Return ``tensor`` as an input of its own; ``again``: its gradient has a gradient."""
-    return (
-        tensor.view_as(tensor)
-        if again and tensor.requires_grad
-        else (tensor.detach().requires_grad_())
-    )
+    """Return ``tensor`` as an input of its own, whose gradient has a gradient if ``again``."""
+    if again and tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()
 
 
 def _snake_case(name: str) -> str:
