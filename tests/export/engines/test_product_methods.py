@@ -25,9 +25,12 @@ def int8_bundle(checkpoint_file: Path, tmp_path: Path, capsys: Capture) -> Path:
     return out
 
 
-def test_full_precision_has_no_methods_to_show(bundle_folder: Path) -> None:
-    assert product_methods(bundle_folder / "model.onnx", "int8") == ()  # no products in the file
-    assert product_methods(bundle_folder / "absent.onnx", "fp32") == ()  # the file is not read
+def test_file_without_products_has_no_methods(bundle_folder: Path) -> None:
+    assert product_methods(bundle_folder / "model.onnx", "int8") == ()
+
+
+def test_full_precision_reads_no_file(tmp_path: Path) -> None:
+    assert product_methods(tmp_path / "absent.onnx", "fp32") == ()
 
 
 def test_inspect_and_bench_show_methods(int8_bundle: Path, capsys: Capture) -> None:

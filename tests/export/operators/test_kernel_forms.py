@@ -19,7 +19,7 @@ from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.passes.finish import finish
 from aftexport.pipeline.golden_cases import operator_cases
 
-from .mechanisms.wide_forms import Form, error, formula, make_inputs, model_of
+from .mechanisms.wide_forms import Form, error, formula, make_inputs, model_of, node_of
 
 FIRST = Form("NormalizedLinearAttention")
 WIDE = [
@@ -64,10 +64,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]
     path = tmp_path_factory.mktemp("forms") / "model.onnx"
     onnx.save(finish(lower(capture(module))), path)
     return module, path
-
-
-def node_of(form: Form) -> onnx.NodeProto:
-    return model_of(form).graph.node[0]
 
 
 @pytest.mark.parametrize("library", aftplugins.RUNTIMES)

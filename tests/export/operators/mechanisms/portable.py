@@ -8,10 +8,9 @@ import onnxruntime
 import pytest
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.schema import INTEGER_INPUTS
 
 from .cases import Inputs, Variant, run_reference, run_torch
-
-_RANKS = {"position_bias": 2, "band": 2, "filter": 2, "alpha_weight": 2, "beta_weight": 2}
 
 
 @cache
@@ -23,11 +22,13 @@ def body_model(
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     values = [
         helper.make_tensor_value_info(
-            name, element, [f"{name}_{axis}" for axis in range(_RANKS.get(name, 3))]
+            name,
+            onnx.TensorProto.INT64 if name in INTEGER_INPUTS else element,
+            [f"{name}_{axis}" for axis in range(len(shape.split()))],
         )
-        for name in operator.required_inputs[:-1]
+        for name, shape in zip(operator.inputs, operator.shapes, strict=True)
+        if name in operator.required_inputs
     ]
-    values.append(helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["batch"]))
     node = helper.make_node(
         operator.op_type,
         list(operator.required_inputs),

@@ -14,6 +14,7 @@ from oracles.mechanisms import MECHANISMS
 
 import aftplugins
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.schema import INTEGER_INPUTS
 from aftexport.operators.torch_ops import OPERATORS, Operator
 
 Inputs = dict[str, np.ndarray]
@@ -180,37 +181,40 @@ def run_reference(form: Form, inputs: Inputs) -> np.ndarray:
     return form.operator.reference(**wide, **form.all_attributes()).numpy()
 
 
+def node_of(form: Form) -> onnx.NodeProto:
+    """Return a node without the absent inputs."""
+    present = ("key_lengths",) if form.keys is not None else ()
+    return onnx.helper.make_node(
+        form.op_type,
+        [*form.operator.required_inputs, *present],
+        ["output"],
+        domain=DOMAIN,
+        **form.all_attributes(),
+        **PLUGIN_ATTRIBUTES,
+    )
+
+
 def model_of(form: Form, element: int = onnx.TensorProto.FLOAT) -> onnx.ModelProto:
     """Return a model of one node with its portable body, every axis dynamic."""
-    helper, operator = onnx.helper, form.operator
-    present = ("key_lengths",) if form.keys is not None else ()
-    names = [n for n in operator.inputs if n not in operator.optional or n in present]
+    helper, operator, node = onnx.helper, form.operator, node_of(form)
     values = [
         helper.make_tensor_value_info(
             name,
-            onnx.TensorProto.INT64 if name.endswith("lengths") else element,
-            [f"{name}_{axis}" for axis in range(_rank(name))],
+            onnx.TensorProto.INT64 if name in INTEGER_INPUTS else element,
+            [f"{name}_{axis}" for axis in range(len(shape.split()))],
         )
-        for name in names
+        for name, shape in zip(operator.inputs, operator.shapes, strict=True)
+        if name in node.input
     ]
     attributes = form.all_attributes()
-    node = helper.make_node(
-        form.op_type, names, ["output"], domain=DOMAIN, **attributes, **PLUGIN_ATTRIBUTES
-    )
     output = helper.make_tensor_value_info("output", element, ["batch", "tokens", "channels"])
     settings = {a.name: attributes[a.name] for a in operator.settings}
     return helper.make_model(
         helper.make_graph([node], "operator", values, [output]),
-        functions=[operator.function(settings, 20, present)],
+        functions=[operator.function(settings, 20, operator.present_in(node))],
         opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, VERSION)],
         ir_version=10,
     )
-
-
-def _rank(name: str) -> int:
-    if name.endswith("lengths"):
-        return 1
-    return 2 if name in _PARAMETERS else 3
 
 
 @cache
