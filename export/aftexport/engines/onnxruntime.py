@@ -21,7 +21,7 @@ from aftexport.engines.onnxruntime_package import native, onnxruntime
 from aftexport.errors import EngineError, UsageError
 from aftexport.onnx_io import read_model, without_links
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.operators.kernel_forms import rename_untaken
+from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.system.cores import usable_cores
 from aftexport.system.installation import install_command
 from aftexport.system.memory import give_back
@@ -88,7 +88,7 @@ class OnnxRuntimeEngine:
         options = session_options(threads=threads, fused=fused, provider=provider)
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = session(model, options, provider, takes_choice=True)
+        self._session = session(model, options, provider, fused=fused, takes_choice=True)
         names = [i.name for i in self._session.get_inputs()]
         self.takes_choice = EXPLAINED in names
         self.input_names = tuple(name for name in names if name != EXPLAINED)
@@ -174,7 +174,7 @@ def session_options(
     options.enable_cpu_mem_arena = True
     # A memory pattern allocates one block, which is larger than tensors that reuse memory.
     options.enable_mem_pattern = False
-    if fused and (library := aftplugins.library(KERNELS[provider])) is not None:
+    if library := _kernels(provider, fused):
         try:
             options.register_custom_ops_library(str(library))
         except _ERRORS as error:
@@ -186,18 +186,31 @@ def session_options(
     return options
 
 
+def _kernels(provider: Provider, fused: bool) -> Path | None:
+    """Return the provider's kernel library if it is built and ``fused``."""
+    return aftplugins.library(KERNELS[provider]) if fused else None
+
+
 def session(
     model: Path | bytes,
     options: onnxruntime.SessionOptions,
     provider: Provider = "cpu",
     *,
+    fused: bool,
     takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Load a model; raise EngineError if the runtime lacks the provider or refuses the model.
 
-    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32. With
-    ``takes_choice``, a file's choice of the logits to explain becomes an input.
+    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
+
+    Args:
+        model: path of ``model.onnx``, or the serialized model.
+        options: the result of ``session_options``.
+        provider: the execution provider.
+        fused: whether ``options`` have the provider's kernel library, if it is built.
+        takes_choice: whether a file's choice of the logits to explain becomes an input.
     """
+    library = KERNELS[provider] if _kernels(provider, fused) else None
     providers = _PROVIDERS[provider]
     name = providers[0][0]
     if name not in onnxruntime.get_available_providers():
@@ -211,9 +224,9 @@ def session(
         else:
             # Otherwise the runtime would look for files of weights in the current folder.
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
-            source = _with_untaken_renamed(model, provider)
+            source = _with_kernels(model, library)
         if isinstance(model, Path):
-            source = _adapted(source, model, options, takes_choice, provider)
+            source = _adapted(source, model, options, takes_choice, library)
         # With fallback enabled, the CPU would replace a provider that cannot start.
         loaded = onnxruntime.InferenceSession(
             source,
@@ -255,15 +268,15 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     return bytes(located.SerializeToString())
 
 
-def _with_untaken_renamed(model: bytes, provider: Provider) -> bytes:
-    """Return a serialized model in which nodes that the kernels do not take have other names."""
-    if DOMAIN.encode() not in model:
+def _with_kernels(model: bytes, library: str | None) -> bytes:
+    """Return a serialized model in which the nodes have the names that the kernels take."""
+    if library is None or DOMAIN.encode() not in model:
         return model
     try:
         parsed = onnx.load_from_string(model)
     except DecodeError:
         return model  # the runtime reports the fault of the file more precisely
-    if not rename_untaken(parsed, KERNELS[provider]):
+    if not choose_kernels(parsed, library):
         return model
     return bytes(parsed.SerializeToString())
 
@@ -273,18 +286,18 @@ def _adapted(
     path: Path,
     options: onnxruntime.SessionOptions,
     takes_choice: bool,
-    provider: Provider,
+    library: str | None,
 ) -> str | bytes:
     """Return a model in float32 instead of bfloat16 and, if it should, with ``take_choice``.
 
-    The nodes that the provider's kernels do not take run by their bodies.
+    The nodes that the kernels do not take run by their bodies.
 
     Args:
         source: the result of ``_source``.
         path: path of the model.
         options: the options of the session, which get the folder of the weights.
         takes_choice: see ``session``.
-        provider: the execution provider.
+        library: the name of the kernel library; None if there is none.
     """
     try:
         if isinstance(source, str):
@@ -297,7 +310,7 @@ def _adapted(
     if is_wide:
         model = read_model(path)
         widen(model)
-    is_renamed = rename_untaken(model, KERNELS[provider])
+    is_renamed = library is not None and choose_kernels(model, library)
     if not (takes_choice and take_choice(model)) and not is_wide and not is_renamed:
         return source
     if isinstance(source, str):
@@ -306,7 +319,7 @@ def _adapted(
 
 
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
-    """Return the path of each custom operator of a model: ``fused`` or ``portable``.
+    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``.
 
     The runtime replaces a node by its portable body if no kernel is registered.
     So the nodes that remain in its optimized graph run fused.
@@ -315,20 +328,28 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
         EngineError: if the runtime refuses the model or the kernel library.
     """
     bare = _without_weights(onnx.load(model, load_external_data=False))
-    before = operators_in(bare)
+    written = [node.op_type for node in _custom_nodes(bare)]
     if has_bfloat16(bare):
         widen(bare)
+    if _kernels(provider, fused=True):
+        choose_kernels(bare, KERNELS[provider])
+    served = [node.op_type for node in _custom_nodes(bare)]
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
         options = session_options(threads=1, fused=True, provider=provider)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
-        session(bare.SerializeToString(), options, provider)
+        session(bare.SerializeToString(), options, provider, fused=True)
         left = operators_in(onnx.load(optimized))
-    return {
-        op_type: "fused" if left[op_type] == count else "portable"
-        for op_type, count in before.items()
+    before = operators_in(bare)
+    fused = {
+        op_type: left[name] == before[name] for op_type, name in zip(written, served, strict=True)
     }
+    return {op_type: "fused" if fused[op_type] else "portable" for op_type in sorted(fused)}
+
+
+def _custom_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.domain == DOMAIN]
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -32,7 +32,7 @@ def operator_shares(
         options = session_options(threads=threads, fused=fused)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        profiled = session(model, options)
+        profiled = session(model, options, fused=fused)
         for _ in range(_RUNS + 1):
             profiled.run(None, dict(inputs))
         events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from aftexport.console import plain_table
 from aftexport.errors import EngineError
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, operator_name
 from aftplugins.methods import MethodChoice, MethodVariableError, choose
 
 _WEIGHT_INPUTS = {
@@ -81,10 +81,11 @@ def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
         precision = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
         if precision not in _REDUCED:
             continue
-        if node.op_type in _AFT_FULL:
+        operator = operator_name(node.op_type)
+        if operator in _AFT_FULL:
             yield precision, None
-        elif node.op_type in _WEIGHT_INPUTS:
-            shape = shapes.get(node.input[_WEIGHT_INPUTS[node.op_type]])
+        elif operator in _WEIGHT_INPUTS:
+            shape = shapes.get(node.input[_WEIGHT_INPUTS[operator]])
             if shape:
                 yield precision, shape[0]
 

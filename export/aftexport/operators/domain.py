@@ -12,8 +12,16 @@ PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 model-local function only if the node names the plugin's namespace."""
 
 
+def operator_name(op_type: str) -> str:
+    """Return the operator of a node, whose type may name a form after an underscore.
+
+    See ``portable_bodies.attach_bodies``.
+    """
+    return op_type.partition("_")[0]
+
+
 def operators_in(model: onnx.ModelProto) -> Counter[str]:
-    """Return the number of custom nodes of a model by operator, sorted by name."""
+    """Return the number of custom nodes of a model by operator and form, sorted by name."""
     return Counter(sorted(node.op_type for node in model.graph.node if node.domain == DOMAIN))
 
 

@@ -1,13 +1,15 @@
 """The forms of the operators that the fused kernels take.
 
-A runtime chooses a kernel by the name of a node. A node that the kernel does not take gets another
-name, that of a copy of its function, so the runtime runs its portable body.
+A runtime chooses a kernel by the name of a node. A node that the kernel takes gets the name of its
+operator. A node that it does not take gets another name, that of a copy of its function, so the
+runtime runs its portable body.
 """
 
 import onnx
 
-from aftexport.operators.domain import DOMAIN
-from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.domain import DOMAIN, operator_name
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.operators.registry import operator_of
 
 _SUFFIX = "Portable"
 _WITHOUT_EPS = ("AftFull", "AftLocal", "AftConv")
@@ -21,30 +23,45 @@ def takes_form(library: str, node: onnx.NodeProto) -> bool:
         library: the name of the library, see ``aftplugins.RUNTIMES``.
         node: the node.
     """
-    operator = ALL_OPERATORS.get(node.op_type)
+    operator = operator_of(node.op_type)
     if operator is None:
         return True
     later = operator.later_parts(node)
     if library != "onnxruntime":
-        return not later
-    return not ("eps" in later and node.op_type.removeprefix("Causal") in _WITHOUT_EPS)
+        return not later and operator.op_type not in RECURRENT_OPERATORS
+    return not ("eps" in later and operator.op_type.removeprefix("Causal") in _WITHOUT_EPS)
 
 
-def rename_untaken(model: onnx.ModelProto, library: str) -> bool:
-    """Rename the nodes that the kernels of a library do not take, in place.
+def choose_kernels(model: onnx.ModelProto, library: str) -> bool:
+    """Rename nodes in place: those that the kernels of a library take have their operator's name.
+
+    If a node of another form gets that name, no body has it any more. A runtime without the kernel
+    then refuses the model, and does not run the body of the most common form.
+
+    Args:
+        model: the model, for a runtime in which the library is registered.
+        library: the name of the library, see ``aftplugins.RUNTIMES``.
 
     Returns:
         Whether there were any.
     """
     functions = {f.name: f for f in model.functions if f.domain == DOMAIN}
-    renamed: set[str] = set()
+    copied: set[str] = set()
+    other_forms: set[str] = set()
     for node in model.graph.node:
-        if node.domain != DOMAIN or node.op_type not in functions or takes_form(library, node):
+        if node.domain != DOMAIN or node.op_type not in functions:
             continue
-        if node.op_type not in renamed:
-            renamed.add(node.op_type)
-            copy = model.functions.add()
-            copy.CopyFrom(functions[node.op_type])
-            copy.name += _SUFFIX
-        node.op_type += _SUFFIX
-    return bool(renamed)
+        name, is_known = operator_name(node.op_type), operator_of(node.op_type) is not None
+        if is_known and node.op_type != name and takes_form(library, node):
+            other_forms.add(name)
+            node.op_type = name
+        elif node.op_type == name and not takes_form(library, node):
+            copied.add(name)
+            node.op_type = name + _SUFFIX
+    for name in sorted(copied):
+        copy = model.functions.add()
+        copy.CopyFrom(functions[name])
+        copy.name += _SUFFIX
+    for name in sorted(other_forms & functions.keys()):
+        model.functions.remove(functions[name])
+    return bool(copied or other_forms)

@@ -13,13 +13,17 @@ _Form = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Add a portable body for every custom operator in ``model``, one function per operator.
+    """Add a portable body for every custom operator in ``model``, one function per form.
 
     Nodes that call a function of the model keep its body.
 
     A function can branch neither on an attribute nor on the presence of an input. If nodes of one
-    operator differ in a setting or in their optional inputs, the most common form keeps the
-    operator; for the others the body is inlined in standard ops.
+    operator differ in a setting or in their optional inputs, the most common form has the name of
+    the operator. Nodes of other forms call functions whose names add the form to it. A session
+    with kernels gives them the name of the operator; see ``kernel_forms.choose_kernels``.
+
+    The field ``overload`` of ONNX cannot distinguish the forms: ONNX Runtime 1.23 and the evaluator
+    of onnx 1.23 choose a function by its name only.
     """
     opset = opset_of(model)
     have = {f.name for f in model.functions if f.domain == DOMAIN}
@@ -32,24 +36,21 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
         _add_defaults(node)
         by_operator[node.op_type][_form(node)] += 1
 
-    inlined = []
+    names: dict[tuple[str, _Form], str] = {}
     for op_type, counts in sorted(by_operator.items()):
         operator = ALL_OPERATORS[op_type]
-        for rank, (chosen, _) in enumerate(counts.most_common()):
-            settings, present = chosen
-            names = [a.name for a in operator.settings]
-            function = operator.function(dict(zip(names, settings, strict=True)), opset, present)
+        for rank, (form, _) in enumerate(counts.most_common()):
+            settings, present = form
+            chosen = {a.name: value for a, value in zip(operator.settings, settings, strict=True)}
+            function = operator.function(chosen, opset, present)
             if rank:
-                function.name = "_".join((op_type, *settings, *present))
-                inlined.append((DOMAIN, function.name))
-                for node in nodes:
-                    if node.op_type == op_type and _form(node) == chosen:
-                        node.op_type = function.name
+                function.name = _name(op_type, form)
+            names[op_type, form] = function.name
             model.functions.append(function)
+    for node in nodes:
+        node.op_type = names[node.op_type, _form(node)]
     if nodes and not any(o.domain == DOMAIN for o in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
-    if inlined:
-        model = onnx.inliner.inline_selected_functions(model, inlined)
     return model
 
 
@@ -80,3 +81,9 @@ def _form(node: onnx.NodeProto) -> _Form:
     operator = ALL_OPERATORS[node.op_type]
     chosen = operator.attributes_of(node)
     return tuple(str(chosen[a.name]) for a in operator.settings), operator.present_in(node)
+
+
+def _name(op_type: str, form: _Form) -> str:
+    """Return the name of a form, unlike that of its operator."""
+    settings, present = form
+    return "_".join((op_type, *((*settings, *present) or ("required",))))

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from aftexport.bundle.manifest import PositionBias
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, operator_name
 
+_OPERATORS = ("AftFull", "CausalAftFull")
 MAX_RANGE = {"int8": 1.0, "fp16": 8.0, "bf16": 75.0}
 """Precision to the maximum range of a row's biases for which exponentials lose only rounding."""
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -90,7 +91,7 @@ def position_biases(model: onnx.ModelProto) -> tuple[PositionBias, ...]:
 def _bias_ranges(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, float | None]]:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.domain == DOMAIN and node.op_type in ("AftFull", "CausalAftFull"):
+        if node.domain == DOMAIN and operator_name(node.op_type) in _OPERATORS:
             bias = constants.get(node.input[3])
             if bias is None:
                 yield node, None
@@ -99,7 +100,7 @@ def _bias_ranges(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, float
 
 
 def _is_causal(node: onnx.NodeProto) -> bool:
-    return node.op_type == "CausalAftFull"
+    return operator_name(node.op_type) == "CausalAftFull"
 
 
 def _precision(node: onnx.NodeProto) -> onnx.AttributeProto:

@@ -17,7 +17,7 @@ from aftexport.bundle.manifest import NodePrecision
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
 from aftexport.heads import Head
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.comparison import compare
 
@@ -207,7 +207,9 @@ def _choose(choices: Sequence[_Choice], measure: _Measurement, tolerance: float)
 
 
 def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [n for n in model.graph.node if n.domain == DOMAIN and n.op_type in OPERATORS]
+    return [
+        n for n in model.graph.node if n.domain == DOMAIN and operator_name(n.op_type) in OPERATORS
+    ]
 
 
 def _set(node: onnx.NodeProto, precision: str) -> None:

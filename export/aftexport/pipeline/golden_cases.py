@@ -15,7 +15,7 @@ from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
-from aftexport.operators.domain import operators_in
+from aftexport.operators.domain import operator_name, operators_in
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import INTEGER_INPUTS, OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
@@ -135,7 +135,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
     """
     cases = []
     for op_type in operators_in(model):
-        operator = ALL_OPERATORS[op_type]
+        operator = ALL_OPERATORS[operator_name(op_type)]
         node = next(n for n in model.graph.node if n.op_type == op_type)
         attributes = operator.attributes_of(node)
         ranges = {"ordinary range": 1.0}

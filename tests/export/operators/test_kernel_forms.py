@@ -14,7 +14,7 @@ import aftplugins
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.lowering.to_onnx import lower
-from aftexport.operators.kernel_forms import rename_untaken, takes_form
+from aftexport.operators.kernel_forms import choose_kernels, takes_form
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.passes.finish import finish
 from aftexport.pipeline.golden_cases import operator_cases
@@ -79,7 +79,7 @@ def test_gpu_libraries_take_version_1_only(form: Form) -> None:
     for library in ("onnxruntime_cuda", "tensorrt"):
         assert not takes_form(library, node_of(form))
         model = model_of(form)
-        assert rename_untaken(model, library)
+        assert choose_kernels(model, library)
         onnx.checker.check_model(model)
         assert {f.name for f in model.functions} == {form.op_type, f"{form.op_type}Portable"}
         assert [node.op_type for node in model.graph.node] == [f"{form.op_type}Portable"]

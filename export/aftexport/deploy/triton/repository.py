@@ -25,6 +25,7 @@ from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.heads import Head
 from aftexport.onnx_io import MODEL, MODEL_DATA
+from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.system.files import aside_folder, move_into_place
 
 CONFIG = "config.pbtxt"
@@ -187,11 +188,14 @@ def _onnxruntime(
     for file in (MODEL, MODEL_DATA):
         if file in bundle.files:
             shutil.copyfile(bundle.path / file, version / file)
-    if bundle.manifest.features is not None:
-        model = onnx.load(version / MODEL, load_external_data=False)
-        add_normalization(model, bundle.manifest.features)
-        onnx.save(model, version / MODEL)
     library = aftplugins.library("onnxruntime") if bundle.manifest.operators else None
+    model = onnx.load(version / MODEL, load_external_data=False)
+    is_changed = library is not None and choose_kernels(model, "onnxruntime")
+    if bundle.manifest.features is not None:
+        add_normalization(model, bundle.manifest.features)
+        is_changed = True
+    if is_changed:
+        onnx.save(model, version / MODEL)
     if library is not None:
         shutil.copyfile(library, version / library.name)
     return {

@@ -19,7 +19,7 @@ from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, 
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
-from aftexport.operators.kernel_forms import rename_untaken
+from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.operators.portable_bodies import inline_partial_calls
 from aftexport.system.files import replacing_file
 
@@ -77,7 +77,7 @@ def build(
     builder = module.Builder(trt.logger)
     with plugins_loaded(trt, plugins):
         network = builder.create_network(_strongly_typed(module))
-        operators = _parse(trt, network, model)
+        operators = _parse(trt, network, model, has_plugins=plugins is not None)
         types = network_types(network)
         check_types(trt.title, types, precision)
         if 75 in settings.compute_capabilities:
@@ -136,7 +136,7 @@ def _strongly_typed(module: Any) -> int:
     return 0 if flag is None else 1 << int(flag)
 
 
-def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
+def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> dict[str, str]:
     """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
@@ -148,7 +148,7 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
             "Export the model again.",
         ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
-    is_renamed = rename_untaken(graph, "tensorrt")
+    is_renamed = has_plugins and choose_kernels(graph, "tensorrt")
     inlined = inline_partial_calls(graph)
     if is_renamed or inlined is not graph:
         is_parsed = parser.parse(inlined.SerializeToString(), str(model))

@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
 from aftexport.errors import UsageError
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.portable_bodies import attach_bodies
-from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.registry import ALL_OPERATORS, operator_of
 from aftexport.passes.nodes import take_place
 from aftexport.passes.opset_change import check_known, raise_opset
 from aftexport.passes.standard_recurrence.new_nodes import NewNodes
@@ -85,18 +85,19 @@ def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
         _write_defaults(node)
         reason = _why_body(node, opset)
         if reason is not None:
-            form.bodies[node.op_type, reason] += 1
+            form.bodies[operator_name(node.op_type), reason] += 1
             continue
         new = NewNodes(graph.graph, str(node.outputs[0].name))
         padding = Padding(new, masks)
-        is_linear = node.op_type == LINEAR_OPERATOR
+        operator = operator_name(node.op_type)
+        is_linear = operator == LINEAR_OPERATOR
         write = write_linear_attention if is_linear else write_causal_conv
         outputs = write(node, padding, new)
         graph.graph.insert_before(node, new.nodes)
         for old, replacing in zip(node.outputs, outputs, strict=True):
             take_place(old, replacing)
         graph.graph.remove(node, safe=True)
-        form.standard[node.op_type, LINEAR_ATTENTION if is_linear else CAUSAL_CONV] += 1
+        form.standard[operator, LINEAR_ATTENTION if is_linear else CAUSAL_CONV] += 1
     if form.standard:
         cancel_transposes(graph.graph)
         CommonSubexpressionEliminationPass()(graph)
@@ -105,7 +106,7 @@ def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
 
 def _write_defaults(node: ir.Node) -> None:
     """Write the attributes that a node leaves out: the inliner of onnx ignores their defaults."""
-    operator = ALL_OPERATORS.get(node.op_type)
+    operator = operator_of(node.op_type)
     if operator is None:
         return  # of a newer version, whose body is in the file
     for attribute in (*operator.attributes, *operator.kernel_attributes):
@@ -116,11 +117,12 @@ def _write_defaults(node: ir.Node) -> None:
 
 def _why_body(node: ir.Node, opset: int | None) -> str | None:
     """Return the reason for the body of a node; None for one that becomes a standard node."""
-    if node.op_type not in (LINEAR_OPERATOR, CONV_OPERATOR):
+    operator = operator_name(node.op_type)
+    if operator not in (LINEAR_OPERATOR, CONV_OPERATOR):
         return "ONNX has no such operator"
     if opset is None:
         return f"the operator of ONNX needs --opset {FIRST_OPSET}"
-    if node.op_type == LINEAR_OPERATOR and (reason := why_not_standard(node)):
+    if operator == LINEAR_OPERATOR and (reason := why_not_standard(node)):
         return f"the operator of ONNX has no {reason}"
     return None
 

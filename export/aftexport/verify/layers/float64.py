@@ -14,9 +14,8 @@ from onnx.reference.ops import op_scan
 
 from aftexport.bundle.golden import Array
 from aftexport.engines.cast_graph import widen
-from aftexport.operators.domain import DOMAIN, operators_in
+from aftexport.operators.domain import DOMAIN, operator_name, operators_in
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.operators.schema import OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -33,7 +32,7 @@ def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Arra
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.functions[:]
-    own = [_definition(ALL_OPERATORS[name]) for name in operators_in(model)]
+    own = [_definition(name) for name in operators_in(model)]
     return _run(bare, inputs, own)
 
 
@@ -51,14 +50,16 @@ def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpR
     return np.asarray(outputs[0])
 
 
-def _definition(operator: OnnxOperator) -> type[OpRun]:
+def _definition(op_type: str) -> type[OpRun]:
+    operator = ALL_OPERATORS[operator_name(op_type)]
+
     def run(self: Any, *inputs: Array, **_: object) -> tuple[Array, ...]:
         attributes = operator.attributes_of(self.onnx_node)
         tensors = [torch.from_numpy(np.array(array)) for array in inputs]
         with torch.inference_mode():
             return tuple(t.numpy() for t in expected_outputs(operator, *tensors, **attributes))
 
-    return type(operator.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
+    return type(op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
 
 
 def _gelu(self: Any, x: Array, approximate: str = "none") -> tuple[Array]:

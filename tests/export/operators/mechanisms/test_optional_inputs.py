@@ -83,13 +83,21 @@ def model_of(*forms: Form) -> onnx.ModelProto:
 def test_most_common_form_keeps_operator() -> None:
     common, past = Form(has_past=False), Form(has_past=True)
     model = attach_bodies(model_of(past, common, common, Form("linear", has_past=False)))
-    assert operators_in(model) == Counter({"RecurrentLinearAttention": 2})
-    (function,) = model.functions
-    assert function.input == list(ATTENTION.inputs)
-    read = {name for node in function.node for name in node.input}
-    assert "past_state" not in read
-    assert {"decay", "beta", "lengths"} <= read
-    assert sum(node.op_type == "Loop" for node in model.graph.node) == 2
+    name = "RecurrentLinearAttention"
+    linear = f"{name}_linear_forward_none_head"
+    gated = f"{name}_gated_delta_forward_none_head_past_state_decay_beta"
+    assert operators_in(model) == Counter({name: 2, linear: 1, gated: 1})
+    reads = {}
+    for function in model.functions:
+        assert function.input == list(ATTENTION.inputs)
+        reads[function.name] = {n for node in function.node for n in node.input}
+    optional = {form: read & set(ATTENTION.optional) for form, read in reads.items()}
+    assert optional == {
+        name: {"decay", "beta"},
+        linear: set(),
+        gated: {"past_state", "decay", "beta"},
+    }
+    assert all("lengths" in read for read in reads.values())
 
 
 def test_names_of_optional_inputs_are_in_schema() -> None:
