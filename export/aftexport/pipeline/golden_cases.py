@@ -180,7 +180,8 @@ def _operator_inputs(
             inputs[name] = np.array([tokens, tokens // 3], np.int64)
             continue
         reach = magnitude if name in operator.exponents else 1.0
-        least = 0.0 if name in operator.positive(attributes) else -reach
-        low, high = operator.ranges.get(name, (least, reach))
+        low, high = operator.ranges.get(name, (-reach, reach))
+        if name in operator.positive(attributes):
+            low = max(low, 0.0)
         inputs[name] = generator.uniform(low, high, size).astype(dtype)
     return inputs

@@ -12,6 +12,7 @@ from onnx_runtimes import RUNTIMES
 from torch import Tensor, nn
 
 import aftplugins
+from aftexport.bundle.golden import join_outputs
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
@@ -19,8 +20,10 @@ from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.parity.run_cases import operator_model
 from aftexport.passes.finish import finish
 from aftexport.passes.standard_recurrence.standard_form import standard_form
+from aftexport.pipeline.golden_cases import operator_cases
 
 FORMS = {
     "NormalizedLinearAttention": 2,
@@ -99,6 +102,18 @@ def test_file_names_forms(path: Path) -> None:
     onnx.checker.check_model(model, full_check=True)
     assert operators_in(model) == FORMS
     assert Counter(f.name for f in model.functions) == dict.fromkeys(FORMS, 1)
+
+
+def test_parity_cases_of_every_form_are_exact(path: Path) -> None:
+    model = onnx.load(path)
+    cases = operator_cases(model, np.dtype(np.float32))
+    assert {case.subject for case in cases} == FORMS.keys()
+    for case in cases:
+        single = operator_model(model, case).SerializeToString()
+        found = join_outputs(OnnxRuntimeEngine(single, threads=1).run(case.inputs))
+        (expected,) = case.outputs.values()
+        counted = np.arange(found.shape[1]) < case.inputs["lengths"][:, None]
+        assert error(found[counted], expected[counted]) < 2e-6, case.subject
 
 
 @needs_kernels

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import engines
+import onnx
 import pytest
 import tiny_models
 import torch
@@ -11,11 +12,15 @@ from sampling import any_case
 import aftexport
 import aftplugins
 from aftexport.bundle.bundle import engine_file
+from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.domain import operators_in
 from aftexport.operators.torch_ops import OPERATORS
+from aftexport.passes.finish import finish
 from aftexport.pipeline.export import export
 from aftexport.system.files import sha256
 
@@ -42,6 +47,17 @@ def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_p
     assert record.plugins == sha256(installed)
     # The library is inside.
     assert bundle.files["model.trt-rtx.engine"] > installed.stat().st_size
+
+
+def test_every_setting_runs_by_plugin(installed: Path, tmp_path: Path) -> None:
+    model, runtime = tmp_path / "model.onnx", load("tensorrt_rtx")
+    program = capture(tiny_models.MixedSettings(), dtype=torch.float16, max_tokens=300)
+    onnx.save(finish(lower(program), precision="fp16", fuse=False), model)
+    operators = operators_in(onnx.load(model))
+    assert {"AftSimple", "AftSimple_none"} <= operators.keys()
+    for plugins, way in ((installed, "plugin"), (None, "portable")):
+        built = build(runtime, model, engines.SETTINGS, precision="fp16", plugins=plugins)
+        assert built.operators == dict.fromkeys(operators, way)
 
 
 def test_build_without_plugins_contains_none(installed: Path, tmp_path: Path) -> None:
