@@ -16,6 +16,7 @@ from aftexport.capture.capture import capture
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.domain import operators_in
 from aftexport.passes.finish import finish
 from aftexport.passes.position_bias import (
     MAX_RANGE,
@@ -117,6 +118,14 @@ def test_nodes_follow_their_own_bias(precision: str, chosen: list[str]) -> None:
     assert [bias.precision for bias in biases] == chosen
     np.testing.assert_allclose([bias.row_range for bias in biases], ranges, rtol=1e-3)
     assert len({bias.node for bias in biases}) == len(ranges)
+
+
+def test_nodes_of_other_gate_have_biases() -> None:
+    model = classifier(0.9, 0.9, 8.1)
+    model.encoder.layers[2].attention.gate = "none"
+    file = traced(model, "fp16")
+    assert {"AftFull", "AftFull_none"} <= operators_in(file).keys()
+    assert [bias.precision for bias in position_biases(file)] == ["fp16", "fp16", "bf16"]
 
 
 def test_bfloat16_engine_is_measured_in_bfloat16() -> None:

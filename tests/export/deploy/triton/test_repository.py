@@ -21,6 +21,7 @@ from aftexport.deploy.triton import repository, start_command, write_repository
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
+from aftexport.operators.domain import operators_in
 from aftexport.pipeline.export import export
 
 
@@ -102,10 +103,37 @@ def test_documents_of_different_lengths_run_apart(written: Path) -> None:
     assert queue.default_timeout_microseconds > 0
 
 
-@pytest.mark.skipif(
+needs_kernels = pytest.mark.skipif(
     aftplugins.library("onnxruntime") is None,
     reason=str(aftplugins.missing("onnxruntime")),
 )
+
+
+@needs_kernels
+def test_kernels_take_every_setting(tmp_path: Path) -> None:
+    bundle = export(
+        out=tmp_path / "mixed.bundle",
+        factory="tiny_models:MixedSettings",
+        labels=tiny_models.LABELS,
+        check_parity=False,
+    )
+    folder = write_repository(
+        bundle, tmp_path / "r", name="mixed", mounted=str(tmp_path / "r"), console=Console()
+    )
+    path = folder / "1" / "model.onnx"
+    assert {"AftSimple_none", "EfficientAttention_scaling"} <= bundle.manifest.operators.keys()
+    served = operators_in(onnx.load(path))
+    assert (served["AftSimple"], served["EfficientAttention"]) == (3, 2)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
+    session = onnxruntime.InferenceSession(path, options)
+    for case in bundle.golden():
+        if case.subject == "model":
+            [logits] = session.run(["logits"], dict(case.inputs))
+            np.testing.assert_allclose(logits, case.outputs["logits"], rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
 def test_model_and_kernels_answer_like_pytorch(written: Path, bundle_folder: Path) -> None:
     config = parsed(written)
     [library] = config.model_operations.op_library_filename
