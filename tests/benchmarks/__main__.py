@@ -46,7 +46,8 @@ def main() -> None:
     add(
         "--out",
         type=Path,
-        help="for the rows (default: build/bench.json, bench_model.json or bench_chunks.json)",
+        help="for the rows (default: build/bench.json, bench_model.json, bench_chunks.json or "
+        "bench_recurrent.json)",
     )
     add(
         "--record",
@@ -68,9 +69,14 @@ def main() -> None:
     from benchmarks import chunks, model, operators, recurrent
     from benchmarks.record import RecordError
 
-    chosen = model if options.model else chunks if options.chunks else operators
-    if options.recurrent:
+    if options.model:
+        chosen = model
+    elif options.chunks:
+        chosen = chunks
+    elif options.recurrent:
         chosen = recurrent
+    else:
+        chosen = operators
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):
         known = ", ".join(chosen.CONTENDERS) or "none"
         parser.error(f"--contender {' '.join(sorted(unknown))}: known are {known}")

@@ -23,6 +23,7 @@ from benchmarks.limits import least_seconds, rates
 from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
+    Row,
     make_record,
     read_earlier,
     read_setting,
@@ -41,7 +42,6 @@ CONTENDERS = {
     "torch_compile": "the operator's chunks of tokens",
     "body": "our portable body in ONNX Runtime",
 }
-Row = dict[str, Any]
 Feeds = dict[str, NDArray[Any]]
 
 
