@@ -66,8 +66,9 @@ def main() -> None:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import chunks, model, operators, recurrent
+    from benchmarks import chunks, model, operators
     from benchmarks.record import RecordError
+    from benchmarks.recurrent import run as recurrent
 
     if options.model:
         chosen = model
