@@ -7,7 +7,7 @@ over the chunks is compiled for a section of them, and all else for the whole do
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 CHUNK = 64
 _SECTION = 16
 """The number of chunks of a compiled loop."""
-Compiler = Callable[[Callable[..., object]], Callable[..., object]]
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Chunks(NamedTuple):
@@ -38,7 +38,7 @@ class Chunks(NamedTuple):
     factor: Tensor | None
 
 
-def compile_static(function: Callable[..., object]) -> Callable[..., object]:
+def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function compiled for the shapes of its first call, and for any threads."""
     return torch.compile(
         function, dynamic=False, fullgraph=True, options={"cpp.dynamic_threads": True}
@@ -53,7 +53,7 @@ class ChunkedForm:
     """
 
     def __init__(self, compiler: Compiler = compile_static) -> None:
-        self._split, self._carry, self._read = map(compiler, (split, carry, read))
+        self._split, self._carry, self._read = compiler(split), compiler(carry), compiler(read)
 
     def __call__(
         self,
@@ -67,17 +67,17 @@ class ChunkedForm:
         scale: float,
     ) -> Tensor:
         """Return the output ``[B, T, H d]``; T is a multiple of ``CHUNK``."""
-        chunks: Chunks = self._split(query, key, value, decay, beta, heads, scale)  # type: ignore[assignment]
+        chunks: Chunks = self._split(query, key, value, decay, beta, heads, scale)
         width = chunks.query.shape[-1]
         state = query.new_zeros(*chunks.query.shape[1:3], width, width)
         states, values = [], []
         for start in range(0, len(chunks.query), _SECTION):
             part = partial(_part, start=start)
             taken = (part(chunks.key), part(chunks.value), part(chunks.erased), part(chunks.factor))
-            before, written, state = self._carry(*taken, state)  # type: ignore[misc]
+            before, written, state = self._carry(*taken, state)
             states.append(before)
             values.append(written)
-        output: Tensor = self._read(chunks.query, chunks.pairs, states, values)  # type: ignore[assignment]
+        output: Tensor = self._read(chunks.query, chunks.pairs, states, values)
         return output
 
 

@@ -1,6 +1,6 @@
 """The tables of recurrent linear attention, from the records."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Row, read_records
@@ -29,11 +29,11 @@ def _parts(record: Record) -> Iterator[str]:
     )
     groups: dict[tuple[int, ...], dict[tuple[str, str], Row]] = {}
     for row in record["rows"]:
-        size = tuple(row[name] for name in ("batch", "tokens", "heads", "width"))
-        group = groups.setdefault((*size, row["threads"]), {})
+        names = ("batch", "tokens", "heads", "width", "threads")
+        group = groups.setdefault(tuple(row[name] for name in names), {})
         group[row["rule"], row["contender"]] = row
     for (*size, threads), group in groups.items():
-        yield _heading(tuple(size), threads, group)
+        yield _heading(size, threads, group)
         yield "\n".join(time_lines(record, group))
     yield "\n".join(memory_lines(record))
     if record["cannot"]:
@@ -80,7 +80,7 @@ def memory_lines(record: Record) -> Iterator[str]:
         yield row_of([f"{title}, {tokens:,} tokens", *cells])
 
 
-def _heading(size: tuple[int, ...], threads: int, group: Group) -> str:
+def _heading(size: Sequence[int], threads: int, group: Group) -> str:
     batch, tokens, heads, width = size
     documents = "One document" if batch == 1 else f"{batch} documents"
     of_heads = f"one head of {width}" if heads == 1 else f"{heads} heads of {width}"
