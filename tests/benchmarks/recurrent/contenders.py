@@ -57,7 +57,8 @@ def session(
         threads: number of threads.
         has_arena: whether the session keeps freed memory.
     """
-    node, functions = _standard_node(workload, feeds), []
+    node = _standard_node(workload, feeds)
+    functions: list[onnx.FunctionProto] = []
     if name != "onnxruntime":
         lengths = torch.full((workload.batch,), workload.tokens).numpy()
         feeds = feeds | {"lengths": lengths}
