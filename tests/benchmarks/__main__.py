@@ -46,7 +46,8 @@ def main() -> None:
     add(
         "--out",
         type=Path,
-        help="for the rows (default: build/bench.json, bench_model.json or bench_chunks.json)",
+        help="for the rows (default: build/bench.json, bench_model.json, bench_chunks.json or "
+        "bench_recurrent.json)",
     )
     add(
         "--record",
@@ -65,12 +66,18 @@ def main() -> None:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import chunks, model, operators, recurrent
+    from benchmarks import chunks, model, operators
     from benchmarks.record import RecordError
+    from benchmarks.recurrent import run as recurrent
 
-    chosen = model if options.model else chunks if options.chunks else operators
-    if options.recurrent:
+    if options.model:
+        chosen = model
+    elif options.chunks:
+        chosen = chunks
+    elif options.recurrent:
         chosen = recurrent
+    else:
+        chosen = operators
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):
         known = ", ".join(chosen.CONTENDERS) or "none"
         parser.error(f"--contender {' '.join(sorted(unknown))}: known are {known}")

@@ -4,7 +4,6 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from benchmarks.contenders.contender import Contender
 from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
+    Row,
     make_record,
     read_earlier,
     read_setting,
@@ -33,7 +33,6 @@ from benchmarks.workloads import OP_TYPES, Workload
 
 CONTENDERS: dict[str, Contender] = {}  # a model whole and in chunks, always
 BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000
-Row = dict[str, Any]
 
 
 def run(options: argparse.Namespace, console: Console) -> None:

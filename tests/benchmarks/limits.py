@@ -44,7 +44,7 @@ def rates(bytes_moved: float, threads: int) -> dict[str, Rate]:
     Returns:
         By a name of each.
     """
-    measured = [*_copies(bytes_moved), *_products(threads), *_exponentials()]
+    measured = [*copies(bytes_moved), *_products(threads), *_exponentials()]
     return {f"{rate.kind} {number}": rate for number, rate in enumerate(measured)}
 
 
@@ -72,7 +72,8 @@ def least_seconds(
     return needed[kind], kind
 
 
-def _copies(bytes_moved: float) -> Iterator[Rate]:
+def copies(bytes_moved: float) -> Iterator[Rate]:
+    """Yield the ways to move as many bytes as a workload."""
     memory = torch.ones(int(bytes_moved) // 4)
     source, target = memory.chunk(2)
     yield Rate("copy", partial(target.copy_, source), bytes_moved)

@@ -26,6 +26,7 @@ from benchmarks.peers import Facts, best_peer, grouped
 from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
+    Row,
     make_record,
     read_earlier,
     read_setting,
@@ -48,7 +49,6 @@ ALL_PEERS_MAX_TOKENS = 4_096
 LEFT_OUT = "left out"
 PEAK_MAX_TOKENS = 4_096
 MECHANISMS = (*OP_TYPES, SOFTMAX)
-Row = dict[str, Any]
 
 
 def run(options: argparse.Namespace, console: Console) -> None:

@@ -7,7 +7,6 @@ import resource
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from benchmarks.plot import draw
 from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
+    Row,
     make_record,
     read_earlier,
     read_setting,
@@ -42,7 +42,6 @@ OTHERS_MAX_TOKENS = 65_536
 FULL_MAX_TOKENS = 4_096
 SETTLING_CALLS, SETTLED_CALLS, FEW_FAULTS = 8, 2, 256
 SDPA_MAX_TOKENS = {False: 16_384, True: 4_096}  # by --quick: two seconds a call at 16,384
-Row = dict[str, Any]
 
 
 def run(options: argparse.Namespace, console: Console) -> None:

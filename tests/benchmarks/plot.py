@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
-Row = dict[str, Any]
+from benchmarks.record import Row
+
 _PANELS: dict[str, Callable[[Row], float | None]] = {
     "nanoseconds a token": lambda row: row["seconds"] / row["tokens"] * 1e9,
     "peak MiB of a call": lambda row: row["peak_mib"],

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -84,6 +86,7 @@ def make_record(
     """
     record = {
         **setting,
+        "commands": [shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])],
         "load": os.getloadavg()[2],  # of 15 minutes: other work on the machine shows in it
         "cannot": list(refusals.rows),
         "left_out": list(refusals.left_out),
@@ -95,7 +98,8 @@ def make_record(
     for name in ("rows", "cannot"):
         kept = [row for row in earlier[name] if (row["mechanism"], row["tokens"]) not in measured]
         record[name] = kept + record[name]
-    record["left_out"] = list(dict.fromkeys(earlier["left_out"] + record["left_out"]))
+    for name in ("left_out", "commands"):
+        record[name] = list(dict.fromkeys(earlier.get(name, []) + record[name]))
     record["load"] = max(earlier["load"] or 0.0, record["load"])
     return record
 

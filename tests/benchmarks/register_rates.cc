@@ -19,12 +19,14 @@ long repeat(long rounds, Vector sum, long multiply_adds, Step step) {
   for (long round = 0; round < rounds; ++round) {
 #pragma GCC unroll 12
     for (int i = 0; i < kSums; ++i) {
-      sums[i] = step(sums[i]);
+      // An element of the array as the operand would keep the array in memory.
+      Vector next = step(sums[i]);
 #if defined(__x86_64__)
-      asm volatile("" : "+v"(sums[i]));
+      asm volatile("" : "+v"(next));
 #elif defined(__aarch64__)
-      asm volatile("" : "+w"(sums[i]));
+      asm volatile("" : "+w"(next));
 #endif
+      sums[i] = next;
     }
   }
   return rounds * kSums * multiply_adds;

@@ -8,16 +8,16 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import aarch64, model_plot
 from benchmarks.peers import PRECISIONS, Row, best_peer, grouped
 from benchmarks.record import read_records
+from benchmarks.recurrent.tables import recurrent_tables
 from benchmarks.registry import read_registry
+from benchmarks.table_parts import Record, row_of, setting, versions
 from benchmarks.titles import TITLES, label
 from benchmarks.workloads import SOFTMAX
 
-Record = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md")
 LARGE_ERROR = 0.1
@@ -82,6 +82,7 @@ def instructions_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed_table,
     "models": model_tables,
+    "recurrent": recurrent_tables,
     "peers": peers_table,
     "instructions": instructions_table,
 }
@@ -105,22 +106,6 @@ def contenders_of(record: Record) -> set[str]:
 def shortest_titles(titles: Sequence[str]) -> list[str]:
     """Return the titles without those that extend another one, such as by a precision."""
     return [t for t in titles if not any(t != other and t.startswith(other) for other in titles)]
-
-
-def setting(record: Record) -> str:
-    """Return the date, the processor, the threads and the commit of a record."""
-    processor = record["processor"]
-    if processor["vendor"].startswith("0x"):
-        numbers = f"implementer {processor['vendor']}, part {processor['model']:#x}"
-    else:
-        numbers = f"family {processor['family']}"
-        if processor["model"] is not None:
-            numbers += f", model {processor['model']}"
-    commit = record["commit"]
-    code = "an unknown commit" if commit == "unknown" else f"commit {commit}"
-    threads = f"{record['threads']} threads"
-    named = f"{processor['title']} ({numbers})"
-    return f"{record['date']} on {named}, with {threads} and the code of {code}"
 
 
 def lengths_of(longest: Mapping[str, int]) -> str:
@@ -183,15 +168,9 @@ def filled(text: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[4]}", text)
 
 
-def row_of(cells: Sequence[str]) -> str:
-    """Return a row of a Markdown table."""
-    return "| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "---|" * len(cells)
-
-
 def _record_parts(record: Record) -> Iterator[str]:
     yield f"### {record['processor']['title']}"
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    yield f"Measured on {setting(record)}.{f' Versions: {versions}.' if versions else ''}"
+    yield f"Measured on {setting(record)}.{versions(record)}"
     if "note" in record:
         yield record["note"]
     if limits := _limits(record):

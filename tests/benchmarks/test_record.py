@@ -43,6 +43,15 @@ def test_second_run_replaces_length() -> None:
     assert merged["cannot"] == []
 
 
+def test_record_has_commands_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--tokens", "64"])
+    first = make({("a", 64): 1.0})
+    assert first["commands"] == ["python -m benchmarks --tokens 64"]
+    monkeypatch.setattr("sys.argv", ["benchmarks"])
+    merged = make({("a", 128): 1.0}, earlier=first)
+    assert merged["commands"] == ["python -m benchmarks --tokens 64", "python -m benchmarks"]
+
+
 @pytest.mark.parametrize("name", ["date", "commit", "threads", "versions", "contenders"])
 def test_rows_of_other_setting_are_kept(tmp_path: Path, name: str) -> None:
     path = tmp_path / "models-some.json"

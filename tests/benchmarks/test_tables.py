@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import aarch64, tables
+from benchmarks import aarch64, table_parts, tables
 from benchmarks.model_plot import points, softmax_points
 from benchmarks.peers import best_peer, grouped
 
@@ -150,7 +150,7 @@ def test_instructions_are_counted_between_markers() -> None:
 
 def test_processor_of_aarch64_is_described() -> None:
     processor = {"title": "Arm Neoverse N1", "vendor": "0x41", "family": 0, "model": 0xD0C}
-    text = tables.setting(RECORD | {"processor": processor, "commit": "unknown"})
+    text = table_parts.setting(RECORD | {"processor": processor, "commit": "unknown"})
     assert "Arm Neoverse N1 (implementer 0x41, part 0xd0c)" in text
     assert text.endswith("the code of an unknown commit")
 

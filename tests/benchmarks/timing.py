@@ -1,11 +1,14 @@
 """The median time of each contender."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from aftexport.bench.timing import Run, sample
 
 
-def interleave(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
+def interleave(
+    runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """The median of what ``sample`` finds, seconds by contender."""
-    return {name: median(taken) for name, taken in sample(runs, rounds).items()}
+    return {name: median(taken) for name, taken in sample(runs, rounds, clock=clock).items()}

@@ -54,11 +54,15 @@ class Workload:
     @property
     def attributes(self) -> dict[str, int | float | str]:
         """Its attributes: the defaults, with ``HEADS`` heads."""
-        heads = {"num_heads": HEADS}
         attributes = self.operator.attributes
-        return {a.name: a.default for a in attributes} | {
-            a.name: heads[a.name] for a in attributes if a.name in heads and a.since == 1
-        }
+        heads = {a.name: HEADS for a in attributes if a.name == "num_heads" and a.since == 1}
+        return {a.name: a.default for a in attributes} | heads
+
+    @property
+    def shapes(self) -> dict[str, list[str]]:
+        """The names of the axes of each required input."""
+        pairs = zip(self.operator.inputs, self.operator.shapes, strict=True)
+        return {name: axes.split() for name, axes in pairs if name not in self.operator.optional}
 
     def inputs(self) -> Tensors:
         """Inputs by name, drawn from the standard normal distribution."""
@@ -69,8 +73,8 @@ class Workload:
             "Q": self.dim, "K": self.dim, "V": self.dim,
         }  # fmt: skip
         tensors = {}
-        for name, shape in zip(self.operator.required_inputs, self.operator.shapes, strict=False):
-            size = [sizes[axis] for axis in shape.split()]
+        for name, axes in self.shapes.items():
+            size = [sizes[axis] for axis in axes]
             tensors[name] = torch.randn(*size, generator=generator)
         tensors["lengths"] = torch.full((self.batch,), self.tokens)
         return tensors
@@ -140,9 +144,9 @@ def single_operator(
     types = {"lengths": onnx.TensorProto.INT64}
     inputs = [
         make.make_tensor_value_info(
-            name, types.get(name, onnx.TensorProto.FLOAT), [None] * len(shape.split())
+            name, types.get(name, onnx.TensorProto.FLOAT), [None] * len(axes)
         )
-        for name, shape in zip(operator.required_inputs, operator.shapes, strict=False)
+        for name, axes in workload.shapes.items()
         if name not in constants
     ]
     output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [None, None, None])

@@ -16,7 +16,10 @@ _SPINNING_SECONDS = 0.01
 
 
 def sample(
-    runs: Mapping[str, Run], rounds: int, advance: Callable[[], None] = lambda: None
+    runs: Mapping[str, Run],
+    rounds: int,
+    advance: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time contenders in turn, A B C A B C, so that a slow phase of the machine affects all.
 
@@ -26,6 +29,7 @@ def sample(
             ``SLOW_SECONDS``. A contender under ``FAST_SECONDS`` gets an extra call before each
             timed call. Its threads are then awake and its caches full, as in steady use.
         advance: callback after every round.
+        clock: the clock in seconds, of the wall or of the processor.
 
     Returns:
         Seconds of each call, by contender.
@@ -39,9 +43,9 @@ def sample(
             time.sleep(_SPINNING_SECONDS)
             if least < FAST_SECONDS:
                 run()
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
         advance()
     return seconds
 

@@ -47,9 +47,8 @@ def defined(
         if operator.stem == workload.mechanism
         and operator.op_type.startswith("Causal") == workload.causal
     )
-    attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes}
-    if "num_heads" in attributes:
-        attributes["num_heads"] = HEADS
+    heads = {a.name: HEADS for a in operator.attributes if a.name == "num_heads" and a.since == 1}
+    attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes} | heads
     inputs = [tensors[name] for name in operator.required_inputs]
     doubled = [x.double() if x.is_floating_point() else x for x in inputs]
     return operator.compute(*doubled, **attributes)

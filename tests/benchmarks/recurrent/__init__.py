@@ -1,0 +1,1 @@
+"""The update rules of recurrent linear attention: times, bounds and memory."""

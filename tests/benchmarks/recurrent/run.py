@@ -1,0 +1,192 @@
+"""The times of every update rule at every size, beside the bounds of the machine."""
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from aftexport.bench.timing import Run
+from aftexport.parity import TOLERANCES
+from benchmarks.contenders.contender import last_line
+from benchmarks.limits import Rate, copies
+from benchmarks.processor import read_processor
+from benchmarks.record import (
+    Refusals,
+    Row,
+    make_record,
+    read_earlier,
+    read_setting,
+    record_path,
+    write_record,
+)
+from benchmarks.recurrent.bound import bound_of
+from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation
+from benchmarks.recurrent.memory import measure_memory
+from benchmarks.recurrent.workload import RULES, Recurrence
+from benchmarks.register_rates import register_rates
+from benchmarks.timing import interleave
+
+SHAPES = ((1, 16_384, 8, 32), (1, 16_384, 1, 256), (32, 512, 8, 32))
+"""Documents, tokens, heads and channels of a head."""
+MEMORY_TOKENS = (16_384, 65_536)
+MEMORY_CONTENDERS = (OURS, "onnxruntime")
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+Outputs = dict[str, NDArray[np.float32]]
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Time every rule at every size with the threads of ``options`` and with one; write a record.
+
+    With several threads, times are those of the wall; with one, those of the processor.
+    """
+    rounds = options.rounds or 11
+    shapes = [s for s in SHAPES if s[1] in (options.tokens or (s[1],))]
+    names = options.contender or list(CONTENDERS)
+    default = record_path("recurrent") if options.record else Path("build/bench_recurrent.json")
+    out = options.out or default
+    facts = {name: {"title": CONTENDERS[name]} for name in names}
+    setting = read_setting(facts, threads=options.threads, rounds=rounds)
+    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    # First, because it forks.
+    watched = [n for n in names if n in MEMORY_CONTENDERS]
+    documents = [Recurrence(rule, 1, n, *SHAPES[0][2:]) for rule in RULES for n in MEMORY_TOKENS]
+    memory = measure_memory(watched, documents, options.threads)
+    workloads = [Recurrence(rule, *shape) for shape in shapes for rule in RULES]
+    rows: list[Row] = []
+    refusals = Refusals()
+    for workload in track(workloads, "Recurrent", console=console):
+        rows += measure(workload, names, [options.threads, 1], rounds, refusals)
+    record = make_record(setting, rows, refusals, earlier)
+    kept = [r for r in (earlier or {"memory": []})["memory"] if r["contender"] not in watched]
+    record["memory"] = kept + memory
+    write_record(record, out)
+    console.print(time_table(rows))
+    console.print(memory_table(memory))
+    for row in refusals.rows:
+        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
+    console.print(f"{read_processor().title}; rows in {out}")
+
+
+def measure(
+    workload: Recurrence, names: list[str], counts: list[int], rounds: int, refusals: Refusals
+) -> list[Row]:
+    """Return a row of each contender for each number of threads.
+
+    Args:
+        workload: the update rule and the size.
+        names: the contenders.
+        counts: numbers of threads.
+        rounds: timed rounds.
+        refusals: the reasons of those that cannot run are added here.
+
+    Raises:
+        ArithmeticError: if two contenders compute different numbers.
+    """
+    torch.compiler.reset()
+    feeds = workload.feeds()
+    ways = {name: preparation(name, workload, feeds) for name in names}
+    rows: list[Row] = []
+    for threads in dict.fromkeys(counts):
+        torch.set_num_threads(threads)
+        runs, outputs = _first_runs(workload, ways, threads, refusals)
+        _check_agreement(workload, outputs)
+        ways = {name: ways[name] for name in runs}
+        rows += _timed_rows(workload, runs, threads, rounds)
+    return rows
+
+
+def _first_runs(
+    workload: Recurrence, ways: Mapping[str, Preparation], threads: int, refusals: Refusals
+) -> tuple[dict[str, Run], Outputs]:
+    """Return the calls that work, and their outputs."""
+    runs: dict[str, Run] = {}
+    outputs: Outputs = {}
+    for name, prepare in ways.items():
+        try:
+            run = prepare(threads)
+            outputs[name] = np.asarray(run())
+        # A contender of others may raise anything; its reason is reported with the run.
+        except Exception as error:
+            if name == OURS:
+                raise
+            reason = f"cannot run: {last_line(error)}"
+            refusals.add(mechanism_of(workload), workload.tokens, name, reason)
+        else:
+            runs[name] = run
+    return runs, outputs
+
+
+def _check_agreement(workload: Recurrence, outputs: Outputs) -> None:
+    first, expected = next(iter(outputs.items()))
+    scale = max(1.0, float(np.abs(expected).max()))
+    for name, output in outputs.items():
+        error = float(np.abs(output - expected).max()) / scale
+        if not error < TOLERANCES["fp32"].bound:
+            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {first}")
+
+
+def _timed_rows(
+    workload: Recurrence, runs: Mapping[str, Run], threads: int, rounds: int
+) -> list[Row]:
+    """Time the contenders and the machine's limits in turn."""
+    clock = "wall" if threads > 1 else "processor"
+    limits = _limits(workload, threads)
+    timed = dict(runs) | {name: rate.run for name, rate in limits.items()}
+    seconds = interleave(timed, rounds, CLOCKS[clock])
+    best = dict.fromkeys(("fp32", "copy"), 0.0)
+    for name, rate in limits.items():
+        best[rate.kind] = max(best[rate.kind], rate.work / seconds[name])
+    shared = {
+        "mechanism": mechanism_of(workload),
+        "rule": workload.rule,
+        "batch": workload.batch,
+        "tokens": workload.tokens,
+        "heads": workload.heads,
+        "width": workload.width,
+        "threads": threads,
+        "clock": clock,
+        "memory_seconds": workload.bytes_moved / best["copy"],
+        "multiply_add_seconds": workload.multiply_adds / best["fp32"],
+        "limits": {kind: rate / 1e9 for kind, rate in best.items()},
+    }
+    return [shared | {"contender": name, "seconds": seconds[name]} for name in runs]
+
+
+def _limits(workload: Recurrence, threads: int) -> dict[str, Rate]:
+    """Return copies of the workload's size, and multiply-adds from registers."""
+    measured = [register_rates(threads)["fp32"], *copies(workload.bytes_moved)]
+    return {f"{rate.kind} {number}": rate for number, rate in enumerate(measured)}
+
+
+def mechanism_of(workload: Recurrence) -> str:
+    """Return the name of the update rule in a record."""
+    return f"recurrent_linear_attention {workload.rule}"
+
+
+def time_table(rows: list[Row]) -> Table:
+    """Return milliseconds, and how far they are from the bound."""
+    table = Table("rule", "size", "threads", "contender", "ms", "bound", "over the bound")
+    for row in rows:
+        size = "x".join(str(row[name]) for name in ("batch", "tokens", "heads", "width"))
+        bound, kind = bound_of(row)
+        times = f"{row['seconds'] * 1e3:.2f}", f"{bound * 1e3:.2f} {kind}"
+        over = f"{row['seconds'] / bound:.2f}"
+        threads = f"{row['threads']} ({row['clock']})"
+        table.add_row(row["rule"], size, threads, row["contender"], *times, over)
+    return table
+
+
+def memory_table(rows: list[Row]) -> Table:
+    """Return the memory beyond inputs and output."""
+    table = Table("rule", "tokens", "contender", "MiB beyond inputs and output")
+    for row in rows:
+        found = "" if row["beyond_mib"] is None else f"{row['beyond_mib']:.1f}"
+        table.add_row(row["rule"], f"{row['tokens']:,}", row["contender"], found)
+    return table

@@ -1,0 +1,163 @@
+"""The measurement of recurrent linear attention: its contenders, work, memory and tables."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from aftexport.bench.timing import peak_mib
+from benchmarks.record import Refusals
+from benchmarks.recurrent import run as recurrent
+from benchmarks.recurrent.bound import bound_of
+from benchmarks.recurrent.chunked_form import Compiler
+from benchmarks.recurrent.contenders import CONTENDERS, OURS, preparation
+from benchmarks.recurrent.memory import beyond_mib
+from benchmarks.recurrent.tables import memory_lines, recurrent_tables, time_lines
+from benchmarks.recurrent.workload import OPERATOR, RULES, Recurrence
+
+
+def as_written(function: Any) -> Any:
+    """Compile nothing: the chunked form itself takes milliseconds."""
+    return function
+
+
+def refuse(function: Any) -> Any:
+    def call(*inputs: object) -> object:
+        raise NotImplementedError("no such loop")
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_contenders_compute_definition(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunked form passes its state from section to section."""
+    monkeypatch.setattr("benchmarks.recurrent.chunked_form._SECTION", 2)
+    workload = Recurrence(rule, 2, 320, 2, 16)
+    feeds = workload.feeds()
+    tensors = {name: torch.from_numpy(x).double() for name, x in feeds.items()}
+    tensors["lengths"] = torch.full((2,), 320)
+    inputs = [tensors.get(name) for name in OPERATOR.inputs]
+    expected = OPERATOR.reference(*inputs, **workload.attributes)[0].numpy()
+    for name in CONTENDERS:
+        output = preparation(name, workload, feeds, as_written)(1)()
+        np.testing.assert_allclose(np.asarray(output), expected, atol=2e-5, err_msg=name)
+
+
+def test_work_is_that_of_chunks() -> None:
+    """One chunk of 16 tokens, counted product by product."""
+    before, pairs, width = 16 * 15 // 2, 16 * 17 // 2, 8
+    read_and_written, products = 2 * 16 * width**2, 2 * pairs * width
+    linear = Recurrence("linear", 1, 16, 1, width)
+    assert linear.multiply_adds == read_and_written + products
+    assert linear.bytes_moved == sum(x.nbytes for x in linear.feeds().values()) + 4 * 16 * width
+    erased = 16 * width**2 + 2 * before * width
+    delta = Recurrence("gated_delta", 1, 16, 1, width)
+    assert delta.multiply_adds == linear.multiply_adds + erased
+    assert delta.bytes_moved == sum(x.nbytes for x in delta.feeds().values()) + 4 * 16 * width
+
+
+@pytest.mark.skipif(peak_mib(lambda: None) is None, reason="the kernel counts no peak")
+def test_memory_of_kernel_is_flat() -> None:
+    """The portable body, whose memory grows with the tokens, shows that growth is noticed."""
+    short, long = (Recurrence("gated_delta", 1, tokens, 4, 32) for tokens in (2_048, 8_192))
+    output_mib = 8_192 * 4 * 32 * 4 / 2**20
+    ours = beyond_mib(OURS, short, 1), beyond_mib(OURS, long, 1)
+    assert all(mib is not None and mib < output_mib / 4 for mib in ours), ours
+    body = beyond_mib("body", long, 1)
+    assert body is not None
+    assert body > output_mib
+
+
+def test_rule_that_fails_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler: Compiler = refuse
+    monkeypatch.setattr(
+        recurrent,
+        "preparation",
+        lambda name, workload, feeds: preparation(name, workload, feeds, compiler),
+    )
+    refusals = Refusals()
+    workload = Recurrence("delta", 1, 64, 1, 16)
+    rows = recurrent.measure(workload, [OURS, "torch_compile"], [1], 1, refusals)
+    assert [row["contender"] for row in rows] == [OURS]
+    assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
+        ("torch_compile", "cannot run: NotImplementedError: no such loop")
+    ]
+
+
+def test_run_writes_record_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "SHAPES", ((1, 64, 2, 16), (2, 64, 1, 32)))
+    monkeypatch.setattr(recurrent, "MEMORY_TOKENS", (64, 128))
+    monkeypatch.setattr(recurrent, "measure_memory", memory_here)
+    out = tmp_path / "recurrent-some.json"
+    options = argparse.Namespace(
+        rounds=1, tokens=None, contender=[OURS, "onnxruntime"], record=False, replace=False,
+        out=out, threads=2,
+    )  # fmt: skip
+    recurrent.run(options, Console(quiet=True))
+    record = json.loads(out.read_text("utf-8"))
+    assert len(record["rows"]) == len(RULES) * 2 * 2 * 2
+    assert {(row["threads"], row["clock"]) for row in record["rows"]} == {
+        (2, "wall"), (1, "processor")
+    }  # fmt: skip
+    assert {"load", "commands", "processor", "versions"} <= record.keys()
+    monkeypatch.setattr("benchmarks.recurrent.tables.read_records", lambda kind: {"some": record})
+    text = recurrent_tables()
+    assert text.count("| time over the bound |") == 4
+    assert text.count("64 tokens, one head of 32 channels") == 2
+    assert "| our kernel, 128 tokens |" in text
+
+
+def memory_here(names: list[str], workloads: list[Recurrence], threads: int) -> list[Any]:
+    """Measure in this process: pytest has threads, and cannot fork."""
+    return [
+        {"contender": name, "rule": w.rule, "tokens": w.tokens,
+         "beyond_mib": beyond_mib(name, w, threads)}
+        for name in names for w in workloads
+    ]  # fmt: skip
+
+
+RECORD: dict[str, Any] = {
+    "contenders": {name: {"title": title} for name, title in CONTENDERS.items()},
+    "memory": [
+        {"contender": OURS, "rule": "delta", "tokens": 16_384, "beyond_mib": 0.44},
+        {"contender": OURS, "rule": "delta", "tokens": 65_536, "beyond_mib": None},
+    ],
+}
+
+
+def row(seconds: float) -> dict[str, float]:
+    return {"seconds": seconds, "memory_seconds": 0.002, "multiply_add_seconds": 0.004}
+
+
+def test_times_are_compared_with_peers_and_bound() -> None:
+    group = {("delta", OURS): row(0.005), ("delta", "onnxruntime"): row(0.0125)}
+    assert list(time_lines(RECORD, group))[2:] == [
+        "| our kernel | 5.0 |",
+        "| ONNX Runtime's `com.microsoft.LinearAttention` | 12.5 |",
+        "| torch.compile of the chunked form |  |",
+        "| our portable body in ONNX Runtime |  |",
+        "| bound of the machine | 4.0 (multiply-adds) |",
+        "| times as fast as ONNX Runtime | 2.5 |",
+        "| times as fast as torch.compile |  |",
+        "| time over the bound | 1.2 |",
+    ]
+    assert bound_of(row(1.0) | {"memory_seconds": 0.1}) == (0.1, "memory")
+
+
+def test_memory_is_shown_by_length() -> None:
+    assert list(memory_lines(RECORD))[2:] == [
+        "| our kernel, 16,384 tokens | 0.4 |",
+        "| our kernel, 65,536 tokens |  |",
+    ]
