@@ -170,7 +170,7 @@ class FullChannels {
     float* sums = task_memory(rows_ * (width() + Weights::floats_per_row(kKeys) + 1));
     const Weights weights(sums + rows_ * width(), rows_);
     float* row_maxima = weights.words(0, rows_);
-    __builtin_memset(sums, 0, rows * width() * sizeof(float));
+    zero(sums, rows * width());
     for (int64_t r = 0; r < rows; ++r) row_maxima[r] = kNoKey;
 
     for (int64_t u = 0; u < keys; u += kKeys) {

@@ -64,8 +64,8 @@ class Case {
     p.value_width = random.one_in(2) ? 0 : random.one_in(4) ? random.between(7, 36) : random.between(1, 6);
     p.key_tokens = tokens;
     if (!causal && random.one_in(3)) p.key_tokens = random.one_in(8) ? 0 : random.between(1, 70);
-    if (p.key_tokens != tokens || random.one_in(4))
-      for (int64_t b = 0; b < batch && !causal; ++b) key_lengths.push_back(random.between(0, p.key_tokens));
+    if ((p.key_tokens != tokens || random.one_in(4)) && !causal)
+      for (int64_t b = 0; b < batch; ++b) key_lengths.push_back(random.between(0, p.key_tokens));
     p.key_lengths = key_lengths.empty() ? nullptr : key_lengths.data();
     const oracle::Heads shape(document_shape(), heads, p.kv_heads, p.value_width);
     output_channels = shape.output_channels();
