@@ -52,6 +52,7 @@ struct PackedWeight;
 
 struct AftFull : Sequence {
   Gate gate;
+  float eps;                    // added to sum exp(key + bias)
   Precision precision;          // of the products
   MethodOrder methods;          // of the CPU's products: the first that the range of the biases allows
   const void* position_bias;    // row t, column u
@@ -62,6 +63,7 @@ struct AftFull : Sequence {
 
 struct AftLocal : Sequence {
   Gate gate;
+  float eps;          // as in AftFull
   const void* band;   // band[t, j] is the bias of key t + j - (window - 1)
   int64_t band_rows;  // 1 (the same row for every t) or >= tokens
   int64_t window;     // s; a row has 2s-1 entries, s in causal form
@@ -69,6 +71,7 @@ struct AftLocal : Sequence {
 
 struct AftConv : Sequence {  // key is [batch, tokens, heads]
   Gate gate;
+  float eps;           // as in AftFull
   const void* filter;  // [heads, taps]
   int64_t heads, taps;
 };

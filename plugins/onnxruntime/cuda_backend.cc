@@ -1,6 +1,8 @@
 // CUDA devices: the operators' parameters as plugins/cuda/kernels.h has them, work on the run's stream, and memory
 // from the runtime. Of the operators of an encoder those that are not here have no kernels and run by their bodies.
 
+#include <sstream>
+
 #include "backend.h"
 #include "checks.h"
 #include "cuda/kernels.h"
@@ -58,8 +60,12 @@ void expect_form(bool taken, const std::string& form) {
   expect(taken, form + ", as the CUDA kernel takes no other; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
-void expect_gate(aft::Gate gate) {
-  expect_form(gate != aft::Gate::kRelu, "gate is \"relu\", expected sigmoid, tanh or none");
+template <class AttentionFree>
+void expect_gate_and_eps(const AttentionFree& p) {
+  expect_form(p.gate != aft::Gate::kRelu, "gate is \"relu\", expected sigmoid, tanh or none");
+  std::ostringstream eps;
+  eps << p.eps;
+  expect_form(p.eps == 0.0f, "eps is " + eps.str() + ", expected 0");
 }
 
 void expect_own_keys(const aft::GroupedHeads& p) {
@@ -144,26 +150,25 @@ aft::MethodOrder choose_weight_methods(aft::Precision) { return {}; }
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   expect_form(p.key_channels == 0, "num_heads is " + std::to_string(p.key_channels) + ", expected 0");
-  expect_form(p.eps == 0.0f, "eps is " + std::to_string(p.eps) + ", expected 0");
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);
 }
 
 void run_kernel(const aft::AftFull& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftFull>({sequence(p), gate(p.gate), p.position_bias, p.position_bias_width, exp_precision(p)},
                           aft_cuda_aft_full_workspace, aft_cuda_aft_full, run);
 }
 
 void run_kernel(const aft::AftLocal& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftLocal>({sequence(p), gate(p.gate), p.band, p.band_rows, p.window}, aft_cuda_aft_local_workspace,
                            aft_cuda_aft_local, run);
 }
 
 void run_kernel(const aft::AftConv& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftConv>({sequence(p, p.heads), gate(p.gate), p.filter, p.heads, p.taps},
                           aft_cuda_aft_conv_workspace, aft_cuda_aft_conv, run);
 }

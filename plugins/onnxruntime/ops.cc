@@ -31,13 +31,6 @@ float read_denominator_eps(const Attributes& attributes) {
   return eps;
 }
 
-// For the forms whose kernels take no eps: to pass over it would give wrong results.
-void expect_no_eps(const Attributes& attributes) {
-  const float eps = read_denominator_eps(attributes);
-  expect(eps == 0.0f, "eps is " + std::to_string(eps) + ", expected 0, as the kernel takes no other; " +
-                          "AFTEXPORT_PORTABLE=1 runs the operator by its body");
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -101,7 +94,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
+    params_.eps = read_denominator_eps(attributes);
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
@@ -137,7 +130,7 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
  public:
   AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
+    params_.eps = read_denominator_eps(attributes);
   }
 
  private:
@@ -161,7 +154,7 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  public:
   AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
+    params_.eps = read_denominator_eps(attributes);
     params_.heads = read_count(attributes, "num_heads");
   }
 
