@@ -10,24 +10,19 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.operators.registry import ALL_OPERATORS
 
 _SUFFIX = "Portable"
-_WITHOUT_EPS = ("AftFull", "AftLocal", "AftConv")
-"""The operators whose kernels for the CPU take no eps."""
 
 
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
     """Return whether the kernels of a library take a node of our domain.
+
+    Those for the CPU take every form, the others only those of the first version of the contract.
 
     Args:
         library: the name of the library, see ``aftplugins.RUNTIMES``.
         node: the node.
     """
     operator = ALL_OPERATORS.get(node.op_type)
-    if operator is None:
-        return True
-    later = operator.later_parts(node)
-    if library != "onnxruntime":
-        return not later
-    return not ("eps" in later and node.op_type.removeprefix("Causal") in _WITHOUT_EPS)
+    return operator is None or library == "onnxruntime" or not operator.later_parts(node)
 
 
 def rename_untaken(model: onnx.ModelProto, library: str) -> bool:
