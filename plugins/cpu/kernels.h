@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "method.h"
 
@@ -29,7 +30,6 @@ enum class Gate { kSigmoid, kTanh, kNone, kRelu };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu, kIdentity };
 enum class Normalizer { kAdd, kClamp, kNone };
-enum class UpdateRule { kLinear, kGated, kDelta, kGatedDelta };
 enum class Direction { kForward, kReverse, kBidirectional };
 
 // The parameters of every mechanism. Element is the type of every tensor but lengths.
@@ -52,6 +52,7 @@ struct PackedWeight;
 
 struct AftFull : Sequence {
   Gate gate;
+  float eps;                    // added to sum exp(key + bias)
   Precision precision;          // of the products
   MethodOrder methods;          // of the CPU's products: the first that the range of the biases allows
   const void* position_bias;    // row t, column u
@@ -62,6 +63,7 @@ struct AftFull : Sequence {
 
 struct AftLocal : Sequence {
   Gate gate;
+  float eps;          // as in AftFull
   const void* band;   // band[t, j] is the bias of key t + j - (window - 1)
   int64_t band_rows;  // 1 (the same row for every t) or >= tokens
   int64_t window;     // s; a row has 2s-1 entries, s in causal form
@@ -69,6 +71,7 @@ struct AftLocal : Sequence {
 
 struct AftConv : Sequence {  // key is [batch, tokens, heads]
   Gate gate;
+  float eps;           // as in AftFull
   const void* filter;  // [heads, taps]
   int64_t heads, taps;
 };
@@ -103,7 +106,6 @@ struct Fastformer : Sequence {
 // i / (query_heads / state_heads).
 struct RecurrentLinearAttention {
   Element element;
-  UpdateRule rule;
   Direction direction;
   bool normalized;     // divides by query z + eps, z being one column more of the state
   bool channel_decay;  // decay is [batch, tokens, state_heads * key_width], else [batch, tokens, state_heads]
@@ -111,13 +113,14 @@ struct RecurrentLinearAttention {
   int64_t batch, tokens, query_heads, state_heads, key_width, value_width;
   float scale, eps;
   const void *query, *key, *value;
-  const void* past_state;    // [batch, states, key_width, value_width (+ 1)], null: zeros
+  const void* past_state;    // [batch, states, key_width, state_columns], null: zeros
   const void *decay, *beta;  // null where the rule has none
   const int64_t* lengths;    // [batch]
   void* output;
   void* present_state;  // as past_state; null: not needed
 
   int64_t states() const { return direction == Direction::kBidirectional ? 2 * state_heads : state_heads; }
+  int64_t state_columns() const { return value_width + (normalized ? 1 : 0); }
 };
 
 struct CausalDepthwiseConv {
@@ -127,6 +130,11 @@ struct CausalDepthwiseConv {
   const void *input, *weight, *bias, *past_state;  // weight [channels, taps]; bias and past_state may be null
   const int64_t* lengths;                          // [batch]
   void *output, *present_state;                    // [batch, taps - 1, channels]; null: not needed
+  const float* widened_weight;                     // the result of widen_conv_weight; null: taken from weight
+
+  static constexpr int64_t kRowUnit = 32;
+  // Floats of widened_weight from one tap to the next: whole vectors of every instruction set.
+  int64_t weight_row() const { return (channels + kRowUnit - 1) / kRowUnit * kRowUnit; }
 };
 
 void aft_simple(const AftSimple&, const Parallel&);
@@ -146,6 +154,10 @@ void causal_depthwise_conv(const CausalDepthwiseConv&, const Parallel&);
 // - in causal form, whose products are never in integers: a block of keys has one scale for its entries, and a row may
 //   see only the smallest of them.
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
+
+// Converts the weight of p for causal_depthwise_conv to float32 rows [taps, weight_row] of all channels. It reads the
+// element, channels, taps and weight.
+std::vector<float> widen_conv_weight(const CausalDepthwiseConv& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
 // The environment variable AFTEXPORT_ISA asks for a lower one; throws where it has a name that is not known.

@@ -4,8 +4,6 @@ namespace ops {
 
 namespace {
 
-using ort::to_string;
-
 const char* name_of(aft::Precision precision) {
   switch (precision) {
     case aft::Precision::kFloat32: return "fp32";
@@ -17,13 +15,13 @@ const char* name_of(aft::Precision precision) {
 }
 
 // "fp32, bf16 or int8"
-std::string list_names(std::initializer_list<aft::Precision> precisions) {
-  std::string names;
-  for (const aft::Precision* precision = precisions.begin(); precision != precisions.end(); ++precision) {
-    if (precision != precisions.begin()) names += precision + 1 == precisions.end() ? " or " : ", ";
-    names += name_of(*precision);
+std::string list_names(const std::vector<const char*>& names) {
+  std::string list;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) list += i + 1 == names.size() ? " or " : ", ";
+    list += names[i];
   }
-  return names;
+  return list;
 }
 
 }  // namespace
@@ -32,22 +30,34 @@ void expect(bool condition, const std::string& message) {
   if (!condition) throw ort::Error(message);
 }
 
-void expect_shape(const char* input, const ort::Tensor& tensor, const ort::Shape& expected) {
+void expect_shape(const char* input, const Tensor& tensor, const Shape& expected) {
   expect(tensor.shape == expected,
          std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " + to_string(expected));
 }
 
-int64_t read_heads(const ort::Attributes& attributes) {
-  const int64_t heads = attributes.integer("num_heads", 1);
-  expect(heads > 0, "num_heads is " + std::to_string(heads) + ", expected at least 1");
-  return heads;
+void expect_three_dimensions(const char* input, const Tensor& tensor) {
+  expect(tensor.shape.size() == 3,
+         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected [batch, tokens, width]");
 }
 
-aft::Precision read_precision(const ort::Attributes& attributes, std::initializer_list<aft::Precision> allowed) {
-  const std::string name = attributes.text("precision", "fp32");
-  for (aft::Precision precision : allowed)
-    if (name == name_of(precision)) return precision;
-  throw ort::Error("precision is \"" + name + "\", expected " + list_names(allowed));
+int64_t read_count(const Attributes& attributes, const char* name) {
+  const int64_t count = attributes.integer(name, 1);
+  expect(count > 0, std::string(name) + " is " + std::to_string(count) + ", expected at least 1");
+  return count;
+}
+
+size_t read_choice(const Attributes& attributes, const char* name, const std::vector<const char*>& choices,
+                   const char* otherwise) {
+  const std::string value = attributes.text(name, otherwise);
+  for (size_t i = 0; i < choices.size(); ++i)
+    if (value == choices[i]) return i;
+  throw ort::Error(std::string(name) + " is \"" + value + "\", expected " + list_names(choices));
+}
+
+aft::Precision read_precision(const Attributes& attributes, std::initializer_list<aft::Precision> allowed) {
+  std::vector<const char*> names;
+  for (aft::Precision precision : allowed) names.push_back(name_of(precision));
+  return allowed.begin()[read_choice(attributes, "precision", names, "fp32")];
 }
 
 }  // namespace ops

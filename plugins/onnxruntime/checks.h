@@ -4,18 +4,24 @@
 
 #include <initializer_list>
 #include <string>
+#include <vector>
 
-#include "runtime.h"
+#include "ops.h"
 
 namespace ops {
 
 void expect(bool condition, const std::string& message);
-void expect_shape(const char* input, const ort::Tensor& tensor, const ort::Shape& expected);
+void expect_shape(const char* input, const Tensor& tensor, const Shape& expected);
+void expect_three_dimensions(const char* input, const Tensor& tensor);
 
-// Returns the attribute num_heads, 1 by default.
-int64_t read_heads(const ort::Attributes& attributes);
+// Returns the attribute `name`, a number of at least 1 and by default 1.
+int64_t read_count(const Attributes& attributes, const char* name);
+
+// Returns the place in `choices` of the attribute's value, which is `otherwise` where a node does not have it.
+size_t read_choice(const Attributes& attributes, const char* name, const std::vector<const char*>& choices,
+                   const char* otherwise);
 
 // Returns the attribute precision, one of those allowed, fp32 by default.
-aft::Precision read_precision(const ort::Attributes& attributes, std::initializer_list<aft::Precision> allowed);
+aft::Precision read_precision(const Attributes& attributes, std::initializer_list<aft::Precision> allowed);
 
 }  // namespace ops

@@ -1,7 +1,10 @@
 // CUDA devices: the operators' parameters as plugins/cuda/kernels.h has them, work on the run's stream, and memory
 // from the runtime. Of the operators of an encoder those that are not here have no kernels and run by their bodies.
 
+#include <sstream>
+
 #include "backend.h"
+#include "checks.h"
 #include "cuda/kernels.h"
 
 #ifndef AFT_EXECUTION_PROVIDER  // the tests run the kernels on an emulated device, which is the CPU
@@ -52,16 +55,26 @@ void expect_head_channels(int64_t channels, int64_t heads) {
                      " of the CUDA kernel; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
-void expect_form(bool taken) {
-  if (!taken)
-    throw ort::Error(
-        "has a form that the CUDA kernel does not take; AFTEXPORT_PORTABLE=1 runs the operator by its body");
+// `form` names the attribute or the input, its value and the expected one.
+void expect_form(bool taken, const std::string& form) {
+  expect(taken, form + ", as the CUDA kernel takes no other; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
-void expect_gate(aft::Gate gate) { expect_form(gate != aft::Gate::kRelu); }
+template <class AttentionFree>
+void expect_gate_and_eps(const AttentionFree& p) {
+  expect_form(p.gate != aft::Gate::kRelu, "gate is \"relu\", expected sigmoid, tanh or none");
+  std::ostringstream eps;
+  eps << p.eps;
+  expect_form(p.eps == 0.0f, "eps is " + eps.str() + ", expected 0");
+}
 
 void expect_own_keys(const aft::GroupedHeads& p) {
-  expect_form(p.kv_heads == p.heads && p.value_width == p.channels / p.heads && !p.key_lengths);
+  const int64_t width = p.channels / p.heads;
+  expect_form(p.kv_heads == p.heads,
+              "kv_num_heads is " + std::to_string(p.kv_heads) + ", expected num_heads " + std::to_string(p.heads));
+  expect_form(p.value_width == width,
+              "value has heads of " + std::to_string(p.value_width) + " channels, expected " + std::to_string(width));
+  expect_form(!p.key_lengths, "key_lengths is given, expected none");
 }
 
 template <class Call>
@@ -79,10 +92,8 @@ class LayerNormFastformer final : public Kernel {
  public:
   LayerNormFastformer(const Settings& settings, const ort::Attributes& attributes)
       : element_(settings.element),
-        heads_(attributes.integer("num_heads", 1)),
-        epsilon_(attributes.number("epsilon", 1e-5f)) {
-    if (heads_ < 1) throw ort::Error("num_heads is " + std::to_string(heads_) + ", expected at least 1");
-  }
+        heads_(read_count(attributes, "num_heads")),
+        epsilon_(attributes.number("epsilon", 1e-5f)) {}
 
   void compute(const ort::Run& run) const override {
     const ort::Tensor x = run.input(0);
@@ -92,9 +103,7 @@ class LayerNormFastformer final : public Kernel {
     const int64_t width = x.shape[2];
     const auto input = [&](const char* name, size_t index, const ort::Shape& shape) {
       const ort::Tensor tensor = run.input(index);
-      if (tensor.shape != shape)
-        throw ort::Error(std::string(name) + " has shape " + ort::to_string(tensor.shape) + ", expected " +
-                         ort::to_string(shape));
+      expect_shape(name, tensor, shape);
       return tensor.data;
     };
     const ort::Shape vector{width}, matrix{width, width}, logits{width, heads_};
@@ -132,10 +141,7 @@ class LayerNormFastformer final : public Kernel {
 
 const Backend kBackend = {AFT_EXECUTION_PROVIDER,
                           {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16},
-                          {{"LayerNormFastformer", 12,
-                            [](const Settings& settings, const ort::Attributes& attributes) -> Kernel* {
-                              return new LayerNormFastformer(settings, attributes);
-                            }}}};
+                          {{"LayerNormFastformer", 12, create<LayerNormFastformer>}}};
 
 void choose_kernels() {}
 
@@ -144,25 +150,25 @@ aft::MethodOrder choose_weight_methods(aft::Precision) { return {}; }
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
-  expect_gate(p.gate);
-  expect_form(p.key_channels == 0 && p.eps == 0.0f);
+  expect_gate_and_eps(p);
+  expect_form(p.key_channels == 0, "num_heads is " + std::to_string(p.key_channels) + ", expected 0");
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);
 }
 
 void run_kernel(const aft::AftFull& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftFull>({sequence(p), gate(p.gate), p.position_bias, p.position_bias_width, exp_precision(p)},
                           aft_cuda_aft_full_workspace, aft_cuda_aft_full, run);
 }
 
 void run_kernel(const aft::AftLocal& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftLocal>({sequence(p), gate(p.gate), p.band, p.band_rows, p.window}, aft_cuda_aft_local_workspace,
                            aft_cuda_aft_local, run);
 }
 
 void run_kernel(const aft::AftConv& p, const ort::Run& run) {
-  expect_gate(p.gate);
+  expect_gate_and_eps(p);
   enqueue<AftCudaAftConv>({sequence(p, p.heads), gate(p.gate), p.filter, p.heads, p.taps},
                           aft_cuda_aft_conv_workspace, aft_cuda_aft_conv, run);
 }
@@ -177,7 +183,9 @@ void run_kernel(const aft::EfficientAttention& p, const ort::Run& run) {
 
 void run_kernel(const aft::LinearAttention& p, const ort::Run& run) {
   expect_own_keys(p);
-  expect_form(p.feature_map != aft::FeatureMap::kIdentity && p.normalizer == aft::Normalizer::kAdd);
+  expect_form(p.feature_map != aft::FeatureMap::kIdentity, "feature_map is \"identity\", expected elu or relu");
+  const std::string normalizer = p.normalizer == aft::Normalizer::kClamp ? "clamp" : "none";
+  expect_form(p.normalizer == aft::Normalizer::kAdd, "normalizer is \"" + normalizer + "\", expected add");
   expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaLinearAttention>({sequence(p), static_cast<AftCudaFeatureMap>(p.feature_map), p.heads, p.eps},
                                   aft_cuda_linear_attention_workspace, aft_cuda_linear_attention, run);

@@ -13,12 +13,7 @@ namespace ops {
 
 namespace {
 
-using ort::Attributes;
 using ort::Error;
-using ort::Run;
-using ort::Shape;
-using ort::Tensor;
-using ort::to_string;
 
 constexpr std::initializer_list<aft::Precision> kPrecisions = {aft::Precision::kFloat32, aft::Precision::kBfloat16,
                                                                aft::Precision::kInt8};
@@ -279,7 +274,7 @@ class LayerNormFastformer final : public Kernel {
  public:
   LayerNormFastformer(const Settings& settings, const Attributes& attributes)
       : element_(settings.element),
-        heads_(read_heads(attributes)),
+        heads_(read_count(attributes, "num_heads")),
         norm_(settings, attributes),
         chooser_(read_chooser(attributes)),
         packed_query_weight_("query_weight", 3, settings, attributes, chooser_),
@@ -329,11 +324,6 @@ class LayerNormFastformer final : public Kernel {
   Weight weight_;
   Parameter bias_;
 };
-
-template <class Op>
-Kernel* create(const Settings& settings, const Attributes& attributes) {
-  return new Op(settings, attributes);
-}
 
 }  // namespace
 

@@ -9,24 +9,13 @@ namespace ops {
 
 namespace {
 
-using ort::Attributes;
-using ort::Run;
-using ort::Shape;
-using ort::Tensor;
-using ort::to_string;
-
 void expect_matrix(const char* input, const Tensor& tensor) {
   expect(tensor.shape.size() == 2,
          std::string(input) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
 }
 
 aft::Gate read_gate(const Attributes& attributes) {
-  const std::string gate = attributes.text("gate", "sigmoid");
-  if (gate == "sigmoid") return aft::Gate::kSigmoid;
-  if (gate == "tanh") return aft::Gate::kTanh;
-  if (gate == "relu") return aft::Gate::kRelu;
-  expect(gate == "none", "gate is \"" + gate + "\", expected sigmoid, tanh, none or relu");
-  return aft::Gate::kNone;
+  return static_cast<aft::Gate>(read_choice(attributes, "gate", {"sigmoid", "tanh", "none", "relu"}, "sigmoid"));
 }
 
 void expect_heads_divide(int64_t heads, const Shape& query) {
@@ -42,13 +31,6 @@ float read_denominator_eps(const Attributes& attributes) {
   return eps;
 }
 
-// For the forms whose kernels take no eps: to pass over it would give wrong results.
-void expect_no_eps(const Attributes& attributes) {
-  const float eps = read_denominator_eps(attributes);
-  expect(eps == 0.0f, "eps is " + std::to_string(eps) + ", expected 0, as the kernel takes no other; " +
-                          "AFTEXPORT_PORTABLE=1 runs the operator by its body");
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -62,7 +44,7 @@ class SequenceKernel : public Kernel {
   void compute(const Run& run) const final {
     Params params = params_;
     const Tensor query = run.input(0), key = run.input(1), value = run.input(2);
-    expect(query.shape.size() == 3, "query has shape " + to_string(query.shape) + ", expected [batch, tokens, width]");
+    expect_three_dimensions("query", query);
     params.batch = query.shape[0];
     params.tokens = query.shape[1];
     params.channels = query.shape[2];
@@ -112,7 +94,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
+    params_.eps = read_denominator_eps(attributes);
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
@@ -148,7 +130,7 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
  public:
   AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
+    params_.eps = read_denominator_eps(attributes);
   }
 
  private:
@@ -172,8 +154,8 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  public:
   AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    expect_no_eps(attributes);
-    params_.heads = read_heads(attributes);
+    params_.eps = read_denominator_eps(attributes);
+    params_.heads = read_count(attributes, "num_heads");
   }
 
  private:
@@ -198,7 +180,7 @@ class GroupedHeadsKernel : public Kernel {
   GroupedHeadsKernel(const Settings& settings, const Attributes& attributes) {
     params_.element = settings.element;
     params_.causal = settings.causal;
-    params_.heads = read_heads(attributes);
+    params_.heads = read_count(attributes, "num_heads");
     const int64_t groups = attributes.integer("kv_num_heads", 0);
     expect(groups >= 0 && (groups == 0 || params_.heads % groups == 0),
            "kv_num_heads is " + std::to_string(groups) + ", expected a divisor of num_heads " +
@@ -210,7 +192,7 @@ class GroupedHeadsKernel : public Kernel {
   void compute(const Run& run) const final {
     Params params = params_;
     const Tensor query = run.input(0), key = run.input(1), value = run.input(2), lengths = run.input(3);
-    expect(query.shape.size() == 3, "query has shape " + to_string(query.shape) + ", expected [batch, tokens, width]");
+    expect_three_dimensions("query", query);
     expect_heads_divide(params.heads, query.shape);
     params.batch = query.shape[0];
     params.tokens = query.shape[1];
@@ -252,11 +234,8 @@ class EfficientAttention final : public GroupedHeadsKernel<aft::EfficientAttenti
   EfficientAttention(const Settings& settings, const Attributes& attributes)
       : GroupedHeadsKernel(settings, attributes) {
     params_.scale = attributes.number("scale", 1.0f);
-    const std::string normalization = attributes.text("normalization", "softmax");
-    expect(normalization == "softmax" || normalization == "scaling",
-           "normalization is \"" + normalization + "\", expected softmax or scaling");
     params_.normalization =
-        normalization == "softmax" ? aft::Normalization::kSoftmax : aft::Normalization::kScaling;
+        static_cast<aft::Normalization>(read_choice(attributes, "normalization", {"softmax", "scaling"}, "softmax"));
   }
 };
 
@@ -264,25 +243,17 @@ class LinearAttention final : public GroupedHeadsKernel<aft::LinearAttention> {
  public:
   LinearAttention(const Settings& settings, const Attributes& attributes) : GroupedHeadsKernel(settings, attributes) {
     params_.eps = attributes.number("eps", 1e-6f);
-    const std::string map = attributes.text("feature_map", "elu");
-    expect(map == "elu" || map == "relu" || map == "identity",
-           "feature_map is \"" + map + "\", expected elu, relu or identity");
-    params_.feature_map = map == "elu"    ? aft::FeatureMap::kElu
-                          : map == "relu" ? aft::FeatureMap::kRelu
-                                          : aft::FeatureMap::kIdentity;
-    const std::string normalizer = attributes.text("normalizer", "add");
-    expect(normalizer == "add" || normalizer == "clamp" || normalizer == "none",
-           "normalizer is \"" + normalizer + "\", expected add, clamp or none");
-    params_.normalizer = normalizer == "add"     ? aft::Normalizer::kAdd
-                         : normalizer == "clamp" ? aft::Normalizer::kClamp
-                                                 : aft::Normalizer::kNone;
+    params_.feature_map =
+        static_cast<aft::FeatureMap>(read_choice(attributes, "feature_map", {"elu", "relu", "identity"}, "elu"));
+    params_.normalizer =
+        static_cast<aft::Normalizer>(read_choice(attributes, "normalizer", {"add", "clamp", "none"}, "add"));
   }
 };
 
 class Fastformer final : public SequenceKernel<aft::Fastformer> {
  public:
   Fastformer(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
-    params_.heads = read_heads(attributes);
+    params_.heads = read_count(attributes, "num_heads");
   }
 
  private:
@@ -297,11 +268,6 @@ class Fastformer final : public SequenceKernel<aft::Fastformer> {
   }
 };
 
-template <class Op>
-Kernel* create(const Settings& settings, const Attributes& attributes) {
-  return new Op(settings, attributes);
-}
-
 }  // namespace
 
 const Operator kOperators[7] = {
@@ -309,9 +275,9 @@ const Operator kOperators[7] = {
     {"AftLocal", 5, create<AftLocal>},
     {"AftSimple", 4, create<AftSimple>},
     {"AftConv", 5, create<AftConv>},
-    {"EfficientAttention", 4, create<EfficientAttention>, true, 0, 1, 0, 0, 1},
+    with_key_lengths({"EfficientAttention", 4, create<EfficientAttention>}),
     {"Fastformer", 6, create<Fastformer>},
-    {"NormalizedLinearAttention", 4, create<LinearAttention>, true, 0, 1, 0, 0, 1},
+    with_key_lengths({"NormalizedLinearAttention", 4, create<LinearAttention>}),
 };
 
 }  // namespace ops

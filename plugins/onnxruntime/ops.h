@@ -8,6 +8,12 @@
 
 namespace ops {
 
+using ort::Attributes;
+using ort::Run;
+using ort::Shape;
+using ort::Tensor;
+using ort::to_string;
+
 struct Settings {
   std::string name;
   aft::Element element;
@@ -17,22 +23,32 @@ struct Settings {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  virtual void compute(const ort::Run& run) const = 0;
+  virtual void compute(const Run& run) const = 0;
 };
+
+template <class Op>
+Kernel* create(const Settings& settings, const Attributes& attributes) {
+  return new Op(settings, attributes);
+}
 
 struct Operator {
   const char* name;  // without the prefix Causal
   size_t inputs;     // lengths, where taken, is the last
-  Kernel* (*create)(const Settings&, const ort::Attributes&);
+  Kernel* (*create)(const Settings&, const Attributes&);
   bool takes_lengths = true;
-  // The input whose shape every output has, or the first one if others are optional; -1: none. With key_lengths only
-  // where query, key and value are of one width, else the width of the output depends on the numbers of heads.
+  // The input whose shape the required outputs have; -1: none. With key_lengths this holds only if query, key and value
+  // are equally wide.
   int output_like = 0;
   size_t outputs = 1;
   uint32_t optional_inputs = 0;  // bit i: input i may be absent
   size_t optional_outputs = 0;   // how many of the last outputs may be
   size_t key_lengths = 0;        // 1: after `inputs` the optional input key_lengths, which causal operators lack
 };
+
+constexpr Operator with_key_lengths(Operator op) {
+  op.key_lengths = 1;
+  return op;
+}
 
 extern const Operator kOperators[7];
 extern const Operator kEncoderOperators[5];    // encoder_ops.cc; no causal form

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <vector>
 
 #include "checks.h"
 #include "cpu/kernels.h"
@@ -10,36 +11,6 @@
 namespace ops {
 
 namespace {
-
-using ort::Attributes;
-using ort::Run;
-using ort::Shape;
-using ort::Tensor;
-using ort::to_string;
-
-void expect_three_dimensions(const char* input, const Tensor& tensor) {
-  expect(tensor.shape.size() == 3,
-         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected [batch, tokens, width]");
-}
-
-int64_t read_count(const Attributes& attributes, const char* name) {
-  const int64_t count = attributes.integer(name, 1);
-  expect(count > 0, std::string(name) + " is " + std::to_string(count) + ", expected at least 1");
-  return count;
-}
-
-// The position of the attribute's value in `names`, the first by default.
-template <size_t count>
-size_t read_choice(const Attributes& attributes, const char* name, const char* const (&names)[count],
-                   const char* otherwise) {
-  const std::string value = attributes.text(name, otherwise);
-  std::string expected;
-  for (size_t i = 0; i < count; ++i) {
-    if (value == names[i]) return i;
-    expected += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(names[i]);
-  }
-  throw ort::Error(std::string(name) + " is \"" + value + "\", expected " + expected);
-}
 
 // Data of an input that is absent is null.
 const void* data_of(const char* input, const std::optional<Tensor>& tensor, const Shape& expected) {
@@ -52,8 +23,10 @@ class RecurrentLinearAttention final : public Kernel {
  public:
   RecurrentLinearAttention(const Settings& settings, const Attributes& attributes) {
     params_.element = settings.element;
-    params_.rule = static_cast<aft::UpdateRule>(
-        read_choice(attributes, "update_rule", {"linear", "gated", "delta", "gated_delta"}, "gated_delta"));
+    const size_t rule =
+        read_choice(attributes, "update_rule", {"linear", "gated", "delta", "gated_delta"}, "gated_delta");
+    decays_ = rule == 1 || rule == 3;
+    erases_ = rule == 2 || rule == 3;
     params_.direction = static_cast<aft::Direction>(
         read_choice(attributes, "direction", {"forward", "reverse", "bidirectional"}, "forward"));
     params_.normalized = read_choice(attributes, "normalizer", {"none", "sum"}, "none") == 1;
@@ -65,15 +38,14 @@ class RecurrentLinearAttention final : public Kernel {
     expect(params_.query_heads % params_.state_heads == 0, "q_num_heads is " + std::to_string(params_.query_heads) +
                                                                ", expected a multiple of kv_num_heads " +
                                                                std::to_string(params_.state_heads));
-    expect(!params_.normalized || !erases(), "normalizer is \"sum\", expected none for the delta rules");
+    expect(!params_.normalized || !erases_, "normalizer is \"sum\", expected none for the delta rules");
   }
 
   void compute(const Run& run) const override {
     aft::RecurrentLinearAttention params = params_;
     take_sequences(run, params);
     take_gates(run, params);
-    const Shape states{params.batch, params.states(), params.key_width,
-                       params.value_width + (params.normalized ? 1 : 0)};
+    const Shape states{params.batch, params.states(), params.key_width, params.state_columns()};
     params.past_state = data_of("past_state", run.optional_input(3), states);
     const Tensor lengths = run.input(6);
     expect_shape("lengths", lengths, {params.batch});
@@ -86,13 +58,6 @@ class RecurrentLinearAttention final : public Kernel {
   }
 
  private:
-  bool decays() const {
-    return params_.rule == aft::UpdateRule::kGated || params_.rule == aft::UpdateRule::kGatedDelta;
-  }
-  bool erases() const {
-    return params_.rule == aft::UpdateRule::kDelta || params_.rule == aft::UpdateRule::kGatedDelta;
-  }
-
   static int64_t head_width(const char* input, const Tensor& tensor, const char* name, int64_t heads) {
     expect(tensor.shape[2] > 0 && tensor.shape[2] % heads == 0,
            std::string(input) + " has shape " + to_string(tensor.shape) + ", whose width is not divisible by " + name +
@@ -118,10 +83,10 @@ class RecurrentLinearAttention final : public Kernel {
 
   void take_gates(const Run& run, aft::RecurrentLinearAttention& params) const {
     const std::optional<Tensor> decay = run.optional_input(4), beta = run.optional_input(5);
-    expect(decay.has_value() == decays(), decays() ? "decay is absent, expected one for the gated rules"
-                                                   : "decay is given, expected none for the rules linear and delta");
-    expect(beta.has_value() == erases(), erases() ? "beta is absent, expected one for the delta rules"
-                                                  : "beta is given, expected none for the rules linear and gated");
+    expect(decay.has_value() == decays_, decays_ ? "decay is absent, expected one for the gated rules"
+                                                 : "decay is given, expected none for the rules linear and delta");
+    expect(beta.has_value() == erases_, erases_ ? "beta is absent, expected one for the delta rules"
+                                                : "beta is given, expected none for the rules linear and gated");
     const int64_t width = params.channel_decay ? params.state_heads * params.key_width : params.state_heads;
     params.decay = data_of("decay", decay, {params.batch, params.tokens, width});
     params.head_beta = beta && beta->shape.size() == 3 && beta->shape[2] != 1;
@@ -129,6 +94,7 @@ class RecurrentLinearAttention final : public Kernel {
   }
 
   aft::RecurrentLinearAttention params_{};
+  bool decays_, erases_;  // whether the update rule takes decay and beta
 };
 
 class CausalDepthwiseConv final : public Kernel {
@@ -136,6 +102,11 @@ class CausalDepthwiseConv final : public Kernel {
   CausalDepthwiseConv(const Settings& settings, const Attributes& attributes) {
     params_.element = settings.element;
     params_.silu = read_choice(attributes, "activation", {"none", "silu"}, "none") == 1;
+    Tensor weight;
+    if (!attributes.constant(1, weight)) return;
+    aft::CausalDepthwiseConv constant = params_;
+    take_weight(weight, constant);
+    widened_weight_ = aft::widen_conv_weight(constant);
   }
 
   void compute(const Run& run) const override {
@@ -144,13 +115,11 @@ class CausalDepthwiseConv final : public Kernel {
     expect_three_dimensions("input", input);
     params.batch = input.shape[0];
     params.tokens = input.shape[1];
-    params.channels = input.shape[2];
-    expect(weight.shape.size() == 2 && weight.shape[0] == params.channels && weight.shape[1] > 0,
-           "weight has shape " + to_string(weight.shape) + ", expected [" + std::to_string(params.channels) +
-               ", taps] with at least one tap");
-    params.taps = weight.shape[1];
+    take_weight(weight, params);
+    expect(params.channels == input.shape[2], "weight has shape " + to_string(weight.shape) + ", expected [" +
+                                                  std::to_string(input.shape[2]) + ", taps]");
+    params.widened_weight = widened_weight_.empty() ? nullptr : widened_weight_.data();
     params.input = input.data;
-    params.weight = weight.data;
     params.bias = data_of("bias", run.optional_input(2), {params.channels});
     const Shape state{params.batch, params.taps - 1, params.channels};
     params.past_state = data_of("past_state", run.optional_input(3), state);
@@ -163,13 +132,17 @@ class CausalDepthwiseConv final : public Kernel {
   }
 
  private:
-  aft::CausalDepthwiseConv params_{};
-};
+  static void take_weight(const Tensor& weight, aft::CausalDepthwiseConv& params) {
+    expect(weight.shape.size() == 2 && weight.shape[1] > 0,
+           "weight has shape " + to_string(weight.shape) + ", expected [channels, taps] with at least one tap");
+    params.channels = weight.shape[0];
+    params.taps = weight.shape[1];
+    params.weight = weight.data;
+  }
 
-template <class Op>
-Kernel* create(const Settings& settings, const Attributes& attributes) {
-  return new Op(settings, attributes);
-}
+  aft::CausalDepthwiseConv params_{};
+  std::vector<float> widened_weight_;  // empty unless the weight is constant
+};
 
 constexpr uint32_t inputs(std::initializer_list<int> indices) {
   uint32_t bits = 0;

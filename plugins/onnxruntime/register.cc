@@ -81,7 +81,7 @@ std::pair<int64_t, std::string> width_of(const Api& api, const ort::ShapeInferCo
   return {sizes.back(), names.back()};
 }
 
-// Every output has the shape of one of the inputs.
+// The required outputs have the shape of the operator's input output_like.
 ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const Api& api = *self(op).api;
   return ort::guarded(api, self(op).settings.name, [&] {

@@ -105,18 +105,22 @@ inline double in_window(const double* biases, int64_t width, int64_t j) { return
 // Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2:
 //   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
 // w_tu is position_bias[t * width + u].
-inline Values aft_full(const Document& d, Gate gate, const double* position_bias, int64_t width) {
-  return attention_free(d, gate, d.channels,
-                        [&](int64_t t, int64_t u, int64_t) { return position_bias[t * width + u]; });
+inline Values aft_full(const Document& d, Gate gate, const double* position_bias, int64_t width, double eps = 0) {
+  return attention_free(
+      d, gate, d.channels, [&](int64_t t, int64_t u, int64_t) { return position_bias[t * width + u]; }, eps);
 }
 
 // arXiv 2105.14103, eq. 4: w_tu = w[t, u] if |t - u| < window, else 0, in eq. 2.
 // A row of the band, or the only one, has the biases of keys t - (window - 1) and on, up to t in causal form.
-inline Values aft_local(const Document& d, Gate gate, const double* band, int64_t band_rows, int64_t window) {
+inline Values aft_local(const Document& d, Gate gate, const double* band, int64_t band_rows, int64_t window,
+                        double eps = 0) {
   const int64_t left = window - 1, width = d.causal ? window : 2 * window - 1;
-  return attention_free(d, gate, d.channels, [&](int64_t t, int64_t u, int64_t) {
-    return in_window(band + (band_rows == 1 ? 0 : t * width), width, u - t + left);
-  });
+  return attention_free(
+      d, gate, d.channels,
+      [&](int64_t t, int64_t u, int64_t) {
+        return in_window(band + (band_rows == 1 ? 0 : t * width), width, u - t + left);
+      },
+      eps);
 }
 
 // arXiv 2105.14103, eq. 5: Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u).
@@ -131,11 +135,12 @@ inline Values aft_simple(const Document& d, Gate gate, int64_t key_channels = 0,
 //   den = conv1d(exp(K), exp(w) - 1) + sum_u exp(K_u),  Y = gate(Q) * num / den
 // A tap takes exp(K) from the sum and adds exp(w + K): the same as the bias w in a window, else 0. The filter is
 // [heads, taps], with "same" padding, or all to the left in causal form.
-inline Values aft_conv(const Document& d, Gate gate, int64_t heads, const double* filter, int64_t taps) {
+inline Values aft_conv(const Document& d, Gate gate, int64_t heads, const double* filter, int64_t taps,
+                       double eps = 0) {
   const int64_t left = d.causal ? taps - 1 : (taps - 1) / 2;
-  return attention_free(d, gate, heads, [&](int64_t t, int64_t u, int64_t head) {
-    return in_window(filter + head * taps, taps, u - t + left);
-  });
+  return attention_free(
+      d, gate, heads,
+      [&](int64_t t, int64_t u, int64_t head) { return in_window(filter + head * taps, taps, u - t + left); }, eps);
 }
 
 // rho_k(K)^T V over the first `keys` keys: row i has key channel i by the channels of its head's value.

@@ -155,6 +155,27 @@ def test_dominating_key_with_very_negative_bias(op: str) -> None:
     check(op, inputs, **attributes_of(op, 2))
 
 
+@pytest.mark.parametrize("op", WITH_BIAS)
+@pytest.mark.parametrize("eps", [1e-6, 1.0, 1e6])
+def test_eps_beside_keys_of_any_level(op: str, eps: float) -> None:
+    """The sums of exp(K + w) are from far below to far above eps."""
+    for level in (-100.0, -14.0, 0.0, 14.0, 100.0):
+        inputs = random_inputs(op, 2, 300, 16, heads=2, window=5, lengths=[300, 20])
+        inputs[1] += level
+        check(op, inputs, eps=eps, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", WITH_BIAS)
+def test_eps_where_products_underflow(op: str) -> None:
+    inputs = random_inputs(op, 1, 90, 16, heads=2, window=5)
+    inputs[1][0, 30] = 60.0
+    inputs[3][:] = np.where(np.arange(inputs[3].shape[1]) % 3 == 1, -80.0, inputs[3])
+    for eps in (1e-30, 1e-6, 1e6):
+        check(op, inputs, eps=eps, **attributes_of(op, 2))
+    inputs[1][:] = -np.inf
+    assert (run(op, inputs, eps=0.5, **attributes_of(op, 2)) == 0).all()
+
+
 @pytest.mark.parametrize("op", ["AftLocal", "CausalAftLocal"])
 def test_one_band_row_serves_every_token(op: str) -> None:
     inputs = random_inputs(op, 2, 77, 16, window=9)

@@ -68,12 +68,12 @@ def test_attribute_of_wrong_type_is_refused(attribute: dict[str, Any], expected:
         run("EfficientAttention", inputs, **attribute)
 
 
-@pytest.mark.parametrize("op", ["AftFull", "CausalAftLocal", "AftConv"])
-def test_eps_without_kernel_is_refused(op: str) -> None:
+@pytest.mark.parametrize("op", ["AftSimple", "AftFull", "CausalAftLocal", "AftConv"])
+def test_negative_eps_is_refused(op: str) -> None:
     inputs = random_inputs(op, 1, 10, 4)
     np.testing.assert_array_equal(run(op, inputs, eps=0.0), run(op, inputs))
-    with pytest.raises(RuntimeException, match=r"eps is 0\.500000, expected 0"):
-        run(op, inputs, eps=0.5)
+    with pytest.raises(RuntimeException, match=r"eps is -0\.500000, expected at least 0"):
+        run(op, inputs, eps=-0.5)
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
@@ -111,7 +111,6 @@ def test_errors_name_operator_shapes_and_reason() -> None:
     assert 'gate is "softplus", expected sigmoid, tanh, none or relu' in message(
         "AftSimple", inputs, gate="softplus"
     )
-    assert "eps is -1.000000, expected at least 0" in message("AftSimple", inputs, eps=-1.0)
     inputs_of_heads = random_inputs("NormalizedLinearAttention", 1, 10, 4)
     for op in ("EfficientAttention", "CausalNormalizedLinearAttention"):
         assert "kv_num_heads is 3, expected a divisor of num_heads 2" in message(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from oracles.recurrent import causal_depthwise_conv, recurrent_linear_attention
 
@@ -37,9 +37,18 @@ def session(
     op: str,
     inputs: Arrays,
     outputs: tuple[str, ...] = ("output", "present_state"),
+    constants: tuple[str, ...] = (),
     **attributes: Any,
 ) -> onnxruntime.InferenceSession:
-    """Return a session over one node; inputs that are not given are absent."""
+    """Return a session over one node; inputs that are not given are absent.
+
+    Args:
+        op: name of the operator.
+        inputs: arrays by name.
+        outputs: names of the outputs, empty for an absent one.
+        constants: names of the inputs that are initializers of the graph.
+        attributes: attributes of the node.
+    """
     element = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
     node = helper.make_node(
         op,
@@ -53,9 +62,11 @@ def session(
             name, TensorProto.INT64 if name == "lengths" else element, [None] * array.ndim
         )
         for name, array in inputs.items()
+        if name not in constants
     ]
+    stored = [numpy_helper.from_array(inputs[name], name) for name in constants]
     results = [helper.make_tensor_value_info(name, element, None) for name in outputs if name]
-    graph = helper.make_graph([node], "one_op", given, results)
+    graph = helper.make_graph([node], "one_op", given, results, stored)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
     return session_of(helper.make_model(graph, opset_imports=opsets, ir_version=9))
 
@@ -88,6 +99,26 @@ def draw(attributes: dict[str, Any], *, past: bool = False, dtype: str = "float3
     return inputs | {"lengths": np.array([TOKENS, 18, 0])}
 
 
+def draw_convolution(dtype: str = "float32") -> Arrays:
+    """Draw the inputs of a convolution; one document is whole, one short and one empty."""
+    rng = np.random.default_rng(3)
+    inputs = {
+        "input": rng.standard_normal((3, 21, 19)),
+        "weight": rng.standard_normal((19, 4)),
+        "bias": rng.standard_normal(19),
+        "past_state": rng.standard_normal((3, 3, 19)),
+    }
+    inputs = {name: array.astype(dtype) for name, array in inputs.items()}
+    return inputs | {"lengths": np.array([21, 2, 0])}
+
+
+def spoil_padding(inputs: Arrays, *names: str) -> None:
+    """Set the rows of padding to NaN."""
+    for name in names:
+        for document, length in zip(inputs[name], inputs["lengths"], strict=True):
+            document[length:] = np.nan
+
+
 def error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
@@ -111,9 +142,7 @@ def test_recurrence_equals_formula(
     attributes = ATTRIBUTES | form | {"update_rule": rule, "direction": direction}
     inputs = draw(attributes, past=past, dtype=dtype)
     expected = recurrent_linear_attention(inputs, **attributes)
-    for name, array in inputs.items():
-        if name not in ("past_state", "lengths"):
-            array[1, 18:] = np.nan
+    spoil_padding(inputs, *(name for name in inputs if name not in ("past_state", "lengths")))
     for actual, exact in zip(
         run("RecurrentLinearAttention", inputs, **attributes), expected, strict=True
     ):
@@ -136,12 +165,14 @@ def test_decode_step_equals_next_token() -> None:
     np.testing.assert_allclose(state, last, rtol=1e-4, atol=1e-5)
 
 
-def test_state_output_may_be_absent() -> None:
-    inputs = draw(ATTRIBUTES)
-    expected = run("RecurrentLinearAttention", inputs, **ATTRIBUTES)[0]
-    for outputs in (("output",), ("output", "")):
-        alone = session("RecurrentLinearAttention", inputs, outputs, **ATTRIBUTES).run(None, inputs)
-        np.testing.assert_array_equal(alone[0], expected)
+@pytest.mark.parametrize("outputs", [("output",), ("output", "")])
+@pytest.mark.parametrize("op", INPUTS)
+def test_state_output_may_be_absent(op: str, outputs: tuple[str, ...]) -> None:
+    recurs = op == "RecurrentLinearAttention"
+    inputs = draw(ATTRIBUTES) if recurs else draw_convolution()
+    attributes = ATTRIBUTES if recurs else {"activation": "silu"}
+    (alone,) = session(op, inputs, outputs, **attributes).run(None, inputs)
+    np.testing.assert_array_equal(alone, run(op, inputs, **attributes)[0])
 
 
 def test_no_tokens_take_no_memory() -> None:
@@ -178,20 +209,33 @@ def test_beta_may_be_shared_by_heads() -> None:
 @pytest.mark.parametrize("absent", [(), ("bias",), ("past_state",), ("bias", "past_state")])
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_convolution_equals_formula(activation: str, absent: tuple[str, ...], dtype: str) -> None:
-    rng = np.random.default_rng(3)
-    inputs = {
-        "input": rng.standard_normal((3, 21, 19)),
-        "weight": rng.standard_normal((19, 4)),
-        "bias": rng.standard_normal(19),
-        "past_state": rng.standard_normal((3, 3, 19)),
-    }
-    inputs = {name: array.astype(dtype) for name, array in inputs.items() if name not in absent}
-    inputs["lengths"] = np.array([21, 2, 0])
+    drawn = draw_convolution(dtype)
+    inputs = {name: array for name, array in drawn.items() if name not in absent}
     expected = causal_depthwise_conv(inputs, activation=activation)
+    spoil_padding(inputs, "input")
     for actual, exact in zip(
         run("CausalDepthwiseConv", inputs, activation=activation), expected, strict=True
     ):
         assert error(actual, exact) < BOUND[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_constant_weight_gives_same_convolution(dtype: str) -> None:
+    inputs = draw_convolution(dtype)
+    expected = run("CausalDepthwiseConv", inputs, activation="silu")
+    fed = {name: array for name, array in inputs.items() if name != "weight"}
+    constant = session("CausalDepthwiseConv", inputs, constants=("weight",), activation="silu")
+    for actual, exact in zip(constant.run(None, fed), expected, strict=True):
+        np.testing.assert_array_equal(actual, exact)
+
+
+@pytest.mark.parametrize("constants", [(), ("weight",)])
+def test_weight_of_other_width_is_refused(constants: tuple[str, ...]) -> None:
+    inputs = draw_convolution() | {"weight": np.zeros((18, 4), np.float32)}
+    fed = {name: array for name, array in inputs.items() if name not in constants}
+    node = session("CausalDepthwiseConv", inputs, constants=constants)
+    with pytest.raises((Fail, InvalidArgument, RuntimeException), match=r"expected \[19, taps\]"):
+        node.run(None, fed)
 
 
 @pytest.mark.parametrize(

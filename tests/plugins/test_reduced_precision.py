@@ -9,7 +9,7 @@ import pytest
 from aftexport.parity import TOLERANCES
 from aftplugins.methods import METHOD_VARIABLE
 
-from .checks import check
+from .checks import check, definition
 from .runner import random_inputs, run, run_with_constant, session
 
 AFT_FULL = ["AftFull", "CausalAftFull"]
@@ -95,6 +95,23 @@ def test_default_precision_is_float32(op: str) -> None:
 def test_bfloat16_runs_on_supporting_processors(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 24)
     assert (run(op, inputs, precision="bf16") != run(op, inputs)).any()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("eps", [1e-6, 1.0, 1e6])
+def test_eps_is_relative_to_packed_weights(precision: str, eps: float) -> None:
+    """A constant bias is packed for all its tokens, of which a run has some."""
+    bound = BFLOAT16_BOUND if precision == "bf16" else INT8_BOUND
+    for level in (-14.0, 0.0, 14.0):
+        inputs = random_inputs("AftFull", 2, 90, 40, lengths=[90, 30])
+        inputs[1] += level
+        inputs[3] = biases_within(1.0, 120) + np.float32(3.0)
+        check("AftFull", inputs, bound=bound, precision=precision, eps=eps)
+        found = run_with_constant("AftFull", "position_bias", inputs, precision=precision, eps=eps)
+        expected = definition("AftFull", inputs, eps=eps)
+        for b, length in enumerate(inputs[-1]):
+            error = np.abs(found[b, :length] - expected[b, :length]).max()
+            assert error <= bound * np.abs(inputs[2]).max()
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 2.0, 4.0, 10.0, 100.0])

@@ -12,24 +12,21 @@ from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.operators.registry import operator_of
 
 _SUFFIX = "Portable"
-_WITHOUT_EPS = ("AftFull", "AftLocal", "AftConv")
-"""The operators whose kernels for the CPU take no eps."""
 
 
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
     """Return whether the kernels of a library take a node of our domain.
+
+    Those for the CPU take every form, the others only those of the first version of the contract.
 
     Args:
         library: the name of the library, see ``aftplugins.RUNTIMES``.
         node: the node.
     """
     operator = operator_of(node.op_type)
-    if operator is None:
+    if operator is None or library == "onnxruntime":
         return True
-    later = operator.later_parts(node)
-    if library != "onnxruntime":
-        return not later and operator.op_type not in RECURRENT_OPERATORS
-    return not ("eps" in later and operator.op_type.removeprefix("Causal") in _WITHOUT_EPS)
+    return not operator.later_parts(node) and operator.op_type not in RECURRENT_OPERATORS
 
 
 def choose_kernels(model: onnx.ModelProto, library: str) -> bool:

@@ -65,7 +65,7 @@ class FastformerLayer {
   // A matrix of weights for logits, [channels, heads], as rows per head: rows[h, c] = value(c, h).
   template <class Value>
   void spread_rows(const Value& value, float* rows) const {
-    __builtin_memset(rows, 0, logit_floats_ * sizeof(float));
+    zero(rows, logit_floats_);
     for (int64_t c = 0; c < width_; ++c)
       for (int64_t h = 0; h < p_.heads; ++h) rows[h * shape_.padded_channels + c] = value(c, h);
   }
@@ -89,7 +89,7 @@ class FastformerLayer {
     };
     parallel_for(parallel_, p_.batch * chunks_, [&](int64_t task) {
       const int64_t b = task / chunks_, begin = task % chunks_ * chunk_;
-      const int64_t end = min(begin + chunk_, max(0, min(p_.lengths[b], p_.tokens)));
+      const int64_t end = min(begin + chunk_, length_of(p_, b));
       float* rows = task_memory(kPoolTokens * (shape_.padded_channels + shape_.padded_heads));
       float* logits = rows + kPoolTokens * shape_.padded_channels;
       const RowPool sums = pool_at(b, task % chunks_);

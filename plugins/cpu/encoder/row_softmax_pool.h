@@ -23,7 +23,7 @@ class RowPool {
   float* row(int64_t head) const { return sums_ + head * shape_.padded_channels; }
 
   void clear() const {
-    __builtin_memset(sums_, 0, floats(shape_) * sizeof(float));
+    zero(sums_, floats(shape_));
     for (int64_t h = 0; h < shape_.padded_heads; ++h) maximum_[h] = kNoKey;
   }
 

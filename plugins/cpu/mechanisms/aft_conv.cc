@@ -1,7 +1,8 @@
 // AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter of s taps
 // each.
 //
-// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / (sum_u exp(K[u,h] + w'[t,u]) + eps)
+//           causal: u <= t
 //           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
 // Cost:     bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
@@ -12,6 +13,8 @@
 // Numerics: entries are relative to the largest key, weights to the largest tap of their head. Cells whose denominator
 //           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
 // See:      shared/windowed_sums.h, shared/channel_to_head.h, shared/exact_fallback.h
+
+#include <cmath>
 
 #include "mechanisms/shared/channel_to_head.h"
 #include "mechanisms/shared/exact_fallback.h"
@@ -37,7 +40,9 @@ struct ConvWindow {
   int64_t width, value_panels, head_panels, panels, left, right;
   int64_t table_rows;  // taps, and kRows - 1 at either end
   const T *query, *key, *value, *filter;
+  float complete_from, log_eps;
   Scratch table, outside_weights;  // [panels, table_rows, kLanes] and [panels, kLanes]
+  Scratch filter_maxima;           // [panels, kLanes]
 
   ConvWindow(const AftConv& p, const Output<T>& output)
       : p(p),
@@ -55,8 +60,11 @@ struct ConvWindow {
         key(static_cast<const T*>(p.key)),
         value(static_cast<const T*>(p.value)),
         filter(static_cast<const T*>(p.filter)),
+        complete_from(complete_denominator(p.eps)),
+        log_eps(std::log(p.eps)),
         table(panels * table_rows * kLanes),
-        outside_weights(panels * kLanes) {
+        outside_weights(panels * kLanes),
+        filter_maxima(panels * kLanes) {
     for (int64_t panel = 0; panel < panels; ++panel) fill_table(panel);
   }
 
@@ -79,6 +87,7 @@ struct ConvWindow {
     for (int64_t j = 0; j < p.taps; ++j) largest = raised_by(largest, taps_of(panel, j));
     const Vec outside_weight = exp(-largest);
     store(outside_weights.data() + panel * kLanes, outside_weight);
+    store(filter_maxima.data() + panel * kLanes, largest);
     for (int64_t i = 0; i < table_rows; ++i) {
       const int64_t j = i - (kRows - 1);
       const Vec beyond = p.causal && j >= p.taps ? Vec{} : outside_weight;
@@ -158,9 +167,9 @@ struct ConvWindow {
       for (; panel < panels; ++panel) sum_rows<1>(block, tile, tiles, panel);
       for (int64_t r = 0; r < min(tiles * kRows, block.end - t); ++r)
         if (whole_vectors)
-          write_row<true>(block.document, t + r, block.memory + r * pitch);
+          write_row<true>(block.document, t + r, block.maximum, block.memory + r * pitch);
         else
-          write_row<false>(block.document, t + r, block.memory + r * pitch);
+          write_row<false>(block.document, t + r, block.maximum, block.memory + r * pitch);
     }
   }
 
@@ -198,13 +207,13 @@ struct ConvWindow {
     }
   }
 
-  // sums: [panel, kLanes] of the row.
+  // sums: [panel, kLanes] of the row, relative to the maxima of the keys and to those of the filter.
   template <bool kWhole>
-  void write_row(int64_t b, int64_t t, float* sums) const {
+  void write_row(int64_t b, int64_t t, const float* key_maxima, float* sums) const {
     const int64_t row = (b * p.tokens + t) * p.channels;
     for (int64_t i = 0; i < head_panels; ++i) {
       const float* denominators = sums + (value_panels + i) * kLanes;
-      if (__builtin_expect(any((IntVec)(load(denominators) < kTrustedDenominator)), 0)) sum_exactly(b, t, i, sums);
+      if (__builtin_expect(any((IntVec)(load(denominators) < complete_from)), 0)) complete(b, t, i, key_maxima, sums);
       const int64_t first = i * width, end = min(first + width, value_panels);
       int64_t panel = first;
       if (kWhole)
@@ -226,6 +235,14 @@ struct ConvWindow {
     for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], lanes);
   }
 
+  // Adds eps to the denominators of the heads of a panel. Sums that cannot be trusted are taken again.
+  void complete(int64_t b, int64_t t, int64_t head_panel, const float* key_maxima, float* sums) const {
+    const int64_t at = (value_panels + head_panel) * kLanes;
+    const Vec maximum = load(key_maxima + at) + load(filter_maxima.data() + at);
+    if (p.eps > 0.0f) store(sums + at, load(sums + at) + eps_beside(log_eps, maximum));
+    if (any((IntVec)(load(sums + at) < kTrustedDenominator))) sum_exactly(b, t, head_panel, sums);
+  }
+
   // The sums of the heads of a panel, and of their channels, where they cannot be trusted.
   void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
     const int64_t length = length_of(p, b), keys = p.causal ? min(t + 1, length) : length;
@@ -234,12 +251,6 @@ struct ConvWindow {
     const auto biases_of = [&](int64_t u) {
       const int64_t j = u - t + left;
       return j >= 0 && j < p.taps ? taps_of(denominators, j) : Vec{};
-    };
-    const auto sum = [&](int64_t panel, const auto& key_of, const auto& bias_of, const auto& value_of,
-                         Vec denominator) {
-      Vec numerator = load(sums + panel * kLanes);
-      exact_sums(keys, key_of, bias_of, value_of, numerator, denominator);
-      store(sums + panel * kLanes, numerator);
     };
     value_panels_of(head_panel, [&](int64_t panel, int64_t c) {
       const auto spread = [&](const auto& of_heads) {
@@ -252,9 +263,13 @@ struct ConvWindow {
       const auto value_of = [&](int64_t u) {
         return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
       };
-      sum(panel, spread(keys_of), spread(biases_of), value_of, channel_heads.spread(sums + denominators * kLanes, c));
+      Vec numerator = load(sums + panel * kLanes), denominator = channel_heads.spread(sums + denominators * kLanes, c);
+      exact_sums(keys, spread(keys_of), spread(biases_of), value_of, log_eps, numerator, denominator);
+      store(sums + panel * kLanes, numerator);
     });
-    sum(denominators, keys_of, biases_of, [](int64_t) { return splat(1.0f); }, load(sums + denominators * kLanes));
+    Vec none{}, denominator = load(sums + denominators * kLanes);
+    exact_sums(keys, keys_of, biases_of, [](int64_t) { return Vec{}; }, log_eps, none, denominator);
+    store(sums + denominators * kLanes, denominator);
   }
 
   void clear_rows(int64_t b, int64_t begin, int64_t end) const {

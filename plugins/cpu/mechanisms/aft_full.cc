@@ -1,6 +1,7 @@
 // AFT-full (Zhai et al., arXiv 2105.14103, equation 2).
 //
-// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / sum_u exp(K[u,c] + w[t,u])      causal: u <= t
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / (sum_u exp(K[u,c] + w[t,u]) + eps)
+//           causal: u <= t
 // Cost:     bound by multiply-adds: 4 T FLOPs per token and channel (2 T in causal form).
 // Method:   exp(K + w) = exp(w - row maximum) exp(K - m) exp(row maximum + m), and the last factor cancels: two matrix
 //           products with the same left side, computed together (matmul/matrix_product.h). The entries (exp(K - m) V,
@@ -16,6 +17,8 @@
 //           denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts weight between keys,
 //           but a mean of equal values stays exact.
 // See:      shared/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, shared/exact_fallback.h
+
+#include <cmath>
 
 #include "mechanisms/shared/bias_weights.h"
 #include "mechanisms/shared/exact_fallback.h"
@@ -44,6 +47,8 @@ class FullChannels {
         key_(static_cast<const T*>(p.key) + first_channel),
         value_(static_cast<const T*>(p.value) + first_channel),
         bias_(static_cast<const T*>(p.position_bias)),
+        complete_(complete_denominator(p.eps)),
+        log_eps_(std::log(p.eps)),
         key_maxima_(p.batch * key_blocks_ * panels_ * kLanes),
         scales_(Product::kScaled ? p.batch * key_blocks_ * panels_ * kPanel : 0),
         entries_(p.batch * steps(p.tokens) * panels_ * kPanel) {}
@@ -170,7 +175,7 @@ class FullChannels {
     float* sums = task_memory(rows_ * (width() + Weights::floats_per_row(kKeys) + 1));
     const Weights weights(sums + rows_ * width(), rows_);
     float* row_maxima = weights.words(0, rows_);
-    __builtin_memset(sums, 0, rows * width() * sizeof(float));
+    zero(sums, rows * width());
     for (int64_t r = 0; r < rows; ++r) row_maxima[r] = kNoKey;
 
     for (int64_t u = 0; u < keys; u += kKeys) {
@@ -195,7 +200,15 @@ class FullChannels {
                                    store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
                                });
     }
-    for (int64_t t = begin; t < counted; ++t) write_row(b, t, sums + (t - begin) * width());
+    if (p_.packed_bias && p_.eps > 0.0f)
+      for (int64_t t = begin; t < counted; ++t)
+        row_maxima[t - begin] = row_maximum(bias_ + t * p_.position_bias_width, p_.packed_bias->rows, kNoKey);
+    for (int64_t t = begin; t < counted; ++t) {
+      // The last block of keys that the tile of the row took part in; unless causal, all have one maximum.
+      const int64_t tile_end = begin + ((t - begin) / kTileRows + 1) * kTileRows;
+      const float* key_maxima = key_maximum(b, min(keys, tile_end) - 1);
+      write_row(b, t, sums + (t - begin) * width(), row_maxima[t - begin], key_maxima);
+    }
     for (int64_t t = counted; t < end; ++t)
       for (int64_t c = 0; c < channels_; c += kLanes)
         output_.write(first_channel_ + (b * p_.tokens + t) * p_.channels + c, Vec{}, channels_ - c);
@@ -231,16 +244,28 @@ class FullChannels {
     encode_weights<Product>(bias, seen, count, raised, words);
   }
 
-  // The epilogue: ratio and gate.
-  void write_row(int64_t b, int64_t t, const float* sums) const {
+  // The epilogue: ratio and gate. The sums are relative to the maxima.
+  void write_row(int64_t b, int64_t t, const float* sums, float bias_maximum, const float* key_maxima) const {
     for (int64_t c = 0; c < channels_; c += kLanes, sums += kPanel) {
       const int64_t at = (b * p_.tokens + t) * p_.channels + c;
       Vec numerator = load(sums), denominator = load(sums + kLanes);
-      if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
-        sum_exactly(b, t, c, numerator, denominator);
+      if (__builtin_expect(any((IntVec)(denominator < complete_)), 0))
+        complete(b, t, c, load(key_maxima + c) + bias_maximum, numerator, denominator);
       output_.write(first_channel_ + at, gated_ratio<gate>(load(query_ + at, channels_ - c), numerator, denominator),
                     channels_ - c);
     }
+  }
+
+  // Adds eps. Sums that cannot be trusted are taken again.
+  void complete(int64_t b, int64_t t, int64_t c, Vec maximum, Vec& numerator, Vec& denominator) const {
+    if (p_.eps > 0.0f) denominator += eps_beside(log_eps_ + log_of_one(), maximum);
+    if (any((IntVec)(denominator < kTrustedDenominator))) sum_exactly(b, t, c, numerator, denominator);
+  }
+
+  // The logarithm of the weight 1 in sums.
+  static float log_of_one() {
+    if constexpr (Product::kScaled) return std::log(Product::kLargestLeft);
+    return 0.0f;
   }
 
   void sum_exactly(int64_t b, int64_t t, int64_t c, Vec& numerator, Vec& denominator) const {
@@ -250,13 +275,15 @@ class FullChannels {
         p_.causal ? min(t + 1, length) : length,
         [&](int64_t u) { return load(key_ + first + u * p_.channels, channels_ - c); },
         [&](int64_t u) { return splat(to_float(bias[u])); },
-        [&](int64_t u) { return load(value_ + first + u * p_.channels, channels_ - c); }, numerator, denominator);
+        [&](int64_t u) { return load(value_ + first + u * p_.channels, channels_ - c); }, log_eps_, numerator,
+        denominator);
   }
 
   const AftFull& p_;
   const Output<T>& output_;
   const int64_t first_channel_, channels_, panels_, rows_, row_blocks_, key_blocks_;
   const T *query_, *key_, *value_, *bias_;
+  const float complete_, log_eps_;
   Scratch key_maxima_, scales_, entries_;
 };
 

@@ -1,6 +1,7 @@
 // AFT-local (Zhai et al., arXiv 2105.14103, equation 4).
 //
-// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / (sum_u exp(K[u,c] + w'[t,u]) + eps)
+//           causal: u <= t
 //           with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
 // Cost:     bound by multiply-adds: 4 (2s-1) FLOPs per token and channel (4s in causal form) against 16 bytes of
 //           memory; one exponential per entry of the band and one per key and channel.
@@ -9,6 +10,8 @@
 // Numerics: entries are relative to the largest key, weights to the largest bias of their row. Cells whose denominator
 //           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
 // See:      shared/windowed_sums.h, shared/weight_tile.h, shared/exact_fallback.h
+
+#include <cmath>
 
 #include "mechanisms/shared/exact_fallback.h"
 #include "mechanisms/shared/weight_tile.h"
@@ -33,6 +36,7 @@ struct LocalWindow {
   int64_t first_channel, channels;
   int64_t panels, left, right, band_width;
   const T *query, *key, *value, *band;
+  float complete_from, log_eps;
 
   LocalWindow(const AftLocal& p, const Output<T>& output, int64_t first_channel)
       : p(p),
@@ -46,7 +50,9 @@ struct LocalWindow {
         query(static_cast<const T*>(p.query) + first_channel),
         key(static_cast<const T*>(p.key) + first_channel),
         value(static_cast<const T*>(p.value) + first_channel),
-        band(static_cast<const T*>(p.band)) {}
+        band(static_cast<const T*>(p.band)),
+        complete_from(complete_denominator(p.eps)),
+        log_eps(std::log(p.eps)) {}
 
   int64_t memory_floats() const { return kGroupRows * (kWeightPitch + panels * kVecs * kLanes); }
 
@@ -128,7 +134,8 @@ struct LocalWindow {
         }
     }
     for (int64_t r = 0; r < rows; r += kRows)
-      write_rows(b, t + r, min(kRows, block.end - t - r), accumulators + r * panels * kVecs * kLanes);
+      write_rows(b, t + r, min(kRows, block.end - t - r), accumulators + r * panels * kVecs * kLanes, row_maxima + r,
+                 block.maximum);
   }
 
   // The query of this tile, and a share of the band of the one in the next group.
@@ -158,17 +165,24 @@ struct LocalWindow {
     for (int64_t u = window_end; u < end; ++u) weights[u - begin] = p.causal ? 0.0f : outside_weight;
   }
 
-  // The epilogue: ratio and gate.
-  void write_rows(int64_t b, int64_t t, int64_t rows, const float* accumulators) const {
+  // The epilogue: ratio and gate. The sums are relative to the maxima.
+  void write_rows(int64_t b, int64_t t, int64_t rows, const float* accumulators, const float* row_maxima,
+                  const float* key_maxima) const {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
         const int64_t at = (b * p.tokens + t + r) * p.channels + c, count = channels - c;
         const float* sums = accumulators + (panel * kRows + r) * kVecs * kLanes;
         Vec numerator = load(sums), denominator = load(sums + kLanes);
-        if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
-          sum_exactly(b, t + r, c, numerator, denominator);
+        if (__builtin_expect(any((IntVec)(denominator < complete_from)), 0))
+          complete(b, t + r, c, load(key_maxima + c) + row_maxima[r], numerator, denominator);
         output.write(first_channel + at, gated_ratio<gate>(load(query + at, count), numerator, denominator), count);
       }
+  }
+
+  // Adds eps. Sums that cannot be trusted are taken again.
+  void complete(int64_t b, int64_t t, int64_t c, Vec maximum, Vec& numerator, Vec& denominator) const {
+    if (p.eps > 0.0f) denominator += eps_beside(log_eps, maximum);
+    if (any((IntVec)(denominator < kTrustedDenominator))) sum_exactly(b, t, c, numerator, denominator);
   }
 
   void sum_exactly(int64_t b, int64_t t, int64_t c, Vec& numerator, Vec& denominator) const {
@@ -181,7 +195,7 @@ struct LocalWindow {
           const bool inside = u >= t - left && u <= t + right;
           return splat(inside ? to_float(bias[u - t + left]) : 0.0f);
         },
-        [&](int64_t u) { return load(value + row + u * p.channels, channels - c); }, numerator, denominator);
+        [&](int64_t u) { return load(value + row + u * p.channels, channels - c); }, log_eps, numerator, denominator);
   }
 
   void clear_rows(int64_t b, int64_t begin, int64_t end) const {

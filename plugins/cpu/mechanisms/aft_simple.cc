@@ -178,7 +178,7 @@ void causal(const AftSimple& p, const Parallel& parallel) {
     const int64_t first = b * p.tokens * p.channels + first_channel;
     RunningSums sums = sums_of(column, task % chunks);
     float* compensation = task_memory(2 * width);
-    __builtin_memset(compensation, 0, 2 * width * sizeof(float));
+    zero(compensation, 2 * width);
     for (int64_t t = begin; t < counted; t += kSumBlock)
       for (int64_t c = 0; c < channels; c += kLanes)
         causal_block<T, gate>(query, key, value, output, first + t * p.channels + c, min(kSumBlock, counted - t),

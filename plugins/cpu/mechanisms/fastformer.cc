@@ -21,7 +21,7 @@ template <class T>
 void transpose_weight(const PoolShape& shape, const void* weight, float* rows) {
   const T* from = static_cast<const T*>(weight);
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(shape.width));
-  __builtin_memset(rows, 0, shape.padded_heads * shape.padded_channels * sizeof(float));
+  zero(rows, shape.padded_heads * shape.padded_channels);
   for (int64_t c = 0; c < shape.channels; ++c)
     for (int64_t h = 0; h < shape.heads; ++h)
       rows[h * shape.padded_channels + c] = to_float(from[c * shape.heads + h]) * scale;

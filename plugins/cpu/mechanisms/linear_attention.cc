@@ -33,12 +33,9 @@ void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t he
         [](Vec v) AFT_LAMBDA_INLINE { return at_least(Vec{}, v) + exp(at_most(Vec{}, v)); }, beside);
 }
 
-// A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
-constexpr float kMinEps = 1e-20f;
-
 // scales become 1 / the divisor, of which they are the sums over the keys.
 void invert(const LinearAttention& p, int64_t tokens, float* scales) {
-  const float eps = p.eps > kMinEps ? p.eps : kMinEps;
+  const float eps = floor_of_eps(p.eps);
   if (p.normalizer == Normalizer::kClamp)
     for (int64_t t = 0; t < tokens; t += kLanes) store(scales + t, 1.0f / at_least(splat(eps), load(scales + t)));
   else

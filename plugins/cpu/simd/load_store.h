@@ -81,6 +81,8 @@ AFT_INLINE void store(T* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
 }
 
+inline void zero(float* p, int64_t floats) { __builtin_memset(p, 0, floats * sizeof(float)); }
+
 // Converts `count` numbers to float32.
 inline void to_float(const Half* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i, count - i), count - i);

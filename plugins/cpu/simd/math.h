@@ -125,9 +125,11 @@ AFT_INLINE Vec tanh(Vec x) {
 
 // eps / exp(maximum), where log_eps is the logarithm of eps, -inf for 0; at most exp(kExpHigh), beside which weights of
 // up to 1 are lost.
-AFT_INLINE Vec eps_beside(float log_eps, Vec maximum) {
-  return exp(at_most(splat(kExpHigh), log_eps - maximum));
-}
+AFT_INLINE Vec eps_beside(float log_eps, Vec maximum) { return exp(at_most(splat(kExpHigh), log_eps - maximum)); }
+
+// The eps that counts in a divisor: at least MIN_EPS of mechanisms/linear_attention.py.
+constexpr float kMinEps = 1e-20f;
+AFT_INLINE float floor_of_eps(float eps) { return eps > kMinEps ? eps : kMinEps; }
 
 // Computes:    gate(query) * numerator / denominator, 0 where the denominator is 0: no key was counted
 // Valid range: all queries; the sigmoid limits them to the range of exp_in_range.

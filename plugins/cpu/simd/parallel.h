@@ -26,8 +26,11 @@ void parallel_for(const Parallel& parallel, int64_t tasks, int64_t floats, const
   for (int64_t task = 0; task < tasks; ++task) body(task);
 }
 
-// Valid keys of document b.
-inline int64_t length_of(const Sequence& s, int64_t b) { return max(0, min(s.lengths[b], s.tokens)); }
+// Valid tokens of document b.
+template <class Params>
+int64_t length_of(const Params& p, int64_t b) {
+  return max(0, min(p.lengths[b], p.tokens));
+}
 
 inline int64_t key_tokens_of(const GroupedHeads& s) { return s.key_lengths ? s.key_tokens : s.tokens; }
 // Valid keys of document b.

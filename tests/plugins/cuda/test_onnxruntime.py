@@ -154,6 +154,26 @@ def test_heads_over_kernel_maximum_are_refused(library: Path, op: str) -> None:
         run(op, random_inputs(op, 1, 9, 257), library=library, num_heads=1)
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes", "expected"),
+    [
+        ("AftSimple", {"gate": "relu"}, 'gate is "relu", expected sigmoid, tanh or none'),
+        ("AftSimple", {"eps": 1e-8}, "eps is 1e-08, expected 0"),
+        ("AftFull", {"eps": 0.5}, "eps is 0.5, expected 0"),
+        ("CausalAftLocal", {"eps": 0.5}, "eps is 0.5, expected 0"),
+        ("AftConv", {"eps": 0.5}, "eps is 0.5, expected 0"),
+        ("NormalizedLinearAttention", {"normalizer": "clamp"}, 'normalizer is "clamp", expected'),
+        ("NormalizedLinearAttention", {"feature_map": "identity"}, 'feature_map is "identity", ex'),
+    ],
+)
+def test_forms_without_kernel_are_refused(
+    library: Path, op: str, attributes: dict[str, Any], expected: str
+) -> None:
+    inputs = random_inputs(op, 1, 9, 8)
+    with pytest.raises(Exception, match=expected):
+        run(op, inputs, library=library, **attributes)
+
+
 def test_one_band_row_serves_every_token(library: Path) -> None:
     inputs = random_inputs("AftLocal", 2, 40, 16, window=9)
     inputs[3] = inputs[3][:1]

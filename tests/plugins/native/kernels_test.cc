@@ -83,20 +83,25 @@ void check_all(const Shape& s, Element element, bool causal, float scale) {
   };
   const auto nothing = [](auto&, auto) {};
   run(aft::AftSimple{}, "aft_simple", aft::aft_simple, s.channels, nothing);
-  run(aft::AftFull{}, "aft_full", aft::aft_full, s.channels, [&](aft::AftFull& p, auto input) {
-    p.position_bias = input(s.tokens * s.tokens);
-    p.position_bias_width = s.tokens;
-  });
-  run(aft::AftLocal{}, "aft_local", aft::aft_local, s.channels, [&](aft::AftLocal& p, auto input) {
-    p.band = input(s.tokens * (causal ? s.window : 2 * s.window - 1));
-    p.band_rows = s.tokens;
-    p.window = s.window;
-  });
-  run(aft::AftConv{}, "aft_conv", aft::aft_conv, s.heads, [&](aft::AftConv& p, auto input) {
-    p.filter = input(s.heads * s.window);
-    p.heads = s.heads;
-    p.taps = s.window;
-  });
+  for (const float eps : {0.0f, 0.5f}) {
+    run(aft::AftFull{}, "aft_full", aft::aft_full, s.channels, [&](aft::AftFull& p, auto input) {
+      p.eps = eps;
+      p.position_bias = input(s.tokens * s.tokens);
+      p.position_bias_width = s.tokens;
+    });
+    run(aft::AftLocal{}, "aft_local", aft::aft_local, s.channels, [&](aft::AftLocal& p, auto input) {
+      p.eps = eps;
+      p.band = input(s.tokens * (causal ? s.window : 2 * s.window - 1));
+      p.band_rows = s.tokens;
+      p.window = s.window;
+    });
+    run(aft::AftConv{}, "aft_conv", aft::aft_conv, s.heads, [&](aft::AftConv& p, auto input) {
+      p.eps = eps;
+      p.filter = input(s.heads * s.window);
+      p.heads = s.heads;
+      p.taps = s.window;
+    });
+  }
   run(aft::EfficientAttention{}, "efficient_attention", aft::efficient_attention, s.channels,
       [&](aft::EfficientAttention& p, auto) {
         p.heads = s.heads;

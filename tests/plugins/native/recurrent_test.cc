@@ -24,11 +24,14 @@ namespace {
 
 using aft::Direction;
 using aft::Element;
-using aft::UpdateRule;
+using oracle::UpdateRule;
 using oracle::Values;
 
 constexpr const char* kRules[] = {"linear", "gated", "delta", "gated_delta"};
 constexpr const char* kDirections[] = {"forward", "reverse", "bidirectional"};
+
+bool has_decay(UpdateRule rule) { return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta; }
+bool has_beta(UpdateRule rule) { return rule == UpdateRule::kDelta || rule == UpdateRule::kGatedDelta; }
 
 // A tensor as the kernel sees it and in double precision, and the same before the kernel ran.
 struct Tensor {
@@ -101,21 +104,26 @@ struct Results {
   void expect_bands(const std::string& what) const {
     expect(output->bands_untouched() && state->bands_untouched(), what + ": wrote outside of a result");
   }
+  bool same_output_as(const Results& other) const {
+    return std::memcmp(output->data(), other.output->data(), output->size()) == 0;
+  }
   bool same_as(const Results& other) const {
-    return std::memcmp(output->data(), other.output->data(), output->size()) == 0 &&
-           std::memcmp(state->data(), other.state->data(), state->size()) == 0;
+    return same_output_as(other) && std::memcmp(state->data(), other.state->data(), state->size()) == 0;
   }
 };
+
+// Another number of threads for a second run.
+int other_threads(int threads) { return 1 + threads % 3; }
 
 // A problem of the recurrence: its settings, its tensors and the check of its results.
 class Recurrent {
  public:
-  Recurrent(const aft::RecurrentLinearAttention& settings, std::vector<int64_t> lengths, bool with_past, double level,
-            uint64_t seed)
-      : p_(settings), lengths_(std::move(lengths)), random_(seed) {
+  Recurrent(const aft::RecurrentLinearAttention& settings, UpdateRule rule, std::vector<int64_t> lengths,
+            bool with_past, double level, uint64_t seed)
+      : p_(settings), rule_(rule), lengths_(std::move(lengths)), random_(seed) {
     p_.batch = static_cast<int64_t>(lengths_.size());
     p_.lengths = lengths_.data();
-    const int64_t rows = p_.batch * p_.tokens, columns = p_.value_width + (p_.normalized ? 1 : 0);
+    const int64_t rows = p_.batch * p_.tokens;
     const double reach = 1 / std::sqrt(static_cast<double>(p_.key_width));
     // Features of a normalizer are not negative, or denominators would come near 0.
     const auto feature = [&] {
@@ -125,12 +133,12 @@ class Recurrent {
     key_ = draw(rows * p_.state_heads * p_.key_width, feature);
     value_ = draw(rows * p_.state_heads * p_.value_width, [&] { return random_.uniform(2); });
     if (with_past)
-      past_ = draw(p_.batch * p_.states() * p_.key_width * columns,
+      past_ = draw(p_.batch * p_.states() * p_.key_width * p_.state_columns(),
                    [&] { return p_.normalized ? std::abs(random_.uniform(1)) : random_.uniform(1); });
-    if (p_.rule == UpdateRule::kGated || p_.rule == UpdateRule::kGatedDelta)
+    if (has_decay(rule_))
       decay_ = draw(rows * p_.state_heads * (p_.channel_decay ? p_.key_width : 1),
                     [&] { return random_.one_in(9) ? -80.0 : -std::abs(random_.uniform(level)); });
-    if (p_.rule == UpdateRule::kDelta || p_.rule == UpdateRule::kGatedDelta)
+    if (has_beta(rule_))
       beta_ = draw(rows * (p_.head_beta ? p_.state_heads : 1),
                    [&] { return random_.one_in(5) ? random_.choose({0.0, 1.0}) : std::abs(random_.uniform(1)); });
     for (Tensor* x : {&query_, &key_, &value_, &decay_, &beta_})
@@ -144,7 +152,7 @@ class Recurrent {
   }
 
   std::string text() const {
-    return std::string("recurrent_linear_attention ") + kRules[static_cast<int>(p_.rule)] + " " +
+    return std::string("recurrent_linear_attention ") + kRules[static_cast<int>(rule_)] + " " +
            kDirections[static_cast<int>(p_.direction)] + (p_.normalized ? " normalized" : "") +
            (p_.channel_decay ? " by channel" : "") + (past_.buffer ? " with past" : "") +
            (p_.element == Element::kFloat16 ? " in float16" : "") + " on [" + std::to_string(p_.batch) + ", " +
@@ -169,7 +177,9 @@ class Recurrent {
       expect(state_error <= bound,
              what + ", document " + std::to_string(b) + ": error of the state " + std::to_string(state_error));
     }
-    expect(run(p_, 3 - threads % 3).same_as(results), what + " depends on the number of threads");
+    expect(run(p_, other_threads(threads)).same_as(results), what + " depends on the number of threads");
+    if (random_.one_in(4))
+      expect(run(p_, threads, false).same_output_as(results), what + ": the output differs without a state");
     if (p_.direction != Direction::kBidirectional && p_.element == Element::kFloat32 && p_.batch == 1 &&
         lengths_[0] > 1)
       check_split(what, output, state);
@@ -180,18 +190,17 @@ class Recurrent {
     return tensor(random_, p_.element, count, number);
   }
 
-  Results run(aft::RecurrentLinearAttention p, int threads) {
-    const int64_t columns = p.value_width + (p.normalized ? 1 : 0);
+  Results run(aft::RecurrentLinearAttention p, int threads, bool with_state = true) {
     Results results(random_, p.element, p.batch * p.tokens * p.query_heads * p.value_width,
-                    p.batch * p.states() * p.key_width * columns);
+                    p.batch * p.states() * p.key_width * p.state_columns());
     p.output = results.output->data();
-    p.present_state = results.state->data();
+    p.present_state = with_state ? results.state->data() : nullptr;
     aft::recurrent_linear_attention(p, {run_on_threads, &threads, threads});
     return results;
   }
 
   oracle::Recurrence document(int64_t b) const {
-    return {static_cast<oracle::UpdateRule>(p_.rule),
+    return {rule_,
             static_cast<oracle::Direction>(p_.direction),
             p_.normalized,
             p_.channel_decay,
@@ -252,17 +261,16 @@ class Recurrent {
   }
 
   aft::RecurrentLinearAttention p_;
+  UpdateRule rule_;
   std::vector<int64_t> lengths_;
   Random random_;
   Tensor query_, key_, value_, past_, decay_, beta_;
 };
 
-aft::RecurrentLinearAttention settings(Element element, UpdateRule rule, Direction direction, int64_t tokens,
-                                       int64_t query_heads, int64_t state_heads, int64_t key_width,
-                                       int64_t value_width) {
+aft::RecurrentLinearAttention settings(Element element, Direction direction, int64_t tokens, int64_t query_heads,
+                                       int64_t state_heads, int64_t key_width, int64_t value_width) {
   aft::RecurrentLinearAttention p{};
   p.element = element;
-  p.rule = rule;
   p.direction = direction;
   p.tokens = tokens;
   p.query_heads = query_heads;
@@ -274,9 +282,6 @@ aft::RecurrentLinearAttention settings(Element element, UpdateRule rule, Directi
   p.eps = 1e-6f;
   return p;
 }
-
-bool has_decay(UpdateRule rule) { return rule == UpdateRule::kGated || rule == UpdateRule::kGatedDelta; }
-bool has_beta(UpdateRule rule) { return rule == UpdateRule::kDelta || rule == UpdateRule::kGatedDelta; }
 
 struct Shape {
   int64_t tokens, query_heads, state_heads, key_width, value_width;
@@ -294,21 +299,31 @@ void check_table() {
       for (UpdateRule rule : {UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta, UpdateRule::kGatedDelta})
         for (Direction direction : {Direction::kForward, Direction::kReverse, Direction::kBidirectional})
           for (int form = 0; form < 4; ++form) {
-            auto p =
-                settings(element, rule, direction, s.tokens, s.query_heads, s.state_heads, s.key_width, s.value_width);
+            auto p = settings(element, direction, s.tokens, s.query_heads, s.state_heads, s.key_width, s.value_width);
             p.normalized = form / 2 == 1;
             p.channel_decay = form % 2 == 1;
             if ((p.normalized && has_beta(rule)) || (p.channel_decay && !has_decay(rule))) continue;
             ++seed;
-            Recurrent(p, s.lengths, seed % 2 == 0, 0.3, seed).check("", 1 + static_cast<int>(seed % 3));
+            Recurrent(p, rule, s.lengths, seed % 2 == 0, 0.3, seed).check("", 1 + static_cast<int>(seed % 3));
           }
+}
+
+// Results large enough to go past the cache.
+void check_long_recurrence() {
+  uint64_t seed = 1;
+  for (UpdateRule rule : {UpdateRule::kLinear, UpdateRule::kGatedDelta})
+    for (int64_t value_width : {16, 48}) {
+      const int64_t heads = 2, tokens = (2 << 20) / (heads * value_width) + 3;
+      const auto p = settings(Element::kFloat32, Direction::kForward, tokens, heads, 1, 4, value_width);
+      Recurrent(p, rule, {tokens - 1}, false, 0.3, ++seed).check("long: ", 2);
+    }
 }
 
 void check_random_recurrence(uint64_t number, Random& random) {
   const UpdateRule rule =
       random.choose({UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta, UpdateRule::kGatedDelta});
   const int64_t state_heads = random.between(1, 4);
-  auto p = settings(random.choose({Element::kFloat32, Element::kFloat16}), rule,
+  auto p = settings(random.choose({Element::kFloat32, Element::kFloat16}),
                     random.choose({Direction::kForward, Direction::kReverse, Direction::kBidirectional}),
                     random.one_in(25) ? random.choose<int64_t>({97, 128, 300}) : random.between(1, 50),
                     state_heads * random.between(1, 3), state_heads, random.between(1, random.one_in(8) ? 40 : 9),
@@ -320,7 +335,7 @@ void check_random_recurrence(uint64_t number, Random& random) {
   p.eps = random.choose({0.0f, 1e-6f, 0.5f});
   std::vector<int64_t> lengths(random.between(1, 3));
   for (int64_t& length : lengths) length = random.one_in(3) ? random.between(0, p.tokens) : p.tokens;
-  Recurrent(p, lengths, random.one_in(2), random.choose({0.001, 0.1, 1.0, 10.0}), random.next())
+  Recurrent(p, rule, lengths, random.one_in(2), random.choose({0.001, 0.1, 1.0, 10.0}), random.next())
       .check("case " + std::to_string(number) + ": ", static_cast<int>(random.between(1, 4)));
 }
 
@@ -333,14 +348,24 @@ void check_convolution(const std::string& name, Random& random, Element element,
   const Tensor bias = random.one_in(2) ? tensor(random, element, channels, number) : Tensor{};
   const Tensor past = random.one_in(2) ? tensor(random, element, batch * (taps - 1) * channels, number) : Tensor{};
   spoil_padding(input, tokens, lengths);
-  Results results(random, element, batch * tokens * channels, batch * (taps - 1) * channels);
-  int threads = static_cast<int>(random.between(1, 3));
-  aft::causal_depthwise_conv({element, silu, batch, tokens, channels, taps, input.data(), weight.data(), bias.data(),
-                              past.data(), lengths.data(), results.output->data(), results.state->data()},
-                             {run_on_threads, &threads, threads});
+  const auto run = [&](int threads, bool with_state, bool constant_weight) {
+    Results results(random, element, batch * tokens * channels, batch * (taps - 1) * channels);
+    aft::CausalDepthwiseConv p{
+        element, silu, batch, tokens, channels, taps, input.data(), weight.data(), bias.data(), past.data(),
+        lengths.data(), results.output->data(), with_state ? results.state->data() : nullptr, nullptr};
+    std::vector<float> widened;
+    if (constant_weight) p.widened_weight = (widened = aft::widen_conv_weight(p)).data();
+    aft::causal_depthwise_conv(p, {run_on_threads, &threads, threads});
+    return results;
+  };
+  const int threads = static_cast<int>(random.between(1, 3));
+  const Results results = run(threads, true, false);
   const std::string what = name + "causal_depthwise_conv on [" + std::to_string(batch) + ", " + std::to_string(tokens) +
                            ", " + std::to_string(channels) + "], " + std::to_string(taps) + " taps";
   results.expect_bands(what);
+  expect(run(other_threads(threads), true, false).same_as(results), what + " depends on the number of threads");
+  expect(run(threads, false, false).same_output_as(results), what + ": the output differs without a state");
+  expect(run(threads, true, true).same_as(results), what + " depends on whether the weight is constant");
   for (const Tensor* x : std::initializer_list<const Tensor*>{&input, &weight, &bias, &past})
     expect_unchanged(*x, what);
   const Values output = decode(*results.output, element), state = decode(*results.state, element);
@@ -385,6 +410,7 @@ int main(int count, char** arguments) {
   expect(cases > 0, "AFT_RANDOM_CASES must be at least 1");
   if (count == 1) {
     check_table();
+    check_long_recurrence();
     check_long_convolution();
   }
   for (uint64_t number = first; number < first + cases; ++number) {

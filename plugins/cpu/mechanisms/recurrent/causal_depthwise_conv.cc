@@ -19,16 +19,28 @@ constexpr int64_t kStretch = 256;        // tokens of a task
 constexpr int64_t kBlockChannels = 256;  // of a task
 constexpr int kTileTokens = 4;
 constexpr int kTileVecs = 2;
+static_assert(CausalDepthwiseConv::kRowUnit % (kTileVecs * kLanes) == 0);
 
-// weight and bias as float32 rows of all channels: bias, then the taps.
+// As float32, in rows of all channels and whole vectors.
+struct Weights {
+  const float *bias, *taps;  // [row] and [taps, row]
+  int64_t row;
+};
+
 template <class T>
-void widen_weights(const CausalDepthwiseConv& p, float* rows, int64_t row) {
-  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
-  for (int64_t c = 0; c < row; ++c) {
-    rows[c] = bias && c < p.channels ? to_float(bias[c]) : 0.0f;
-    for (int64_t j = 0; j < p.taps; ++j)
-      rows[(j + 1) * row + c] = c < p.channels ? to_float(weight[c * p.taps + j]) : 0.0f;
-  }
+void widen_taps(const CausalDepthwiseConv& p, float* rows) {
+  const T* weight = static_cast<const T*>(p.weight);
+  const int64_t row = p.weight_row();
+  zero(rows, p.taps * row);
+  for (int64_t c = 0; c < p.channels; ++c)
+    for (int64_t j = 0; j < p.taps; ++j) rows[j * row + c] = to_float(weight[c * p.taps + j]);
+}
+
+template <class T>
+void widen_bias(const CausalDepthwiseConv& p, float* row) {
+  const T* bias = static_cast<const T*>(p.bias);
+  zero(row, p.weight_row());
+  for (int64_t c = 0; bias && c < p.channels; c += kLanes) store(row + c, load(bias + c, p.channels - c));
 }
 
 template <class T>
@@ -49,15 +61,15 @@ AFT_INLINE Vec activate(Vec y) {
 }
 
 template <bool silu, int tokens, int vecs, class T>
-AFT_INLINE void convolve(const Document<T>& document, const float* weights, int64_t weight_row, int64_t t, int64_t c,
+AFT_INLINE void convolve(const Document<T>& document, const Weights& weights, int64_t t, int64_t c,
                          const Output<T>& output, int64_t at) {
   const int64_t left = document.channels - c;
   Vec sum[tokens][vecs];
   for (int i = 0; i < tokens; ++i)
-    for (int v = 0; v < vecs; ++v) sum[i][v] = load(weights + c + v * kLanes);
+    for (int v = 0; v < vecs; ++v) sum[i][v] = load(weights.bias + c + v * kLanes);
   for (int64_t j = 0; j < document.taps; ++j)
     for (int v = 0; v < vecs; ++v) {
-      const Vec weight = load(weights + (j + 1) * weight_row + c + v * kLanes);
+      const Vec weight = load(weights.taps + j * weights.row + c + v * kLanes);
       for (int i = 0; i < tokens; ++i)
         sum[i][v] += weight * load(document.row(t + i - document.taps + 1 + j) + c + v * kLanes, left - v * kLanes);
     }
@@ -73,23 +85,23 @@ AFT_INLINE void convolve(const Document<T>& document, const float* weights, int6
 // A tile of tokens by the channels from `first` to `last`. No vector lies wholly past the last channel: it would be
 // written to the next row, as whole lines that go past the cache are.
 template <bool silu, int tokens, class T>
-AFT_INLINE void convolve_tokens(const Document<T>& document, const float* weights, int64_t weight_row, int64_t t,
+AFT_INLINE void convolve_tokens(const Document<T>& document, const Weights& weights, int64_t t,
                                 int64_t first, int64_t last, const Output<T>& output, int64_t row_at) {
   int64_t c = first;
   for (; c + (kTileVecs - 1) * kLanes < last; c += kTileVecs * kLanes)
-    convolve<silu, tokens, kTileVecs>(document, weights, weight_row, t, c, output, row_at + c);
-  for (; c < last; c += kLanes) convolve<silu, tokens, 1>(document, weights, weight_row, t, c, output, row_at + c);
+    convolve<silu, tokens, kTileVecs>(document, weights, t, c, output, row_at + c);
+  for (; c < last; c += kLanes) convolve<silu, tokens, 1>(document, weights, t, c, output, row_at + c);
 }
 
 template <bool silu, class T>
-void convolve_block(const Document<T>& document, const float* weights, int64_t weight_row, int64_t begin, int64_t end,
+void convolve_block(const Document<T>& document, const Weights& weights, int64_t begin, int64_t end,
                     int64_t first, int64_t last, const Output<T>& output, int64_t document_at) {
   int64_t t = begin;
   for (; t + kTileTokens <= end; t += kTileTokens)
-    convolve_tokens<silu, kTileTokens>(document, weights, weight_row, t, first, last, output,
+    convolve_tokens<silu, kTileTokens>(document, weights, t, first, last, output,
                                        document_at + t * document.channels);
   for (; t < end; ++t)
-    convolve_tokens<silu, 1>(document, weights, weight_row, t, first, last, output,
+    convolve_tokens<silu, 1>(document, weights, t, first, last, output,
                              document_at + t * document.channels);
 }
 
@@ -105,26 +117,28 @@ void store_state(const CausalDepthwiseConv& p, const Document<T>& document, int6
 
 template <class T>
 void run(const CausalDepthwiseConv& p, const Parallel& parallel) {
-  const int64_t weight_row = round_up(p.channels, kTileVecs * kLanes);
-  const Scratch weights((p.taps + 1) * weight_row), zeros(p.channels);
-  widen_weights<T>(p, weights.data(), weight_row);
-  __builtin_memset(zeros.data(), 0, p.channels * sizeof(float));
+  const int64_t row = p.weight_row();
+  const Scratch bias(row), taps(p.widened_weight ? 0 : p.taps * row), zeros(p.channels);
+  widen_bias<T>(p, bias.data());
+  if (!p.widened_weight) widen_taps<T>(p, taps.data());
+  const Weights weights{bias.data(), p.widened_weight ? p.widened_weight : taps.data(), row};
+  zero(zeros.data(), p.channels);
   const int64_t stretches = max(1, ceil_div(p.tokens, kStretch)), blocks = ceil_div(p.channels, kBlockChannels);
   const int64_t elements = p.batch * p.tokens * p.channels;
   const Output<T> output(p.output, elements, p.channels);
   parallel_for(parallel, p.batch * stretches * blocks, elements, [&](int64_t task) {
     const int64_t b = task / (stretches * blocks), begin = task / blocks % stretches * kStretch;
     const int64_t first = task % blocks * kBlockChannels, last = min(first + kBlockChannels, p.channels);
-    const int64_t length = max(0, min(p.lengths[b], p.tokens)), at = b * p.tokens * p.channels;
+    const int64_t length = length_of(p, b), at = b * p.tokens * p.channels;
     const T* past = static_cast<const T*>(p.past_state);
     const Document<T> document{static_cast<const T*>(p.input) + at,
                                past ? past + b * (p.taps - 1) * p.channels : nullptr,
                                reinterpret_cast<const T*>(zeros.data()), p.channels, p.taps};
     const int64_t end = min(begin + kStretch, length);
     if (p.silu)
-      convolve_block<true>(document, weights.data(), weight_row, begin, end, first, last, output, at);
+      convolve_block<true>(document, weights, begin, end, first, last, output, at);
     else
-      convolve_block<false>(document, weights.data(), weight_row, begin, end, first, last, output, at);
+      convolve_block<false>(document, weights, begin, end, first, last, output, at);
     for (int64_t t = max(begin, length); t < min(begin + kStretch, p.tokens); ++t)
       for (int64_t c = first; c < last; c += kLanes) output.write(at + t * p.channels + c, Vec{}, last - c);
     if (begin == 0 && first == 0 && p.present_state) store_state(p, document, length, b);
@@ -133,6 +147,10 @@ void run(const CausalDepthwiseConv& p, const Parallel& parallel) {
 }
 
 }  // namespace
+
+void widen_conv_weight(const CausalDepthwiseConv& p, float* rows) {
+  with_element(p.element, [&](auto element) { widen_taps<decltype(element)>(p, rows); });
+}
 
 void causal_depthwise_conv(const CausalDepthwiseConv& p, const Parallel& parallel) {
   with_element(p.element, [&](auto element) { run<decltype(element)>(p, parallel); });

@@ -30,8 +30,8 @@ struct TokenRows {
   // as many channels as a row has fetch all of its lines, spread over the arithmetic: a burst of them would wait for
   // memory.
   AFT_INLINE void fetch_next(int64_t t, int64_t i, int64_t width) const {
-    const int64_t channel = i / kTileRows * kLineElements<T>;
-    if (channel < width) prefetch_later((*this)[kChunk + t + i % kTileRows] + channel);
+    const int64_t channel = i / kChunkTileRows * kLineElements<T>;
+    if (channel < width) prefetch_later((*this)[kChunk + t + i % kChunkTileRows] + channel);
   }
 };
 
@@ -67,7 +67,7 @@ struct ChunkShape {
 
   ChunkShape(const RecurrentLinearAttention& p)
       : key_width(p.key_width),
-        row(round_up(p.key_width, max(kLanes, kTileRows)) + kLanes),
+        row(round_up(p.key_width, max(kLanes, kChunkTileRows)) + kLanes),
         padded(row - kLanes),
         group(p.query_heads / p.state_heads),
         channel_decay(p.channel_decay && p.decay),
@@ -271,15 +271,12 @@ class Chunk {
   // The weights of query j, and with `erases` those of the keys. running[c, u] becomes key u decayed to the last token.
   template <bool erases, bool strictly, class T>
   void run_channels(int64_t j, TokenRows<T> query, TokenRows<T> key, TokenRows<T> decay) {
-    float* const weights = weights_ + j * kChunk * kChunk;
-    for (int64_t i = 0; i < kChunk * kChunk; ++i) weights[i] = 0.0f;
-    if (erases)
-      for (int64_t i = 0; i < kChunk * kChunk; ++i) erase_[i] = 0.0f;
-    if (tokens_ < kChunk)
-      for (int64_t i = 0; i < shape_.padded * kChunk; ++i) running_[i] = 0.0f;
+    zero(weights_ + j * kChunk * kChunk, kChunk * kChunk);
+    if (erases) zero(erase_, kChunk * kChunk);
+    if (tokens_ < kChunk) zero(running_, shape_.padded * kChunk);
     for (int64_t u = 0; u < tokens_; u += kLanes) {
-      const int64_t start = u / kTileRows * kTileRows;
-      for (int64_t t = start; t < tokens_; t += kTileRows) {
+      const int64_t start = u / kChunkTileRows * kChunkTileRows;
+      for (int64_t t = start; t < tokens_; t += kChunkTileRows) {
         if (u == 0)
           for (int64_t i = 0; i < shape_.key_width; ++i) {
             query.from(j * shape_.key_width).fetch_next(t, i, shape_.key_width);
@@ -298,7 +295,7 @@ class Chunk {
 
   template <bool erases, bool strictly, bool diagonal, bool starts>
   void channel_tile(int64_t j, int64_t t, int64_t u) {
-    Vec weights[kTileRows] = {}, erase[kTileRows] = {};
+    Vec weights[kChunkTileRows] = {}, erase[kChunkTileRows] = {};
     const float *query_row = query(j) + t * shape_.row, *key_row = keys_ + t * shape_.row;
     const float* decay_row = decays_ + t * shape_.row;
     for (int64_t c = 0; c < shape_.padded; ++c) {
@@ -306,7 +303,7 @@ class Chunk {
       Vec run = starts ? Vec{} : load(at);
       const Vec keys = load(keys_across_ + c * kChunk + u);
 #pragma GCC unroll 8
-      for (int r = 0; r < kTileRows; ++r) {
+      for (int r = 0; r < kChunkTileRows; ++r) {
         const Vec decayed = run * decay_row[r * shape_.row + c];
         run = diagonal ? decayed + kDiagonal.keep(t + r, u, keys) : decayed;
         weights[r] += query_row[r * shape_.row + c] * (strictly ? decayed : run);
@@ -314,7 +311,7 @@ class Chunk {
       }
       store(at, run);
     }
-    for (int r = 0; r < kTileRows; ++r) {
+    for (int r = 0; r < kChunkTileRows; ++r) {
       store(weights_ + (j * kChunk + t + r) * kChunk + u, weights[r]);
       if (erases) store(erase_ + (t + r) * kChunk + u, erase[r]);
     }

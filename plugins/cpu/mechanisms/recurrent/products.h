@@ -10,8 +10,8 @@ namespace aft::AFT_ISA {
 constexpr int64_t kChunk = 16;
 static_assert(kChunk % kLanes == 0);
 
-constexpr int kTileRows = kRegisters == 32 ? 8 : 4;
-static_assert(kChunk % kTileRows == 0);
+constexpr int kChunkTileRows = kRegisters == 32 ? 8 : 4;
+static_assert(kChunk % kChunkTileRows == 0);
 
 // Columns of the values that are taken together: a panel. Rows of a panel lie kPanel floats apart.
 constexpr int kPanelVecs = 2;
@@ -41,7 +41,7 @@ AFT_INLINE void add_product(Vec (&sum)[rows][vecs], const float* left, int64_t r
 template <class F>
 AFT_INLINE void for_each_tile(int64_t tokens, const F& f) {
   int64_t t = 0;
-  for (; t + 1 < tokens; t += kTileRows) f(Constant<kTileRows>{}, t);
+  for (; t + 1 < tokens; t += kChunkTileRows) f(Constant<kChunkTileRows>{}, t);
   if (t < tokens) f(Constant<1>{}, t);
 }
 

@@ -21,9 +21,6 @@
 namespace aft::AFT_ISA {
 namespace {
 
-// A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
-constexpr float kMinEps = 1e-20f;
-
 // States in the second-level cache, of all heads of a task.
 constexpr int64_t kTaskStateFloats = 1 << 17;
 
@@ -76,7 +73,7 @@ class Task {
         columns_(min(tasks.panels * kPanel, p.value_width - first_column_)),
         panels_(ceil_div(columns_, kPanel)),
         block_(task % tasks.blocks),
-        length_(max(0, min(p.lengths[b_], p.tokens))) {}
+        length_(length_of(p, b_)) {}
 
   void run() {
     const int64_t state_floats = State::floats(shape_.padded, panels_);
@@ -114,19 +111,18 @@ class Task {
 
   int64_t state_place(int64_t h) const {
     const int64_t head = first_head_ + h + (second_ ? p_.state_heads : 0);
-    return (b_ * p_.states() + head) * p_.key_width * (p_.value_width + (p_.normalized ? 1 : 0));
+    return (b_ * p_.states() + head) * p_.key_width * p_.state_columns();
   }
 
   // The past state, or zeros; the rows of padding are 0.
   void load_state(int64_t h, State state) const {
-    const auto clear = [](float* from, int64_t floats) { __builtin_memset(from, 0, floats * sizeof(float)); };
     const int64_t floats = state.compensation();
-    if (compensated()) clear(state.data + floats, floats);
-    if (!p_.past_state) return clear(state.data, floats);
+    if (compensated()) zero(state.data + floats, floats);
+    if (!p_.past_state) return zero(state.data, floats);
     for (int64_t i = 0; i < state.panels; ++i)
-      clear(state.panel(i) + p_.key_width * kPanel, (state.padded - p_.key_width) * kPanel);
-    clear(state.z(), state.padded);
-    const int64_t width = p_.value_width + (p_.normalized ? 1 : 0);
+      zero(state.panel(i) + p_.key_width * kPanel, (state.padded - p_.key_width) * kPanel);
+    zero(state.z(), state.padded);
+    const int64_t width = p_.state_columns();
     const T* from = static_cast<const T*>(p_.past_state) + state_place(h);
     for (int64_t c = 0; c < p_.key_width; ++c, from += width) {
       for (int64_t e = 0; e < columns_; e += kLanes)
@@ -137,7 +133,7 @@ class Task {
 
   void store_state(int64_t h, State state) const {
     if (!p_.present_state) return;
-    const int64_t width = p_.value_width + (p_.normalized ? 1 : 0);
+    const int64_t width = p_.state_columns();
     T* to = static_cast<T*>(p_.present_state) + state_place(h);
     for (int64_t c = 0; c < p_.key_width; ++c, to += width) {
       for (int64_t e = 0; e < columns_; e += kLanes)
@@ -231,14 +227,14 @@ class Task {
 
   template <int vecs, bool compensated>
   void write(const Chunk& chunk, float* state, int64_t compensation) {
-    for (int64_t c = 0; c < shape_.padded; c += kTileRows) {
+    for (int64_t c = 0; c < shape_.padded; c += kChunkTileRows) {
       float* const at = state + c * kPanel;
-      Vec sum[kTileRows][vecs] = {};
+      Vec sum[kChunkTileRows][vecs] = {};
       if (!compensated)
-        for (int r = 0; r < kTileRows; ++r)
+        for (int r = 0; r < kChunkTileRows; ++r)
           for (int v = 0; v < vecs; ++v) sum[r][v] = load(at + r * kPanel + v * kLanes) * chunk.state_decay()[c + r];
       add_product(sum, chunk.keys_across() + c * kChunk, kChunk, chunk.tokens(), values_, kPanel);
-      for (int r = 0; r < kTileRows; ++r)
+      for (int r = 0; r < kChunkTileRows; ++r)
         for (int v = 0; v < vecs; ++v) {
           float* const to = at + r * kPanel + v * kLanes;
           if (compensated)
@@ -251,7 +247,7 @@ class Task {
 
   // factors_ becomes the inverse of the denominators, or the first direction's denominators wait; z takes up the keys.
   void advance_normalizer(const Chunk& chunk, State state, int64_t head) {
-    const float eps = p_.eps > kMinEps ? p_.eps : kMinEps;
+    const float eps = floor_of_eps(p_.eps);
     for (int64_t j = 0; j < shape_.group; ++j) {
       float* const waiting =
           waiting_.denominators

@@ -11,12 +11,17 @@ namespace aft::AFT_ISA {
 // largest bias, which need not meet. Above it the lost terms, at most 2^-126 per key, are below rounding.
 constexpr float kTrustedDenominator = 1e-25f;
 
+// A sum of weights from here on is a denominator as it is. Any other one takes up eps first, so that a call without eps
+// has no more to test than whether its sums can be trusted.
+inline float complete_denominator(float eps) { return eps > 0.0f ? __builtin_inff() : kTrustedDenominator; }
+
 // key(u), bias(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the
 // numerator by sums over keys [0, keys) relative to the largest logit. Keys and biases are taken relative to those of
 // that logit before they are added: beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
+// log_eps is the logarithm of the eps that the denominator holds, -inf for 0.
 template <class Key, class Bias, class Value>
 __attribute__((noinline)) void exact_sums(int64_t keys, const Key& key, const Bias& bias, const Value& value,
-                                          Vec& numerator, Vec& denominator) {
+                                          float log_eps, Vec& numerator, Vec& denominator) {
   Vec highest = splat(-__builtin_inff()), highest_key{}, highest_bias{};
   for (int64_t u = 0; u < keys; ++u) {
     const Vec half_key = key(u) * 0.5f, half_bias = bias(u) * 0.5f, logit = half_key + half_bias;
@@ -35,6 +40,7 @@ __attribute__((noinline)) void exact_sums(int64_t keys, const Key& key, const Bi
     n += weight * value(u);
     d += weight;
   }
+  d += eps_beside(log_eps, at_least(splat(kNoKey), (highest_key + highest_bias + m) * 2.0f));
   const IntVec untrusted = (IntVec)(denominator < kTrustedDenominator);
   numerator = untrusted ? n : numerator;
   denominator = untrusted ? d : denominator;

@@ -53,8 +53,8 @@ AFT_INLINE void for_each_tile(const ContextShape& shape, const F& f) {
 
 }  // namespace context_tiles
 
-// Keys and values that a later product takes: this one fetches tokens * rows of the context of each meanwhile, in the
-// order of memory.
+// Keys and values that a later product takes: this one fetches meanwhile tokens * rows of the context of the keys and
+// tokens * columns of the values, in the order of memory.
 template <class T>
 struct Next {
   const T *key, *value;
@@ -72,7 +72,8 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, const ContextShape& 
     for (int64_t t = 0; t < tokens; ++t) {
       if constexpr (decltype(fetches)::value) {
         prefetch_later(next.key + c * tokens + t * kLine);
-        prefetch_later(next.value + c * tokens + t * kLine);
+        for (int64_t column = c; column < width; column += extent.rows)
+          prefetch_later(next.value + column * tokens + t * kLine);
       }
       const float* key = keys[t] + c;
       Vec value[vecs];

@@ -74,8 +74,6 @@ struct GroupShapes {
         context{key.padded, value.padded} {}
 };
 
-inline void zero(float* p, int64_t floats) { __builtin_memset(p, 0, floats * sizeof(float)); }
-
 // rows[token, head] = f(x[token, head]) for some heads, 0 past a head's last channel. `beside`, if not null, is
 // fetched at the same places: rows that will be read as they are.
 template <class T, class F>

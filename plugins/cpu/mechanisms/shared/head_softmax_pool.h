@@ -48,7 +48,7 @@ struct PoolSums {
         denominator_compensation(numerator_compensation + shape.padded_channels) {}
 
   void clear() {
-    __builtin_memset(numerator, 0, shape.sums_floats() * sizeof(float));
+    zero(numerator, shape.sums_floats());
     for (int64_t h = 0; h < shape.padded_heads; ++h) maximum[h] = kNoKey;
   }
 

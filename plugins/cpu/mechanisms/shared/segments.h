@@ -98,7 +98,7 @@ class Segments {
   }
 
   void clear(const Record& record) const {
-    __builtin_memset(record.sums, 0, width_ * sizeof(float));
+    zero(record.sums, width_);
     for (int64_t i = 0; i < panels_ * kLanes; ++i) record.maximum[i] = kNoKey;
   }
 

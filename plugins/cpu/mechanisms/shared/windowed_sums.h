@@ -48,6 +48,7 @@ struct RowBlock {
   const EntryBuffer<kVecs>& entries;
   int64_t tiles;
   const float* outside_sums;  // [panel, tile]: the sums over all keys outside of the tile's windows
+  const float* maximum;       // [panel, lane]: the keys' largest, which entries and sums are relative to
   float* memory;              // memory_floats() of the operator
 };
 
@@ -147,8 +148,8 @@ class WindowedSums {
       filled = last_key;
       const int64_t next = max(0, min(last_key, t + rows_ - op_.left));
       sum_outside(entries, t, next, last_key, before.sums, segments_.sums_after(b, t / rows_), outside_sums);
-      op_.compute_block(
-          {b, t, min(t + rows_, last_row), last_key, entries, tiles, outside_sums, raised + panels_ * kLanes});
+      op_.compute_block({b, t, min(t + rows_, last_row), last_key, entries, tiles, outside_sums, before.maximum,
+                         raised + panels_ * kLanes});
       entries.advance(next, last_key, rows_, panels_);
     }
     op_.clear_rows(b, max(length, begin), min(s_.tokens, end));

@@ -14,9 +14,6 @@ from .wide_forms import FORMS, LENGTHS, Form, error, formula, make_inputs
 
 CASES = list(product(FORMS, LENGTHS))
 NAMES = [f"{form}-{tokens}" for form, (tokens, _) in CASES]
-WITH_KERNEL = [
-    (form, sizes) for form, sizes in CASES if takes_form("onnxruntime", wide_forms.node_of(form))
-]
 Sizes = tuple[int, tuple[int, ...]]
 every_case = pytest.mark.parametrize(("form", "sizes"), CASES, ids=NAMES)
 
@@ -50,9 +47,7 @@ def test_body_equals_formula(form: Form, sizes: Sizes) -> None:
 
 @pytest.mark.skipif(wide_forms.LIBRARY is None, reason="the kernel library is not built")
 @pytest.mark.table(keep=0.25)
-@pytest.mark.parametrize(
-    ("form", "sizes"), WITH_KERNEL, ids=[f"{f}-{tokens}" for f, (tokens, _) in WITH_KERNEL]
-)
+@every_case
 def test_kernel_equals_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
     session = wide_forms.session(form, kernel=True)
