@@ -14,6 +14,7 @@ import onnx
 
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
 
@@ -34,8 +35,8 @@ class Kind(Enum):
     """Other values computed from the number of tokens or of documents."""
     POSITIONS = auto()
     """The position of every token, from 0."""
-    PLACES = auto()
-    """``[T, C]`` or ``[1, T, C]``, a row of constants for each position, as learned embeddings."""
+    POSITION_EMBEDDING = auto()
+    """A row of learned constants for each position, ``[T, C]`` or ``[1, T, C]``."""
     MASK = auto()
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
@@ -68,9 +69,6 @@ _ELEMENTWISE = frozenset((
 ))  # fmt: skip
 _LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
 _LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
-_RECURRENCES = frozenset(("RecurrentLinearAttention", "CausalDepthwiseConv"))
-_PAST_STATE = 3
-"""The place of the input with the first state of a recurrence."""
 _SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 
@@ -134,7 +132,7 @@ def _kind(step: _Step) -> Kind:
 
 def is_recurrence(node: onnx.NodeProto) -> bool:
     """Return whether an operator passes a state from each token to the next."""
-    return node.domain == DOMAIN and node.op_type in _RECURRENCES
+    return node.domain == DOMAIN and node.op_type in RECURRENT_OPERATORS
 
 
 def _state(step: _Step) -> Kind | None:
@@ -162,7 +160,7 @@ def _sequences(step: _Step) -> Sequence[str]:
     node = step.node
     if not is_recurrence(node):
         return list(node.input[:3])
-    if node.input[_PAST_STATE]:
+    if "past_state" in RECURRENT_OPERATORS[node.op_type].present_in(node):
         raise _refused(node, "gets its first state from the model")
     if node.op_type == "CausalDepthwiseConv":
         if any(step.kinds[name] is not Kind.CONSTANT for name in node.input[1:3]):
@@ -202,8 +200,6 @@ def _positions(step: _Step) -> Kind | None:
         return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
-    if is_place_embedding(node, step.kinds, step.constants):
-        return Kind.PLACES
     pair = [step.kinds[name] for name in node.input]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
@@ -215,7 +211,7 @@ def _positions(step: _Step) -> Kind | None:
     return Kind.MASK
 
 
-def is_place_embedding(
+def is_position_embedding(
     node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
     """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
@@ -240,22 +236,22 @@ def is_place_embedding(
     return is_first and has_values and kinds[end] is Kind.LENGTH
 
 
-def _places(step: _Step) -> Kind | None:
-    """Return the kind of a value of learned embeddings of positions."""
+def _position_embedding(step: _Step) -> Kind | None:
+    """Return the kind of an embedding of positions, or of tokens to which one is added."""
     node, kinds = step.node, step.kinds
-    if is_place_embedding(node, kinds, step.constants):
-        return Kind.PLACES
-    if Kind.PLACES not in step.operands:
+    if is_position_embedding(node, kinds, step.constants):
+        return Kind.POSITION_EMBEDDING
+    if Kind.POSITION_EMBEDDING not in step.operands:
         return None
     shape = step.dims.get(node.output[0], [])
-    others = [name for name in node.input if kinds[name] is not Kind.PLACES]
+    others = [name for name in node.input if kinds[name] is not Kind.POSITION_EMBEDDING]
     if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
-        return Kind.PLACES
+        return Kind.POSITION_EMBEDDING
     if node.op_type in _ELEMENTWISE and others:
         if all(kinds[name] is Kind.TOKENS for name in others) and shape[:2] == step.document:
             return Kind.TOKENS
         if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
-            return Kind.PLACES
+            return Kind.POSITION_EMBEDDING
     raise _refused(node, "uses the positions of tokens")
 
 
@@ -368,8 +364,8 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
     _constant,
     _shape,
     _layout,
+    _position_embedding,
     _positions,
-    _places,
     _size,
     _given,
     _combined,
