@@ -20,7 +20,7 @@ from aftexport.passes.evidence import add_direction
 from aftexport.passes.finish import finish
 from aftexport.passes.graph_values import constants_of
 from aftexport.passes.summed_heads import NoEvidence
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 from aftexport.system.files import sha256_of
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

@@ -9,7 +9,8 @@ from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
-from aftexport.passes.token_flow import Kind, classify, is_position_embedding
+from aftexport.passes.token_flow import classify, is_position_embedding
+from aftexport.passes.token_kinds import Kind
 
 
 class GraphParts:

@@ -14,7 +14,8 @@ from aftexport.contract import EVIDENCE
 from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
-from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
+from aftexport.passes.token_flow import is_recurrence
+from aftexport.passes.token_kinds import OF_TOKENS, Kind, NotChunkable
 from aftexport.passes.token_reductions import pooling
 
 _FLOAT = onnx.TensorProto.FLOAT

@@ -16,7 +16,7 @@ from aftexport.chunked.graph_parts import GraphParts
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.contract import LENGTHS
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 _FLOAT = onnx.TensorProto.FLOAT
 _LENGTHS = -1

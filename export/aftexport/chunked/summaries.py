@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 DOMAIN = "aftexport.summary"
 

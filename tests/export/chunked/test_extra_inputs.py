@@ -22,7 +22,7 @@ from aftexport.extra_inputs import parse_inputs, sample_values
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 STATIC = {"static": f"vector:{extra_models.WIDTH}"}
 MODELS = {

@@ -17,7 +17,7 @@ from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 
 class Recurrent(TopicAndTags):

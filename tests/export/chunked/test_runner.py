@@ -30,7 +30,7 @@ from aftexport.errors import EngineError, InputError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

@@ -7,7 +7,7 @@ import token_models
 import torch
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip
