@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from aftexport.bundle.manifest import ChunkedStage
+from aftexport.bundle.chunked_plan import ChunkedStage
 from aftexport.chunked.document_state import Level
 from aftexport.chunked.spill import Array, Summaries, Summary
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import Pooling
+from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage

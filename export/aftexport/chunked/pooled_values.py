@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aftexport.bundle.manifest import Pooling
+from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.spill import Array
 
 _COMBINE = {"sum": np.add, "max": np.maximum}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import ChunkedStage, Recurrence
+from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.chunked.graph_parts import GraphParts
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.contract import LENGTHS

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
 from aftexport.chunked.document import Document, NextValues, Tokens
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
