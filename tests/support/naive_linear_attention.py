@@ -181,3 +181,19 @@ class NaiveClassifier(nn.Module):
         valid = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(2)
         pooled = torch.where(valid, x, 0).sum(1) / lengths.unsqueeze(1)
         return self.head(pooled)
+
+
+def build(name: str) -> NaiveClassifier:
+    """Return a classifier with fixed random weights."""
+    torch.manual_seed(0)
+    return NaiveClassifier(name).eval()
+
+
+def gla_classifier() -> nn.Module:
+    """Return the model for ``--factory``."""
+    return build("gla")
+
+
+def retnet_classifier() -> nn.Module:
+    """Return the model for ``--factory``."""
+    return build("retention")

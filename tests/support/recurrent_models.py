@@ -10,7 +10,6 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3_5TextForSequenceClassification,
     Qwen3NextConfig,
-    Qwen3NextForSequenceClassification,
 )
 
 from aftexport.checkpoint.transformers_module import TransformersModel
@@ -68,13 +67,12 @@ def qwen3_5() -> nn.Module:
     return TransformersModel(Qwen3_5TextForSequenceClassification(qwen3_5_config()), "logits")
 
 
-def qwen3_next() -> nn.Module:
-    """Return a hybrid of Qwen3-Next without experts."""
-    config = Qwen3NextConfig(**_HYBRID, num_experts=0, mlp_only_layers=[0, 1])
-    return TransformersModel(Qwen3NextForSequenceClassification(config), "logits")
+def qwen3_next_config(**settings: Any) -> Any:
+    """Return the configuration of a hybrid without experts."""
+    return Qwen3NextConfig(**_HYBRID | {"num_experts": 0, "mlp_only_layers": [0, 1]} | settings)
 
 
-BUILDERS = {"qwen3_5": qwen3_5, "qwen3_next": qwen3_next, "mamba2": Mamba2Classifier}
+BUILDERS = {"qwen3_5": qwen3_5, "mamba2": Mamba2Classifier}
 
 
 def build(name: str) -> nn.Module:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
-from aftexport.bundle.chunked_plan import check_plan
+from aftexport.bundle.chunked_archive import check_plan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
 from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer

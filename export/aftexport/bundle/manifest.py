@@ -1,21 +1,15 @@
 """The description of a bundle, ``manifest.json``."""
 
 import json
-import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Len
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from aftexport.bundle.chunked_plan import ChunkedPlan, Tokens
 from aftexport.bundle.features import Features
-from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_TOKENS, MAX_VOCABULARY, main_input
+from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
@@ -24,10 +18,6 @@ from aftexport.heads.calibration import Calibration
 SCHEMA_VERSION = 2
 ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
-Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
-"""A number of tokens of one document."""
-_MAX_STATE = 1 << 28
-"""The maximum numbers in the state of a recurrence, which is in memory."""
 
 
 class FileEntry(BaseModel):
@@ -90,116 +80,6 @@ class EnginePlan(BaseModel):
     settings: BuildSettings
     file: str | None
     deferred: tuple[str, ...]
-
-
-Pooling = Literal["sum", "max", "first"]
-"""The combination of values pooled from parts of a document."""
-
-
-class Recurrence(BaseModel):
-    """The states of a recurrence, which replace the summaries of an attention's chunks.
-
-    Attributes:
-        direction: the order of the tokens, forward or reverse; bidirectional for one recurrence in
-            each order.
-        shape: the shape of the state in one order, for one document.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    direction: Literal["forward", "reverse", "bidirectional"]
-    shape: Annotated[tuple[Tokens, ...], Len(2, 3)]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if math.prod(self.shape) > _MAX_STATE:
-            raise ValueError(f"shape: expected at most {_MAX_STATE} numbers, got {self.shape}")
-        return self
-
-
-class ChunkedStage(BaseModel):
-    """One attention, recurrence or convolution of a model that runs chunk by chunk.
-
-    Attributes:
-        left, right: the numbers of tokens before and after a chunk that its run includes.
-        causal: whether a token attends only to itself and earlier tokens.
-        keeps: the names of values per token that are kept from before the stage for after it.
-        recurrence: the states that pass from chunk to chunk; None for an attention, whose chunks
-            have summaries.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    left: Tokens
-    right: Tokens
-    causal: bool
-    keeps: tuple[str, ...]
-    recurrence: Recurrence | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_recurrence(
-        self, serialize: SerializerFunctionWrapHandler
-    ) -> dict[str, Any]:
-        # Earlier versions refuse keys that they do not know.
-        content: dict[str, Any] = serialize(self)
-        if self.recurrence is None:
-            content.pop("recurrence", None)
-        return content
-
-    @model_validator(mode="after")
-    def _recurrence_fits(self) -> Self:
-        if self.recurrence is None:
-            return self
-        if self.left or self.right:
-            raise ValueError(
-                f"left, right: expected 0 for a recurrence, got {self.left} and {self.right}"
-            )
-        if self.causal != (self.recurrence.direction == "forward"):
-            raise ValueError(
-                f"causal: expected {str(not self.causal).lower()} for a recurrence that is "
-                f"{self.recurrence.direction}"
-            )
-        return self
-
-
-class ChunkedPlan(BaseModel):
-    """The plan by which the graphs in ``chunked.zip`` run a document of any length.
-
-    Attributes:
-        stages: the stages in their order.
-        pooled: each value pooled from the tokens, with the combination of those of chunks; empty
-            if all outputs are per token and need none.
-        token_bytes: the maximum memory per token during the run of a graph.
-        evidence: whether the graphs return the evidence of each token for the largest logit.
-        documents: the names of the outputs per document.
-        tokens: each output per token, with its width.
-        tokens_use_last_stage: whether the outputs per token need the last stage's own results.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    stages: tuple[ChunkedStage, ...]
-    pooled: dict[str, Pooling]
-    token_bytes: Count
-    evidence: bool = False
-    documents: tuple[str, ...] = (LOGITS,)
-    tokens: dict[str, Count] = {}
-    tokens_use_last_stage: bool = False
-
-    @property
-    def output_names(self) -> frozenset[str]:
-        """The names of all outputs."""
-        return frozenset((*self.documents, *self.tokens))
-
-    @model_validator(mode="after")
-    def _outputs_have_sources(self) -> Self:
-        if not self.output_names:
-            raise ValueError("documents: expected an output per document or per token, got none")
-        if self.documents and not self.pooled:
-            raise ValueError("pooled: expected a value for the outputs per document, got none")
-        if repeated := set(self.documents) & self.tokens.keys():
-            raise ValueError(f"tokens: expected outputs beside documents, got {min(repeated)}")
-        return self
 
 
 class Manifest(BaseModel):

@@ -24,13 +24,14 @@ right to left; ``apply`` passes one from left to right and computes the values o
 ``opened_archive``     the engines of the graphs in the bundle
 ``token_outputs``      hands over the outputs per token, block by block
 ``recurrence_run``     runs the graphs of one recurrence
+``pooled_values``      combines the values pooled from parts of a document
 ``runner``             runs the graphs, without torch
 
 Tokens are appended to a document of a causal model at the cost of these tokens: one chunk runs
 through all layers, and a state of constant size replaces the earlier chunks.
 
 ``incremental_model``  the public class
-``append``             runs the graphs for new tokens
+``append_model``       runs the graphs for new tokens
 ``append_plan``        checks that a model can do this, and lists the values that it keeps
 ``document_state``     the state, with its summaries in levels
 ``state_bytes``        saves and loads a state

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
@@ -56,7 +56,7 @@ class AppendPlan:
     main: str
     stages: tuple[AppendStage, ...]
     first: tuple[str, ...]
-    pooled: Mapping[str, str]
+    pooled: Mapping[str, Pooling]
     fillers: tuple[str, ...]
 
     @property
@@ -94,6 +94,7 @@ class _Planner:
         self._main = main
         self._of_all = {main}
         self._of_first: set[str] = set()
+        self._graphs: dict[str, onnx.GraphProto] = {}
 
     def plan(self) -> AppendPlan:
         stages = tuple(map(self._stage, range(len(self._plan.stages))))
@@ -154,7 +155,7 @@ class _Planner:
             return
         self._graph("tokens", self._plan.tokens)
         reads = self._reads("tokens")
-        self._check_causal(reads & (self._of_all | self._of_first))
+        self._check_causal(reads)
         if others := reads - self._of_all:
             raise NotAppendable(
                 "the outputs of earlier tokens depend on later tokens, through the pooled value "
@@ -168,9 +169,11 @@ class _Planner:
         raise self._not_causal(next(n for n, s in enumerate(self._plan.stages) if not s.causal))
 
     def _not_causal(self, number: int) -> NotAppendable:
-        count = len(self._plan.stages)
+        stages = self._plan.stages
+        kind = "attention" if stages[number].recurrence is None else "recurrence"
         return NotAppendable(
-            f"it is not causal: its attention {number + 1} of {count} depends on later tokens"
+            f"it is not causal: its {kind} (stage {number + 1} of {len(stages)}) depends on later "
+            "tokens"
         )
 
     def _known(
@@ -192,7 +195,9 @@ class _Planner:
 
     def _graph(self, name: str, outputs: Collection[str] = ()) -> onnx.GraphProto:
         """Return a graph, which must have ``outputs``."""
-        graph = self._archive.graph(name)
+        if name not in self._graphs:
+            self._graphs[name] = self._archive.graph(name)
+        graph = self._graphs[name]
         if missing := set(outputs) - {value.name for value in graph.output}:
             raise _damaged(self._archive, name, f"no output {min(missing)}")
         return graph

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
 from aftexport.passes.evidence import add_direction
 from aftexport.passes.finish import finish
 from aftexport.passes.graph_values import constants_of
+from aftexport.passes.softmax_attention import count_softmax_attention
 from aftexport.passes.summed_heads import NoEvidence
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 from aftexport.system.files import sha256_of
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -53,7 +54,15 @@ def write_chunked(
         summed = add_direction(means, explained).tokens
     except NoEvidence:  # the chunks return no evidence; the whole graph may still do
         summed = None
-    parts = partition(means, summed)
+    try:
+        parts = partition(means, summed)
+    except NotChunkable as reason:
+        # The first refused node is often one of rotary positions, which hides the true reason.
+        if count_softmax_attention(means):
+            raise NotChunkable(
+                f"its softmax attention needs the whole document; {reason}"
+            ) from reason
+        raise
     graphs = _named(parts)
     plan = ChunkedPlan(
         stages=tuple(stage.plan for stage in parts.stages),

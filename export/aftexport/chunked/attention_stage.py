@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import ChunkedStage
+from aftexport.bundle.chunked_plan import ChunkedStage
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN

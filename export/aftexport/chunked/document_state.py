@@ -1,10 +1,8 @@
-"""The state of a document that grows: all that later tokens need of the earlier ones."""
+"""The state of a growing document: the values that later tokens need of the earlier tokens."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-
-import numpy as np
 
 from aftexport.chunked.spill import Array
 from aftexport.chunked.token_digest import TokenDigest
@@ -16,7 +14,7 @@ MAX_LEVELS = 3
 
 @dataclass(frozen=True)
 class Level:
-    """Keys ``[1, S, *]`` and values ``[1, S, D]`` that summarize a number of tokens."""
+    """The summary of a number of tokens: keys ``[1, S, *]`` and values ``[1, S, D]``."""
 
     tokens: int
     keys: Array
@@ -31,10 +29,11 @@ class StageState:
     """The earlier tokens of one attention, recurrence or convolution.
 
     Attributes:
-        levels: the summaries of all tokens but those of ``recent``; None for an empty level.
-        recent: each value that the attention reads, of the last tokens ``[1, left, *]``.
-        recurrence: the state of a recurrence or convolution, which has neither; None for an
-            attention.
+        levels: the summaries of all tokens except the recent ones; None for an empty level.
+        recent: the values of the last tokens that the attention reads, by name,
+            ``[1, left, *]``.
+        recurrence: the state of a recurrence or convolution, which has no levels and no recent
+            values; None for an attention.
     """
 
     levels: tuple[Level | None, ...] = (None,) * MAX_LEVELS
@@ -49,16 +48,17 @@ class StageState:
 
 @dataclass(frozen=True)
 class DocumentState:
-    """All that later tokens need of the earlier tokens of a document; it never changes.
+    """The values that later tokens need of the earlier tokens of a document.
 
-    Its size does not depend on the number of tokens. Two appends to one state give two documents.
+    A state never changes: two appends to one state give two documents. Its size does not depend on
+    the number of tokens.
 
     Attributes:
-        bundle: the digest of the bundle that made it.
+        bundle: the digest of the bundle whose model made the state.
         token_digest: the digest of the tokens.
-        stages: the state of each attention.
+        stages: the state of each attention, recurrence or convolution.
         pooled: the sums and maxima over the tokens; sums are in float64.
-        first: each value that is needed of the first token, ``[1, 1, *]``.
+        first: the values of the first token that later runs read, by name, ``[1, 1, *]``.
     """
 
     bundle: str
@@ -106,9 +106,9 @@ def with_summary(
 ) -> tuple[Level | None, ...]:
     """Return levels with the summary of further tokens.
 
-    A summary has float32 sums. A million additions of one token to a sum would lose the digits of
-    that token. So each level takes up to ``BASE_TOKENS`` summaries of the size below, and then
-    becomes a summary of the level above.
+    A summary has sums in float32. A sum of a million tokens would lose the digits of one more
+    token. Each level therefore merges summaries until it has ``BASE_TOKENS`` times the tokens of
+    the level below. It then becomes a part of the level above.
     """
     changed = list(levels)
     place = next(
@@ -123,10 +123,3 @@ def with_summary(
             return tuple(changed)
         changed[place] = None
         place += 1
-
-
-def joined_levels(levels: Iterable[Level]) -> tuple[Array, Array]:
-    """Return the keys and values of all levels, of which there must be at least one."""
-    some = list(levels)
-    keys = np.concatenate([level.keys for level in some], 1)
-    return keys, np.concatenate([level.values for level in some], 1)

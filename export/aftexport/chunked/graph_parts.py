@@ -9,7 +9,8 @@ from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
-from aftexport.passes.token_flow import Kind, classify, is_place_embedding
+from aftexport.passes.token_flow import classify, is_position_embedding
+from aftexport.passes.token_kinds import Kind
 
 
 class GraphParts:
@@ -35,24 +36,24 @@ class GraphParts:
         self.given = list(dict.fromkeys([*(value.name for value in graph.input), LENGTHS]))
         self._described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
         self._count_by_lengths()
-        self._count_places_on()
+        self._shift_position_embeddings()
 
-    def _count_places_on(self) -> None:
-        """Read embeddings of positions from that of the chunk's first token on."""
+    def _shift_position_embeddings(self) -> None:
+        """Read embeddings of positions from the position of the chunk's first token on."""
         make = onnx.helper.make_node
         nodes = []
         for node in self.nodes:
-            if self.kinds[node.output[0]] is Kind.PLACES and is_place_embedding(
+            if self.kinds[node.output[0]] is Kind.POSITION_EMBEDDING and is_position_embedding(
                 node, self.kinds, self.constants
             ):
-                place = 1 if node.op_type == "Gather" else 2
-                moved = f"{node.output[0]}_chunk_places"
+                index = 1 if node.op_type == "Gather" else 2
+                moved = f"{node.output[0]}_chunk_positions"
                 like = f"{moved}_first"
                 nodes += [
-                    make("CastLike", [FIRST_POSITION, node.input[place]], [like]),
-                    make("Add", [node.input[place], like], [moved]),
+                    make("CastLike", [FIRST_POSITION, node.input[index]], [like]),
+                    make("Add", [node.input[index], like], [moved]),
                 ]
-                node.input[place] = moved
+                node.input[index] = moved
                 if node.op_type == "Slice":
                     node.input[1] = like
                 self.kinds |= dict.fromkeys((moved, like), Kind.POSITIONS)

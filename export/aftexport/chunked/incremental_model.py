@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.manifest import Manifest
-from aftexport.chunked.append import AppendModel
+from aftexport.chunked.append_model import AppendModel
 from aftexport.chunked.append_plan import NotAppendable, append_plan
 from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.state_bytes import to_bytes
+from aftexport.chunked.state_bytes import check_bundle, to_bytes
 from aftexport.chunked.token_digest import TokenDigest
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import EngineError, InputError, UsageError
@@ -59,20 +60,21 @@ class IncrementalModel:
 
     def __init__(self, bundle: str | os.PathLike[str], *, threads: int | None = None) -> None:
         opened = Bundle.open(Path(bundle))
-        if reason := append_problem(opened):
+        manifest = opened.manifest
+        try:
+            plan = _checked_plan(manifest)
+            self._model = AppendModel(
+                OpenedArchive(opened.path / CHUNKED, threads=threads or 0, fused=True),
+                plan,
+                opened.digest,
+                num_features=None if manifest.features is None else manifest.features.count,
+            )
+        except NotAppendable as reason:
             raise UsageError(
                 f"{opened.path}: the model cannot append tokens: {reason}.",
                 "Use aftexport.Predictor, which runs whole documents.",
-            )
-        manifest = opened.manifest
-        assert manifest.chunked is not None  # append_problem gives a reason otherwise
+            ) from reason
         self._manifest = manifest
-        self._model = AppendModel(
-            OpenedArchive(opened.path / CHUNKED, threads=threads or 0, fused=True),
-            manifest.chunked,
-            opened.digest,
-            num_features=None if manifest.features is None else manifest.features.count,
-        )
         self._digest = opened.digest
 
     @property
@@ -161,12 +163,7 @@ class IncrementalModel:
 
     def _tokens_of(self, state: DocumentState) -> int:
         """Return the number of tokens of a state; raise InputError if it is of another bundle."""
-        if state.bundle != self.bundle:
-            raise InputError(
-                f"Expected a state of the bundle {self.bundle}, got one of the bundle "
-                f"{state.bundle}.",
-                "Append the document from its start, or use the other bundle.",
-            )
+        check_bundle(state.bundle, self.bundle)
         return state.tokens
 
     def _checked(self, tokens: Document, before: int) -> NDArray[Any]:
@@ -224,17 +221,27 @@ def append_problem(bundle: Bundle) -> str | None:
     Raises:
         EngineError: if a graph is missing or damaged.
     """
-    manifest: Manifest = bundle.manifest
-    if manifest.extra_inputs:
-        return f"it takes the extra inputs {', '.join(e.name for e in manifest.extra_inputs)}"
-    if manifest.chunked is None:
-        return manifest.whole_only or "it has no plan for documents in chunks"
-    archive = OpenedArchive(bundle.path / CHUNKED, threads=1, fused=False)
     try:
-        append_plan(archive, manifest.chunked, manifest.main_input)
+        plan = _checked_plan(bundle.manifest)
+        archive = OpenedArchive(bundle.path / CHUNKED, threads=1, fused=False)
+        append_plan(archive, plan, bundle.manifest.main_input)
     except NotAppendable as reason:
         return str(reason)
     return None
+
+
+def _checked_plan(manifest: Manifest) -> ChunkedPlan:
+    """Return the plan for documents in chunks.
+
+    Raises:
+        NotAppendable: if the manifest tells that the model cannot append tokens.
+    """
+    if manifest.extra_inputs:
+        names = ", ".join(extra.name for extra in manifest.extra_inputs)
+        raise NotAppendable(f"it takes the extra inputs {names}")
+    if manifest.chunked is None:
+        raise NotAppendable(manifest.whole_only or "it has no plan for documents in chunks")
+    return manifest.chunked
 
 
 def _array(tokens: Document) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from aftexport.bundle.chunked_plan import DAMAGED
+from aftexport.bundle.chunked_archive import DAMAGED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.system.stored_archives import unstored_member

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from aftexport.bundle.manifest import ChunkedStage
+from aftexport.bundle.chunked_plan import ChunkedStage
+from aftexport.chunked.document_state import Level
 from aftexport.chunked.spill import Array, Summaries, Summary
 
 Chunk = tuple[int, int]
@@ -74,8 +75,8 @@ class OtherSummaries:
         return after[::-1]
 
 
-def joined(summaries: Sequence[Summary]) -> tuple[Array, Array]:
-    """Return the keys and values of all summaries."""
+def joined(summaries: Sequence[Summary | Level]) -> tuple[Array, Array]:
+    """Return the keys and values of all summaries, of which there must be at least one."""
     keys = np.concatenate([s.keys for s in summaries], 1)
     return keys, np.concatenate([s.values for s in summaries], 1)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import Pooling
+from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import GraphParts, described
 from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage
@@ -14,7 +14,8 @@ from aftexport.contract import EVIDENCE
 from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, products
-from aftexport.passes.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
+from aftexport.passes.token_flow import is_recurrence
+from aftexport.passes.token_kinds import OF_TOKENS, Kind, NotChunkable
 from aftexport.passes.token_reductions import pooling
 
 _FLOAT = onnx.TensorProto.FLOAT

@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
-from aftexport.bundle.manifest import Recurrence
+from aftexport.bundle.chunked_plan import Recurrence
 from aftexport.chunked.document import Document, NextValues
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import ChunkedStage, Recurrence
+from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.chunked.graph_parts import GraphParts
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.contract import LENGTHS
-from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.passes.token_kinds import NotChunkable
 
 _FLOAT = onnx.TensorProto.FLOAT
-_PAST, _LENGTHS = 3, -1
-"""The places of both operators' inputs with the first state and with the lengths."""
+_LENGTHS = -1
+"""The place of the lengths, the last input of each operator."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def make_recurrence_stage(
     Raises:
         NotChunkable: if the shape of a state is unknown.
     """
-    recurrence = _RECURRENCES[node.op_type](parts, node)
+    recurrence = _READERS[node.op_type](parts, node)
     return RecurrenceStage(
         _apply(parts, node, kept, after, recurrence),
         None if recurrence.direction == "forward" else _advance(parts, node, kept, recurrence),
@@ -155,7 +155,8 @@ def _with_state(node: onnx.NodeProto, past: str, present: str, result: str) -> o
     copied.CopyFrom(node)
     for place, name in enumerate(node.input[:_LENGTHS]):
         copied.input[place] = f"chunk_input_{place}" if name else ""
-    copied.input[_PAST], copied.input[_LENGTHS] = past, LENGTHS
+    copied.input[RECURRENT_OPERATORS[node.op_type].inputs.index("past_state")] = past
+    copied.input[_LENGTHS] = LENGTHS
     del copied.output[:]
     copied.output.extend([result, present])
     return copied
@@ -181,7 +182,7 @@ def _add_lengths(parts: GraphParts, graph: onnx.GraphProto) -> None:
 
 
 def _of_linear_attention(parts: GraphParts, node: onnx.NodeProto) -> Recurrence:
-    settings = ALL_OPERATORS[node.op_type].attributes_of(node)
+    settings = RECURRENT_OPERATORS[node.op_type].attributes_of(node)
     heads = int(settings["kv_num_heads"])
     widths = [parts.dims[name][-1] for name in node.input[1:3]]
     if not all(isinstance(width, int) for width in widths):
@@ -200,7 +201,7 @@ def _of_convolution(parts: GraphParts, node: onnx.NodeProto) -> Recurrence:
     return Recurrence(direction="forward", shape=(taps - 1, channels))
 
 
-_RECURRENCES: Mapping[str, Callable[[GraphParts, onnx.NodeProto], Recurrence]] = {
+_READERS: Mapping[str, Callable[[GraphParts, onnx.NodeProto], Recurrence]] = {
     "RecurrentLinearAttention": _of_linear_attention,
     "CausalDepthwiseConv": _of_convolution,
 }

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.contract import largest
 from aftexport.errors import UsageError
 

@@ -10,10 +10,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
 from aftexport.chunked.document import Document, NextValues, Tokens
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
+from aftexport.chunked.pooled_values import combine_pooled
 from aftexport.chunked.recurrence_run import RecurrenceRun, advances
 from aftexport.chunked.request import Request
 from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
@@ -241,15 +242,12 @@ class ChunkedModel:
     def _pooled(self, document: Document, chunks: Sequence[Chunk], request: Request) -> Parts:
         pool, head = self._archive.engine("pool"), self._archive.engine("head")
         pooled: dict[str, Array] = {}
-        combine = {"sum": np.add, "max": np.maximum}
         for start, end in self._pooled_from(chunks):
             outputs = pool.run(document.inputs(pool, start, end))
             self._check_names(self._plan.pooled.keys(), outputs, "a pooled")
-            for name, combination in self._plan.pooled.items():
-                if name not in pooled:
-                    pooled[name] = outputs[name]
-                elif combination != "first":
-                    pooled[name] = combine[combination](pooled[name], outputs[name])
+            for name, pooling in self._plan.pooled.items():
+                new = outputs[name]
+                pooled[name] = combine_pooled(pooling, pooled[name], new) if name in pooled else new
             yield
         whole = document.inputs(head, 0, len(document.tokens), pooled)
         if head.takes_choice:

@@ -14,14 +14,14 @@ from typing import Annotated, Self
 
 import numpy as np
 import safetensors.numpy
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
+from aftexport.bundle.chunked_plan import Tokens
 from aftexport.chunked.document_state import MAX_LEVELS, DocumentState, Level, StageState
 from aftexport.chunked.spill import Array
 from aftexport.chunked.token_digest import BLOCK_BYTES, TokenDigest
-from aftexport.contract import MAX_TOKENS
 from aftexport.errors import InputError
 from aftexport.system.validation import problem
 
@@ -32,8 +32,6 @@ _HEAD_BYTES = len(_TAG) + 1 + _SUM_BYTES
 _MAX_OTHER_BYTES = 1 << 20
 """The maximum bytes beside the arrays: names, shapes, metadata and the digest of the tokens."""
 _AGAIN = "Append the document from its start."
-
-Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 
 
 class _Description(BaseModel):
@@ -48,7 +46,7 @@ class _Description(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     bundle: str
-    tokens: Annotated[int, Ge(1), Le(MAX_TOKENS)]
+    tokens: Annotated[Tokens, Ge(1)]
     levels: tuple[Annotated[tuple[Tokens, ...], Len(MAX_LEVELS, MAX_LEVELS)], ...]
 
     @classmethod
@@ -117,12 +115,7 @@ class StateReader:
         except (ValidationError, ValueError, RecursionError) as error:
             reason = problem(error) if isinstance(error, ValidationError) else str(error)
             raise _damaged(reason) from error
-        if description.bundle != self.example.bundle:
-            raise InputError(
-                f"Expected a state of the bundle {self.example.bundle}, got one of the bundle "
-                f"{description.bundle[:64]}.",
-                "Append the document from its start, or use the other bundle.",
-            )
+        check_bundle(description.bundle, self.example.bundle)
         try:
             return self._state(description, safetensors.numpy.load(safe))
         except (SafetensorError, KeyError, ValueError) as error:
@@ -192,6 +185,15 @@ class StateReader:
             array = arrays.pop(f"stage.{number}.recent.{name}")
             rows[name] = _like(array, np.repeat(row, recent, 1), name)
         return StageState(tuple(levels), MappingProxyType(rows))
+
+
+def check_bundle(bundle: str, expected: str) -> None:
+    """Raise InputError if a state is of another bundle than the expected one."""
+    if bundle != expected:
+        raise InputError(
+            f"Expected a state of the bundle {expected}, got one of the bundle {bundle[:64]}.",
+            "Append the document from its start, or use the other bundle.",
+        )
 
 
 def _like(array: Array, example: Array, name: str) -> Array:

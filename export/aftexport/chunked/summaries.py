@@ -1,17 +1,19 @@
 """Summaries of an attention's keys and values: a few that replace all of them.
 
-A summary consists of keys and values, with bias 0 and without a position. One operator can
-therefore attend to tokens and summaries together, and summaries of summaries are summaries.
+A summary has keys and values, its bias is 0, and it has no position. One operator can therefore
+attend to tokens and summaries together. The summary of several summaries has the same form.
 
-    AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value is the mean by the
-                         weights exp(K[u])
-    AFT-conv:            as AFT-simple, with one logit for each head; so AFT-simple with heads
-    Efficient Attention: d keys for each head: key c has log sum_u exp(K[u,c]) at channel c and
-                         no weight elsewhere; its value is the mean by the weights of channel c
-    linear attention:    d keys: phi(key c) is sum_u phi(K[u,c]) at channel c and 0 elsewhere;
-                         its value is sum_u phi(K[u,c]) V[u] divided by that. Features by
-                         identity may be negative: the magnitude of the sum is divided by, and
-                         one more key, whose value is 0, has the difference at each channel.
+    AFT-simple, -local:  There is one key, log sum_u exp(K[u]) for each channel. Its value is the
+                         mean of the values with the weights exp(K[u]).
+    AFT-conv:            It is AFT-simple with one logit for each head. AFT-simple with heads has
+                         the same summary.
+    Efficient Attention: Each head has d keys. Key c is log sum_u exp(K[u,c]) at channel c, and has
+                         no weight at other channels. Its value is the mean of the values with the
+                         weights exp(K[u,c]).
+    linear attention:    There are d keys. phi(key c) is sum_u phi(K[u,c]) at channel c, and 0 at
+                         other channels. Its value is sum_u phi(K[u,c]) V[u], divided by that sum.
+                         If phi is the identity, the sum may be negative. The divisor is then its
+                         magnitude. One more key has the difference at each channel, and value 0.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 DOMAIN = "aftexport.summary"
 

@@ -87,12 +87,13 @@ def _train(options: DemoOptions, train: Sequence[Series], console: Console) -> D
         pooling="attention",
     )
     model = build(config, options.seed)
-    with stage(console, f"Training {options.mechanism} on parts of {_CROPS.longest} steps"):
+    crops = _CROPS.for_layer(options.mechanism)
+    with stage(console, f"Training {options.mechanism} on parts of {crops.longest} steps"):
         result = fit(
             model,
             [Example(one.ids, one) for one in train],
             seed=options.seed,
-            crops=_CROPS,
+            crops=crops,
             steps=options.size.steps or _TRAINING_STEPS,
             max_seconds=options.size.max_seconds,
         )

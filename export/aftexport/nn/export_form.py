@@ -27,16 +27,11 @@ def exported_as(form: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callable
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
         def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            return (form if is_capturing() else function)(*args, **kwargs)
+            return (form if _IS_CAPTURING.get() else function)(*args, **kwargs)
 
         return called
 
     return decorate
-
-
-def is_capturing() -> bool:
-    """Return whether the current thread captures a model for export."""
-    return _IS_CAPTURING.get()
 
 
 @contextmanager

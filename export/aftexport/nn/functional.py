@@ -8,17 +8,10 @@ import torch
 from torch import Tensor
 
 import aftexport.operators.torch_ops  # noqa: F401  registers the operators
+from aftexport.nn._update_rule import update_rule
 from aftexport.nn.export_form import exported_as
 
 __all__ = ["causal_depthwise_conv", "exported_as", "recurrent_linear_attention"]
-
-_RULES = {
-    (False, False): "linear",
-    (True, False): "gated",
-    (False, True): "delta",
-    (True, True): "gated_delta",
-}
-"""Whether decay and beta are given, to the update rule."""
 
 
 def recurrent_linear_attention(
@@ -38,8 +31,9 @@ def recurrent_linear_attention(
     """Compute linear attention by a recurrence over the tokens, and return its last state too.
 
     Without ``decay`` and ``beta`` this is plain linear attention; with ``decay`` it is gated (GLA,
-    RetNet, lightning attention, Mamba-2), with ``beta`` the delta rule, and with both the gated
-    delta rule. See docs/operators.md.
+    RetNet), with ``beta`` the delta rule, and with both the gated delta rule. Lightning attention
+    and Mamba-2 are gated too, with ``scale=1.0``; the values of Mamba-2 are ``dt * x``. See
+    docs/operators.md.
 
     Args:
         query: ``[B, T, Hq, dk]``.
@@ -70,8 +64,8 @@ def recurrent_linear_attention(
         past_state,
         decay.flatten(2) if decay is not None and is_of_channels else decay,
         beta,
-        token_counts(value) if lengths is None else lengths,
-        _RULES[decay is not None, beta is not None],
+        _token_counts(value) if lengths is None else lengths,
+        update_rule(decay, beta),
         direction,
         normalizer,
         "channel" if is_of_channels else "head",
@@ -105,14 +99,14 @@ def causal_depthwise_conv(
     Returns:
         The output ``[B, T, C]`` and the last ``K - 1`` inputs.
     """
-    counts = token_counts(x) if lengths is None else lengths
+    counts = _token_counts(x) if lengths is None else lengths
     output, state = torch.ops.aftexport.causal_depthwise_conv(
         x, weight, bias, past_state, counts, activation
     )
     return output, state
 
 
-def token_counts(x: Tensor) -> Tensor:
+def _token_counts(x: Tensor) -> Tensor:
     """Return int64 ``[B]``, the number of tokens of ``x [B, T, ...]`` for each document."""
     return torch.full(x.shape[:1], x.shape[1], dtype=torch.int64, device=x.device)
 

@@ -1,19 +1,12 @@
 """The layer of Gated DeltaNet."""
 
-import torch
 from torch import Tensor, nn
 
-from aftexport.nn._recurrent import (
-    DecayByTimeStep,
-    RecurrentLayer,
-    RootMeanSquareNorm,
-    ShortConvolution,
-    split_heads,
-    unit_heads,
-)
+from aftexport.nn._delta_rule_layer import DeltaRuleLayer
+from aftexport.nn._recurrent_layer import DecayByTimeStep
 
 
-class GatedDeltaNet(RecurrentLayer):
+class GatedDeltaNet(DeltaRuleLayer):
     """Gated DeltaNet (arXiv 2412.06464, eq. 10 and section 3)::
 
         S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
@@ -37,27 +30,14 @@ class GatedDeltaNet(RecurrentLayer):
     def __init__(
         self, dim: int, num_heads: int, *, conv_taps: int = 4, causal: bool = False
     ) -> None:
-        super().__init__(dim, num_heads, update_rule="gated_delta", causal=causal)
-        self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
-        self.convolution = ShortConvolution(3 * dim, conv_taps)
-        self.beta = nn.Linear(dim, num_heads, bias=False)
+        super().__init__(dim, num_heads, conv_taps=conv_taps, causal=causal)
         self.time_step = nn.Linear(dim, num_heads, bias=False)
         self.decay = DecayByTimeStep(num_heads)
         self.output_gate = nn.Linear(dim, dim, bias=False)
-        self.norm = RootMeanSquareNorm(dim // num_heads)
         self.output = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
-        query, key, value = self.convolution(self.query_key_value(x), lengths).chunk(3, -1)
         _, decay = self.decay(self.time_step(x))
-        mixed = self.recur(
-            unit_heads(query, self.num_heads),
-            unit_heads(key, self.num_heads),
-            value,
-            lengths,
-            decay=decay,
-            beta=torch.sigmoid(self.beta(x)),
-        )
-        normed = self.norm(split_heads(mixed, self.num_heads)).flatten(2)
+        normed = self.normed_rows(x, lengths, decay)
         return self.output(nn.functional.silu(self.output_gate(x)) * normed)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from aftexport.nn._recurrent import RecurrentLayer, RootMeanSquareNorm, split_heads
+from aftexport.nn._recurrent_layer import RecurrentLayer, RootMeanSquareNorm, norm_heads
 
 _GATE_RANK = 16
 _TEMPERATURE = 16.0
@@ -28,7 +28,7 @@ class GatedLinearAttention(RecurrentLayer):
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
-        super().__init__(dim, num_heads, update_rule="gated", causal=causal)
+        super().__init__(dim, num_heads, causal=causal)
         keys = num_heads * -(-dim // num_heads // 2)
         self.query = nn.Linear(dim, keys, bias=False)
         self.key = nn.Linear(dim, keys, bias=False)
@@ -44,5 +44,5 @@ class GatedLinearAttention(RecurrentLayer):
         """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         decay = nn.functional.logsigmoid(self.decay(x)) / _TEMPERATURE
         mixed = self.recur(self.query(x), self.key(x), self.value(x), lengths, decay=decay)
-        normed = self.norm(split_heads(mixed, self.num_heads)).flatten(2)
+        normed = norm_heads(self.norm, mixed, self.num_heads)
         return self.output(nn.functional.silu(self.output_gate(x)) * normed)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._recurrent import RecurrentLayer, RootMeanSquareNorm, fixed_decay
+from aftexport.nn._recurrent_layer import RecurrentLayer, RootMeanSquareNorm, fixed_decay
 
 
 class LightningAttention(RecurrentLayer):
@@ -31,7 +31,7 @@ class LightningAttention(RecurrentLayer):
     def __init__(
         self, dim: int, num_heads: int, *, slope_scale: float = 1.0, causal: bool = False
     ) -> None:
-        super().__init__(dim, num_heads, update_rule="gated", causal=causal, scale=1.0)
+        super().__init__(dim, num_heads, causal=causal, scale=1.0)
         self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
         self.output_gate = nn.Linear(dim, dim, bias=False)
         self.norm = RootMeanSquareNorm(dim)

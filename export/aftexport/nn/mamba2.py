@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.nn._projections import check_counts
-from aftexport.nn._recurrent import (
+from aftexport.nn._recurrent_layer import (
     DecayByTimeStep,
     RecurrentLayer,
     RootMeanSquareNorm,
     ShortConvolution,
-    split_heads,
 )
+from aftexport.operators.numerics import split_heads
 
 _EXPANSION = 2
 
@@ -46,7 +46,7 @@ class Mamba2(RecurrentLayer):
         conv_taps: int = 4,
         causal: bool = False,
     ) -> None:
-        super().__init__(dim, num_heads, update_rule="gated", causal=causal, scale=1.0)
+        super().__init__(dim, num_heads, causal=causal, scale=1.0)
         check_counts("Mamba2", state_size=state_size)
         inner = _EXPANSION * dim
         self._widths = (inner, inner + 2 * state_size, num_heads)

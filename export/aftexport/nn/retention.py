@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._recurrent import RecurrentLayer, fixed_decay, split_heads
+from aftexport.nn._recurrent_layer import RecurrentLayer, fixed_decay
+from aftexport.operators.numerics import split_heads
 
 _EPS = 1e-5
 
@@ -29,7 +30,7 @@ class Retention(RecurrentLayer):
     decay: Tensor
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
-        super().__init__(dim, num_heads, update_rule="gated", causal=causal)
+        super().__init__(dim, num_heads, causal=causal)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)

@@ -7,71 +7,31 @@ padding, so its own length can replace the document's only in masks of padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 
 import onnx
 
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.graph_values import Array, Axes, constants_of, dims_of, main_input_of
-from aftexport.passes.token_reductions import is_reduction_over_channels, pooling
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.passes._token_operators import (
+    ELEMENTWISE,
+    acts_on_each_token,
+    check_scale,
+    has_no_tokens,
+)
+from aftexport.passes.graph_values import Array, constants_of, dims_of, main_input_of
+from aftexport.passes.token_kinds import (
+    EACH_TOKEN,
+    OF_TOKENS,
+    SIZES,
+    Kind,
+    NotChunkable,
+    Step,
+    refused,
+)
+from aftexport.passes.token_reductions import pooling
 
-
-class NotChunkable(Exception):  # noqa: N818 (an outcome, not an error)
-    """The reason why a model's documents cannot be computed in chunks, as its message."""
-
-
-class Kind(Enum):
-    """The dependence of a value on the document."""
-
-    CONSTANT = auto()
-    FILL = auto()
-    """Constants equal for every token, in a shape that depends on the document's length."""
-    LENGTH = auto()
-    """The number of the document's tokens."""
-    DOCUMENT = auto()
-    """Other values computed from the number of tokens or of documents."""
-    POSITIONS = auto()
-    """The position of every token, from 0."""
-    PLACES = auto()
-    """``[T, C]`` or ``[1, T, C]``, a row of constants for each position, as learned embeddings."""
-    MASK = auto()
-    """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
-    TOKENS = auto()
-    """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
-    HEADS = auto()
-    """``[B, T, H, C]``, computed from each token separately."""
-    GIVEN = auto()
-    """``[B, ...]``, computed from inputs of the document only, which are known from the start."""
-    POOLED = auto()
-    """``[B, ...]``, computed from the whole document."""
-    STATE = auto()
-    """The last state of a recurrence."""
-    COMBINED = auto()
-    """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
-
-
-OF_TOKENS = frozenset((Kind.TOKENS, Kind.COMBINED))
-"""The kinds of outputs that have a row for each token."""
-
-
-_EACH_TOKEN = frozenset((Kind.TOKENS, Kind.HEADS))
-_OF_DOCUMENT = frozenset((Kind.GIVEN, Kind.POOLED))
-"""The kinds of values that a document has only once."""
-_ELEMENTWISE = frozenset((
-    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
-    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
-    "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
-    "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
-))  # fmt: skip
 _LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
-_LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
-_RECURRENCES = frozenset(("RecurrentLinearAttention", "CausalDepthwiseConv"))
-_PAST_STATE = 3
-"""The place of the input with the first state of a recurrence."""
-_SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 
 def classify(model: onnx.ModelProto) -> dict[str, Kind]:
@@ -90,7 +50,7 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
-        kind = _kind(_Step(node, kinds, constants, dims, document))
+        kind = _kind(Step(node, kinds, constants, dims, document))
         kinds.update(dict.fromkeys(node.output, kind))
         if is_recurrence(node):
             kinds.update(dict.fromkeys(node.output[1:], Kind.STATE))
@@ -102,93 +62,72 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     return kinds
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A node of a graph, with the kinds of all values before it.
-
-    Attributes:
-        dims: the axes of all values.
-        document: the axes of documents and tokens.
-    """
-
-    node: onnx.NodeProto
-    kinds: Mapping[str, Kind]
-    constants: Mapping[str, Array]
-    dims: Mapping[str, Axes]
-    document: Axes
-
-    @property
-    def operands(self) -> set[Kind]:
-        """The kinds of the inputs."""
-        return {self.kinds[name] for name in self.node.input}
-
-
-def _kind(step: _Step) -> Kind:
+def _kind(step: Step) -> Kind:
     """Return the kind of a node's outputs, by the first rule that applies."""
     kinds = (rule(step) for rule in _RULES)
     kind = next((kind for kind in kinds if kind is not None), None)
     if kind is None:
-        raise _refused(step.node, "is not known to act on each token alone")
+        raise refused(step.node, "is not known to act on each token alone")
     return kind
 
 
 def is_recurrence(node: onnx.NodeProto) -> bool:
     """Return whether an operator passes a state from each token to the next."""
-    return node.domain == DOMAIN and node.op_type in _RECURRENCES
+    return node.domain == DOMAIN and node.op_type in RECURRENT_OPERATORS
 
 
-def _state(step: _Step) -> Kind | None:
+def _state(step: Step) -> Kind | None:
     if Kind.STATE in step.operands:
-        raise _refused(step.node, "uses the last state of a recurrence")
+        raise refused(step.node, "uses the last state of a recurrence")
     return None
 
 
-def _attention(step: _Step) -> Kind | None:
+def _attention(step: Step) -> Kind | None:
     node, kinds = step.node, step.kinds
     if node.domain != DOMAIN:
         return None
     operands = {kinds[name] for name in _sequences(step)}
     if Kind.COMBINED in operands:
-        raise _refused(node, "attends to tokens that depend on the pooled document")
+        raise refused(node, "attends to tokens that depend on the pooled document")
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
-        raise _refused(node, "attends to values that are not computed token by token")
+        raise refused(node, "attends to values that are not computed token by token")
     if kinds[node.input[-1]] is not Kind.LENGTH:
-        raise _refused(node, "attends to other tokens than the document has")
+        raise refused(node, "attends to other tokens than the document has")
     return Kind.TOKENS
 
 
-def _sequences(step: _Step) -> Sequence[str]:
+def _sequences(step: Step) -> Sequence[str]:
     """Return the inputs of an operator of ours that have to be computed token by token."""
     node = step.node
     if not is_recurrence(node):
         return list(node.input[:3])
-    if node.input[_PAST_STATE]:
-        raise _refused(node, "gets its first state from the model")
+    if "past_state" in RECURRENT_OPERATORS[node.op_type].present_in(node):
+        raise refused(node, "gets its first state from the model")
     if node.op_type == "CausalDepthwiseConv":
         if any(step.kinds[name] is not Kind.CONSTANT for name in node.input[1:3]):
-            raise _refused(node, "has computed weights")
+            raise refused(node, "has computed weights")
         return list(node.input[:1])
     return [name for name in node.input[:-1] if name]
 
 
-def _constant(step: _Step) -> Kind | None:
+def _constant(step: Step) -> Kind | None:
     return Kind.CONSTANT if step.operands <= {Kind.CONSTANT} else None
 
 
-def _shape(step: _Step) -> Kind | None:
+def _shape(step: Step) -> Kind | None:
     if step.node.op_type != "Shape":
         return None
     axes = {a.name: a.i for a in step.node.attribute}
-    is_tokens = step.operands <= _EACH_TOKEN and axes == {"start": 1, "end": 2}
+    is_tokens = step.operands <= EACH_TOKEN and axes == {"start": 1, "end": 2}
     return Kind.LENGTH if is_tokens else Kind.DOCUMENT
 
 
-def _layout(step: _Step) -> Kind | None:
+def _layout(step: Step) -> Kind | None:
     """Return the kind of the same values of each token with other axes behind ``[B, T]``."""
     node, document = step.node, step.document
     if node.op_type not in ("Reshape", "Squeeze", "Unsqueeze") or not node.input[0]:
         return None
-    if step.kinds[node.input[0]] not in _EACH_TOKEN:
+    if step.kinds[node.input[0]] not in EACH_TOKEN:
         return None
     before, after = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
     if before[:2] != document or after[:2] != document:
@@ -196,14 +135,12 @@ def _layout(step: _Step) -> Kind | None:
     return Kind.HEADS if len(after) > 3 else Kind.TOKENS
 
 
-def _positions(step: _Step) -> Kind | None:
+def _positions(step: Step) -> Kind | None:
     node = step.node
     if Kind.POSITIONS not in step.operands:
         return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
-    if is_place_embedding(node, step.kinds, step.constants):
-        return Kind.PLACES
     pair = [step.kinds[name] for name in node.input]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
@@ -211,11 +148,11 @@ def _positions(step: _Step) -> Kind | None:
         pair.clear()
     # Only this comparison has the same result for all tokens of the document.
     if pair != [Kind.POSITIONS, Kind.LENGTH]:
-        raise _refused(node, "uses the positions of tokens")
+        raise refused(node, "uses the positions of tokens")
     return Kind.MASK
 
 
-def is_place_embedding(
+def is_position_embedding(
     node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
     """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
@@ -240,28 +177,28 @@ def is_place_embedding(
     return is_first and has_values and kinds[end] is Kind.LENGTH
 
 
-def _places(step: _Step) -> Kind | None:
-    """Return the kind of a value of learned embeddings of positions."""
+def _position_embedding(step: Step) -> Kind | None:
+    """Return the kind of an embedding of positions, or of tokens to which one is added."""
     node, kinds = step.node, step.kinds
-    if is_place_embedding(node, kinds, step.constants):
-        return Kind.PLACES
-    if Kind.PLACES not in step.operands:
+    if is_position_embedding(node, kinds, step.constants):
+        return Kind.POSITION_EMBEDDING
+    if Kind.POSITION_EMBEDDING not in step.operands:
         return None
     shape = step.dims.get(node.output[0], [])
-    others = [name for name in node.input if kinds[name] is not Kind.PLACES]
+    others = [name for name in node.input if kinds[name] is not Kind.POSITION_EMBEDDING]
     if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
-        return Kind.PLACES
-    if node.op_type in _ELEMENTWISE and others:
+        return Kind.POSITION_EMBEDDING
+    if node.op_type in ELEMENTWISE and others:
         if all(kinds[name] is Kind.TOKENS for name in others) and shape[:2] == step.document:
             return Kind.TOKENS
         if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
-            return Kind.PLACES
-    raise _refused(node, "uses the positions of tokens")
+            return Kind.POSITION_EMBEDDING
+    raise refused(node, "uses the positions of tokens")
 
 
-def _size(step: _Step) -> Kind | None:
+def _size(step: Step) -> Kind | None:
     node, kinds, constants = step.node, step.kinds, step.constants
-    if not step.operands <= _SIZES:
+    if not step.operands <= SIZES:
         return None
     first, *rest = node.input
     match node.op_type:
@@ -276,7 +213,7 @@ def _size(step: _Step) -> Kind | None:
             return kinds[first] if kinds[first] is Kind.LENGTH and low and high else Kind.DOCUMENT
         case "ConstantOfShape":
             return Kind.FILL
-        case "Expand" if first in constants and _has_no_tokens(constants[first].shape):
+        case "Expand" if first in constants and has_no_tokens(constants[first].shape):
             return Kind.FILL
         case "Reshape" if kinds[first] is Kind.LENGTH:
             return Kind.LENGTH
@@ -286,7 +223,7 @@ def _size(step: _Step) -> Kind | None:
             return Kind.DOCUMENT
 
 
-def _given(step: _Step) -> Kind | None:
+def _given(step: Step) -> Kind | None:
     node, kinds = step.node, step.kinds
     if Kind.GIVEN not in step.operands:
         return None
@@ -294,7 +231,7 @@ def _given(step: _Step) -> Kind | None:
         return Kind.GIVEN
     first, *sizes = node.input
     is_layout = node.op_type in ("Expand", "Reshape") and kinds[first] is Kind.GIVEN
-    if not is_layout or not all(kinds[name] in _SIZES for name in sizes):
+    if not is_layout or not all(kinds[name] in SIZES for name in sizes):
         return None
     if _repeats_for_tokens(step):
         return Kind.TOKENS
@@ -303,28 +240,28 @@ def _given(step: _Step) -> Kind | None:
     return None if has_tokens else Kind.GIVEN
 
 
-def _combined(step: _Step) -> Kind | None:
+def _combined(step: Step) -> Kind | None:
     node, operands = step.node, step.operands
     has_rows = step.dims.get(node.output[0], [])[:2] == step.document
-    has_tokens = operands & {*_EACH_TOKEN, Kind.MASK} or (has_rows and Kind.FILL in operands)
+    has_tokens = operands & {*EACH_TOKEN, Kind.MASK} or (has_rows and Kind.FILL in operands)
     if _repeats_document(step):
         return Kind.COMBINED
     if not (Kind.COMBINED in operands or (Kind.POOLED in operands and has_tokens)):
         return None
-    _check_scale(step)
-    if not (has_rows and _acts_on_each_token(step)):
-        raise _refused(
+    check_scale(step)
+    if not (has_rows and acts_on_each_token(step)):
+        raise refused(
             node, "brings the pooled document back to its tokens and does not act on each of them"
         )
     return Kind.COMBINED
 
 
-def _repeats_document(step: _Step) -> bool:
+def _repeats_document(step: Step) -> bool:
     """Return whether a node repeats ``[B, 1, C]`` of the pooled document for every token."""
     return step.kinds[step.node.input[0]] is Kind.POOLED and _repeats_for_tokens(step)
 
 
-def _repeats_for_tokens(step: _Step) -> bool:
+def _repeats_for_tokens(step: Step) -> bool:
     """Return whether a node repeats ``[B, 1, C]`` for every token."""
     node, dims = step.node, step.dims
     if node.op_type != "Expand":
@@ -333,43 +270,43 @@ def _repeats_for_tokens(step: _Step) -> bool:
     return len(before) == 3 and before[1] == 1 and after[:2] == step.document
 
 
-def _pooled(step: _Step) -> Kind | None:
+def _pooled(step: Step) -> Kind | None:
     return Kind.POOLED if Kind.POOLED in step.operands else None
 
 
-def _mask(step: _Step) -> Kind | None:
+def _mask(step: Step) -> Kind | None:
     op_type, operands = step.node.op_type, step.operands
-    if operands & _EACH_TOKEN:
+    if operands & EACH_TOKEN:
         return None
     is_layout = op_type in (*_LAYOUTS, "Reshape")
     if is_layout and step.kinds[step.node.input[0]] is Kind.MASK:
         return Kind.MASK
     is_of_masks = operands <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}
-    return Kind.MASK if op_type in _ELEMENTWISE and is_of_masks else None
+    return Kind.MASK if op_type in ELEMENTWISE and is_of_masks else None
 
 
-def _pooling(step: _Step) -> Kind | None:
+def _pooling(step: Step) -> Kind | None:
     if Kind.HEADS in step.operands:
         return None
     return Kind.POOLED if pooling(step.node, step.constants) is not None else None
 
 
-def _tokens(step: _Step) -> Kind | None:
-    _check_scale(step)
-    kinds = step.operands & _EACH_TOKEN
-    if not kinds or not _acts_on_each_token(step):
+def _tokens(step: Step) -> Kind | None:
+    check_scale(step)
+    kinds = step.operands & EACH_TOKEN
+    if not kinds or not acts_on_each_token(step):
         return None
     return Kind.HEADS if Kind.HEADS in kinds else Kind.TOKENS
 
 
-_RULES: tuple[Callable[[_Step], Kind | None], ...] = (
+_RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _state,
     _attention,
     _constant,
     _shape,
     _layout,
+    _position_embedding,
     _positions,
-    _places,
     _size,
     _given,
     _combined,
@@ -379,82 +316,3 @@ _RULES: tuple[Callable[[_Step], Kind | None], ...] = (
     _tokens,
 )
 """Rules in their order: each returns a kind, None if it does not apply, or raises."""
-
-
-def _check_scale(step: _Step) -> None:
-    """Raise NotChunkable if the document's length is used other than as a shape."""
-    sizes = step.operands & {Kind.LENGTH, Kind.DOCUMENT}
-    if sizes and not _repeats_channels(step):
-        raise _refused(step.node, "scales tokens by the document's length")
-
-
-def _repeats_channels(step: _Step) -> bool:
-    """Return whether a node only expands axes behind those of the tokens, ``[B, T]``."""
-    node = step.node
-    operand, result = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
-    is_same = len(operand) > 2 and operand[:2] == result[:2] == step.document
-    return node.op_type == "Expand" and is_same
-
-
-def _acts_on_each_token(step: _Step) -> bool:
-    node, kinds = step.node, step.kinds
-    if node.op_type == "Expand":
-        return _repeats_channels(step)
-    rank = 4 if Kind.HEADS in step.operands else 3
-    if rank == 4 and not _is_of_heads(step):
-        return False
-    axis = next((a.i for a in node.attribute if a.name == "axis"), None)
-    is_behind_tokens = axis is not None and (axis % rank if -rank <= axis < 0 else axis) > 1
-    is_known = axis == -1 or rank == 4 or len(step.dims.get(node.output[0], ())) == 3
-    is_of_channels = is_behind_tokens and is_known
-    shared = [
-        _shape_of(step, name, rank) for name in node.input if name and not _is_of_tokens(step, name)
-    ]
-    if node.op_type in _ELEMENTWISE:
-        # A constant with an axis of tokens fits only one length.
-        return all(_has_no_tokens(shape, rank) for shape in shared)
-    match node.op_type:
-        case "MatMul":
-            # Each document may have a matrix of its own.
-            is_matrix = [len(shape) for shape in shared] == [
-                3 if kinds[node.input[1]] in _OF_DOCUMENT else 2
-            ]
-            return is_matrix and _is_of_tokens(step, node.input[0])
-        case "Gather":
-            return kinds[node.input[0]] is Kind.CONSTANT and axis in (None, 0)
-        case "Concat":
-            return is_of_channels and not shared
-        case "Split":
-            return is_of_channels and len(shared) == len(node.input) - 1
-        case _ if node.op_type in _LAST_AXIS:
-            return axis is None or is_of_channels
-        case _:
-            return is_reduction_over_channels(node, step.constants, rank)
-
-
-def _is_of_heads(step: _Step) -> bool:
-    """Return whether each operand is ``[B, T, H, C]`` or a constant."""
-    others = [name for name in step.node.input if step.kinds[name] is not Kind.CONSTANT]
-    return all(len(step.dims.get(name, ())) == 4 for name in others)
-
-
-def _is_of_tokens(step: _Step, name: str) -> bool:
-    return step.kinds[name] not in (Kind.CONSTANT, *_OF_DOCUMENT)
-
-
-def _has_no_tokens(shape: Sequence[str | int], rank: int = 3) -> bool:
-    """Return whether a value is the same for every token of a value with ``rank`` axes."""
-    return len(shape) < rank - 1 or shape[1 - rank] == 1
-
-
-def _shape_of(step: _Step, name: str, rank: int) -> Sequence[str | int]:
-    """Return the axes of a constant or a document's value; those behind ``B`` are 0 if unknown."""
-    if name in step.constants:
-        return step.constants[name].shape
-    shape = step.dims.get(name) if step.kinds[name] in _OF_DOCUMENT else None
-    # Numbers for each document are added to its tokens only with an axis for the tokens.
-    return shape if shape is not None and len(shape) == rank else (0,) * (rank - 1)
-
-
-def _refused(node: onnx.NodeProto, reason: str) -> NotChunkable:
-    return NotChunkable(f"{node.op_type} ({node.output[0]}) {reason}")

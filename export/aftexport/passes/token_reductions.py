@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from aftexport.bundle.manifest import Pooling
+from aftexport.bundle.chunked_plan import Pooling
 from aftexport.passes.graph_values import Array
 
 

@@ -20,7 +20,7 @@ from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.passes.evidence import Explainable
 from aftexport.passes.position_bias import position_biases
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
 from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.options import ExportOptions

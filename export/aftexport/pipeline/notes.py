@@ -26,8 +26,8 @@ def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
         )
     if count := count_softmax_attention(traced.lowered):
         notes.append(
-            f"{count} softmax attentions run in standard operators: their time and memory grow "
-            "with the square of the tokens."
+            f"Softmax attentions run in standard operators (here {count}): their time grows with "
+            "the square of the tokens, and their memory too, unless they run in blocks."
             + (
                 " The server accepts documents of any length: give --max-length."
                 if traced.spec.max_tokens is None

@@ -41,10 +41,7 @@ def expect_equal(program: ExportedProgram, model: nn.Module, vocabulary: int) ->
         torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "qwen3_next")) for n in models.BUILDERS],
-)
+@pytest.mark.parametrize("name", models.BUILDERS)
 def test_models_equal_pytorch(name: str) -> None:
     model = models.build(name)
     expect_equal(capture(model), model, models.VOCABULARY)
@@ -52,8 +49,7 @@ def test_models_equal_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", naive.ATTENTIONS)
 def test_naive_loops_equal_pytorch(name: str) -> None:
-    torch.manual_seed(0)
-    model = naive.NaiveClassifier(name).eval()
+    model = naive.build(name)
     expect_equal(capture(model), model, naive.VOCABULARY)
 
 

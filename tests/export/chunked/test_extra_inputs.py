@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_spec import InputSpec
@@ -22,7 +22,7 @@ from aftexport.extra_inputs import parse_inputs, sample_values
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 STATIC = {"static": f"vector:{extra_models.WIDTH}"}
 MODELS = {

@@ -14,6 +14,7 @@ import tiny_models
 import torch
 from calibrations import calibration
 from commands import run_python
+from token_models import document
 
 import aftexport
 from aftexport.bundle.bundle import MANIFEST, Bundle, write_manifest
@@ -51,10 +52,6 @@ def model(causal_bundle: Path) -> IncrementalModel:
 @pytest.fixture(scope="module")
 def state(model: IncrementalModel) -> DocumentState:
     return model.append(None, document(100))[1]
-
-
-def document(tokens: int) -> np.ndarray:
-    return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)
 
 
 def test_answer_is_that_of_whole_document(model: IncrementalModel, causal_bundle: Path) -> None:
@@ -217,7 +214,8 @@ def test_threads_share_model(model: IncrementalModel) -> None:
 
 
 def test_noncausal_bundle_is_refused(bundle_folder: Path) -> None:
-    with pytest.raises(UsageError, match="not causal: its attention 1 of 1 depends on later"):
+    reason = r"not causal: its attention \(stage 1 of 1\) depends on later tokens"
+    with pytest.raises(UsageError, match=reason):
         IncrementalModel(bundle_folder)
 
 

@@ -9,14 +9,15 @@ from sampling import any_case
 from token_models import Chunks, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
-from aftexport.bundle.manifest import ChunkedStage, Recurrence
+from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.parity import TOLERANCES
+from aftexport.passes.token_kinds import NotChunkable
 
 
 class Recurrent(TopicAndTags):
@@ -30,7 +31,8 @@ class Recurrent(TopicAndTags):
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
 @pytest.mark.parametrize("mechanism", RECURRENT_LAYERS)
 def test_layer_equals_whole_document(mechanism: str, causal: bool, tmp_path: Path) -> None:
-    chunks = Chunks(Recurrent(mechanism, causal=causal), tmp_path)
+    module = Recurrent(mechanism, causal=causal)
+    chunks = Chunks(module, tmp_path)
     recurrences = [stage.recurrence for stage in chunks.plan.stages]
     assert recurrences[-1] is not None
     assert recurrences[-1].direction == ("forward" if causal else "bidirectional")
@@ -42,7 +44,10 @@ def test_layer_equals_whole_document(mechanism: str, causal: bool, tmp_path: Pat
         stops = sum(1 for _ in model.parts(ids, evidence=True))
         assert model.count(tokens, evidence=True) == stops + 1
         found = model.run(ids, evidence=True)
-        assert found["evidence"].shape == (1, tokens)
+        evidence, topic = found["evidence"], found["topic"]
+        assert evidence.shape == (1, tokens)
+        added = evidence.sum() + module.topic.bias[topic.argmax()].item()
+        assert abs(added - topic.max()) <= TOLERANCES["fp32"].bound
 
 
 class Grouped(TopicAndTags):

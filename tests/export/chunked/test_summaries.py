@@ -12,7 +12,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.numerics import MASKED
 from aftexport.operators.torch_ops import OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 OPSET = 20
 HEADS, DIM = 2, 8

@@ -7,7 +7,7 @@ import token_models
 import torch
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
-from aftexport.passes.token_flow import NotChunkable
+from aftexport.passes.token_kinds import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip
@@ -150,6 +150,14 @@ class ScaledByLength(Tagger):
         return {"tags": self.tags(x) / x.shape[1]}
 
 
+class SoftmaxAttended(Tagger):
+    """Positions, which are refused first, and a softmax attention."""
+
+    def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids) + torch.arange(input_ids.shape[1])[:, None] / 10
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
 class OneNumber(Tagger):
     """One number per token without an axis for it."""
 
@@ -164,6 +172,7 @@ class OneNumber(Tagger):
         (PooledTwice, "brings the pooled document back to its tokens"),
         (NormalizedOverTokens, "not known to act on each token"),
         (ScaledByLength, "scales tokens by the document's length"),
+        (SoftmaxAttended, "its softmax attention needs the whole document; .* uses the positions"),
         (OneNumber, "not known to act on each token"),
     ],
 )

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aftexport.nn.encoder_config import RECURRENT_LAYERS
+
 from .layers import DIM, HEADS, MAKERS, documents, make_layer
 
 Step = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -142,6 +144,10 @@ PAPERS = {
         mamba2,
     )
 }
+
+
+def test_every_layer_has_its_paper() -> None:
+    assert PAPERS.keys() == set(RECURRENT_LAYERS)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])

@@ -10,7 +10,8 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import LAYERS, AftSimple, ClassifierConfig, DocumentClassifier
-from aftexport.passes.token_flow import Kind, NotChunkable, classify
+from aftexport.passes.token_flow import classify
+from aftexport.passes.token_kinds import Kind, NotChunkable
 
 
 class Positions(nn.Module):

@@ -7,9 +7,8 @@ library's own functions.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -25,7 +24,7 @@ from aftexport.capture.module_translations.function_translation import (
 from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
 from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_SCAN
 from aftexport.errors import TraceError
-from aftexport.nn.export_form import export_forms, is_capturing
+from aftexport.nn.export_form import export_forms, exported_as
 
 TRANSLATIONS = (GATED_DELTA_RULE, STATE_SPACE_SCAN, CAUSAL_CONVOLUTION, CAUSAL_MASK)
 _LOCK = threading.RLock()
@@ -45,7 +44,7 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
             if translation.fits(space[translation.name])
         ]
         for space, name, own, translation in places:
-            space[name] = _in_this_thread(own, translation.replacement)
+            space[name] = exported_as(translation.replacement)(own)
         try:
             yield
         finally:
@@ -75,11 +74,3 @@ def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]
     recurrences = {known.name for known in TRANSLATIONS if known.has_loop}
     spaces = [space for space in spaces if not recurrences.isdisjoint(space)]
     return [(space, known) for space in spaces for known in TRANSLATIONS if known.name in space]
-
-
-def _in_this_thread(own: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(own)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (replacement if is_capturing() else own)(*args, **kwargs)
-
-    return called

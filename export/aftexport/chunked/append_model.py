@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.append_plan import AppendStage, append_plan
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.document_state import (
     DocumentState,
     Level,
     StageState,
-    joined_levels,
     with_summary,
 )
 from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.chunked.other_summaries import joined
+from aftexport.chunked.pooled_values import combine_pooled
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.chunked.spill import Array
 from aftexport.chunked.state_bytes import StateReader
@@ -28,7 +29,6 @@ Values = dict[str, Array]
 """Values per token by name, ``[1, n, *]``."""
 _CHUNK_TOKENS = 8192
 """The maximum number of tokens that run at once."""
-_COMBINE = {"sum": np.add, "max": np.maximum}
 _FIRST_TOKEN = slice(0, 1)
 _NO_TOKENS = StageState()
 
@@ -136,10 +136,12 @@ class AppendModel:
         start = 0 if state is None else state.tokens
         pooled = self._pooled(values, start)
         for name, new in pooled.items():
-            combination = self._plan.pooled[name]
+            pooling = self._plan.pooled[name]
             # The sum of many tokens in float32 would lose the digits of one.
-            new = new.astype(np.float64) if combination == "sum" else new.copy()
-            pooled[name] = new if state is None else _COMBINE[combination](state.pooled[name], new)
+            new = new.astype(np.float64) if pooling == "sum" else new.copy()
+            if state is not None:
+                new = combine_pooled(pooling, state.pooled[name], new)
+            pooled[name] = new
         digest = TokenDigest() if state is None else state.token_digest
         return DocumentState(
             self._bundle,
@@ -210,7 +212,7 @@ class AppendModel:
         if not levels and number not in self._empty:
             one = self._reduced(number, {name: row[:, _FIRST_TOKEN] for name, row in rows.items()})
             self._empty[number] = Level(0, one.keys[:, :0], one.values[:, :0])
-        keys, values = joined_levels(levels or [self._empty[number]])
+        keys, values = joined(levels or [self._empty[number]])
         return {"other_keys": keys, "other_values": values}
 
     def _summarized(
@@ -230,7 +232,7 @@ class AppendModel:
         return Level(_count_of(rows), few["few_keys"].copy(), few["few_values"].copy())
 
     def _merged(self, number: int, levels: Sequence[Level]) -> Level:
-        keys, values = joined_levels(levels)
+        keys, values = joined(levels)
         few = self._engines[f"{number}.merge"].run({"key": keys, "value": values})
         count = sum(level.tokens for level in levels)
         return Level(count, few["few_keys"].copy(), few["few_values"].copy())

@@ -1,26 +1,28 @@
 """Tokens appended to a document give the outputs of the whole document, at their own cost."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
-import token_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
+from token_models import Encoded, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
+from aftexport.bundle.chunked_plan import ChunkedStage
 from aftexport.capture.capture import capture
-from aftexport.chunked.append import AppendModel
+from aftexport.chunked.append_model import AppendModel
 from aftexport.chunked.append_plan import NotAppendable
 from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.chunked.recurrence_states import LEFT_STATE
+from aftexport.contract import LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
@@ -37,10 +39,11 @@ KINDS = {
 }
 MECHANISMS = part_of(list(KINDS), lambda name: (name, {KINDS[name]}), 0.25)
 WINDOW = 4
+SUMMARIES = ("other_keys", "other_values", "key", "value")
 BOUND = TOLERANCES["fp32"].bound
 
 
-class EveryPooling(token_models.Encoded):
+class EveryPooling(Encoded):
     """A softmax, a mean, a maximum and the first token pool a document; the tokens have tags."""
 
     def build(self, dim: int) -> None:
@@ -48,7 +51,7 @@ class EveryPooling(token_models.Encoded):
         self.attended = AttentionPooling(dim)
         self.topic = nn.Linear(dim, 3)
 
-    def outputs(self, x: Tensor, lengths: Tensor) -> token_models.Outputs:
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         valid = (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
         mean = (x * valid).sum(1) / lengths[:, None]
         largest = torch.where(valid, x, -1e38).amax(1)
@@ -74,10 +77,9 @@ class Appendable:
     ) -> None:
         path = folder / CHUNKED
         program = capture(module, max_tokens=max_tokens)
-        plan = write_chunked(path, lower(program), precision="fp32")
-        self.windows = [stage.left for stage in plan.stages]
+        self.plan = write_chunked(path, lower(program), precision="fp32")
         archive = OpenedArchive(path, threads=1, fused=True)
-        self.model = AppendModel(archive, plan, "the bundle", chunk_tokens=chunk_tokens)
+        self.model = AppendModel(archive, self.plan, "the bundle", chunk_tokens=chunk_tokens)
         self._truth = module.double()
 
     def append(self, ids: np.ndarray, sizes: Sequence[int]) -> DocumentState:
@@ -117,10 +119,6 @@ def appendable(
     return Appendable(module, tmp_path_factory.mktemp("append"))
 
 
-def document(tokens: int) -> np.ndarray:
-    return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)
-
-
 def test_single_tokens_equal_whole_document(appendable: Appendable) -> None:
     appendable.append(document(12), [1] * 12)
 
@@ -132,34 +130,39 @@ def test_any_split_equals_whole_document(appendable: Appendable, sizes: list[int
 
 
 @pytest.fixture
-def token_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """Count the tokens in the inputs of all graphs that end in the same outputs."""
-    counts: dict[str, int] = defaultdict(int)
+def token_counts(appendable: Appendable, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the number of tokens in the inputs of each run of a graph."""
+    counts: list[int] = []
     run = OnnxRuntimeEngine.run
-    of_summaries = ("other_keys", "other_values", "key", "value")
+    of_no_tokens = {LENGTHS, FIRST_POSITION, LEFT_STATE, *SUMMARIES, *appendable.plan.pooled}
 
     def counted(engine: OnnxRuntimeEngine, inputs: dict[str, np.ndarray], *rest: object) -> object:
-        outputs = run(engine, inputs, *rest)  # type: ignore[arg-type]
-        rows = [x.shape[1] for n, x in inputs.items() if x.ndim > 1 and n not in of_summaries]
-        is_pooled = all(len(x.shape) == 2 for x in outputs.values())
-        counts["merge" if "key" in inputs else " ".join(outputs)] += max(rows, default=0) * (
-            not is_pooled or len(rows) > 0
-        )
-        return outputs
+        counts.extend({x.shape[1] for name, x in inputs.items() if name not in of_no_tokens})
+        return run(engine, inputs, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OnnxRuntimeEngine, "run", counted)
     return counts
 
 
-def test_cost_is_that_of_new_tokens(appendable: Appendable, token_counts: dict[str, int]) -> None:
-    """No graph reads more than the new tokens, a window before them and the first token."""
+def tokens_read(stage: ChunkedStage, new: int) -> int:
+    """Return the number of tokens that the graphs of a stage read for ``new`` tokens."""
+    if stage.recurrence is not None:
+        return new
+    if not stage.causal:
+        return new + 1  # it is applied to the first token
+    # As many tokens leave the window, and become a part of the summaries, as are new.
+    return stage.left + new + new
+
+
+def test_cost_is_that_of_new_tokens(appendable: Appendable, token_counts: list[int]) -> None:
+    """The graphs read only the new tokens, a window before them and the first token."""
     _, state = appendable.model.append(None, document(2_000))
     token_counts.clear()
     new = 3
     appendable.model.append(state, document(new))
-    stages = len(appendable.windows)
-    # The graph that summarizes takes the tokens that leave the window, as many as are new.
-    assert 0 < sum(token_counts.values()) <= stages * (2 * new + WINDOW + 1) + 3 * (new + 1)
+    of_stages = sum(tokens_read(stage, new) for stage in appendable.plan.stages)
+    of_pooling, of_outputs = new + 1, new
+    assert sum(token_counts) == of_stages + of_pooling + of_outputs
 
 
 def test_state_size_ignores_tokens(appendable: Appendable) -> None:
@@ -172,7 +175,7 @@ def test_state_size_ignores_tokens(appendable: Appendable) -> None:
         assert state.nbytes <= appendable.model.reader.max_bytes
     full = [level is not None for stage in state.stages for level in stage.levels]
     assert any(full)
-    width = 16 * 8 * (1 + len(appendable.windows))  # a value of a token in float64, at most
+    width = 16 * 8 * (1 + len(appendable.plan.stages))  # a value of a token in float64, at most
     assert max(sizes) <= 3 * 16 * width
 
 
@@ -196,7 +199,7 @@ def test_state_arrays_are_read_only(appendable: Appendable) -> None:
 class SeenByTags(EveryPooling):
     """The document gates the tags, so that later tokens change those of earlier tokens."""
 
-    def outputs(self, x: Tensor, lengths: Tensor) -> token_models.Outputs:
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         topic = self.topic(self.attended(x, lengths))
         return {"topic": topic, "tags": self.tags(x * topic.sum(1)[:, None, None])}
 
@@ -208,7 +211,7 @@ def test_gated_tokens_are_refused(tmp_path: Path) -> None:
 
 def test_plan_of_another_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / CHUNKED
-    module = token_models.TopicAndTags("retention", depth=1)
+    module = TopicAndTags("retention", depth=1)
     plan = write_chunked(path, lower(capture(module)), precision="fp32")
     (stage,) = plan.stages
     assert stage.recurrence is not None

@@ -5,8 +5,8 @@ import json
 import pytest
 from token_models import Chunks, Tagger, TopicAndTags
 
-from aftexport.bundle.chunked_plan import check_plan
-from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.bundle.chunked_archive import check_plan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.errors import BundleError
 
 

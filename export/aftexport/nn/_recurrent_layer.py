@@ -1,11 +1,14 @@
 """Parts that the layers of the operator ``RecurrentLinearAttention`` share."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from aftexport.nn._projections import check_counts, check_heads
+from aftexport.nn._update_rule import update_rule
+from aftexport.operators.numerics import split_heads
 
 _EPS = 1e-6
 _MAX_RATE, _TIME_STEPS = 16.0, (0.001, 0.1)
@@ -22,7 +25,6 @@ class RecurrentLayer(nn.Module):
     Args:
         dim: channels D.
         num_heads: number of heads H; it must divide ``dim``.
-        update_rule: the attribute of the operator: linear, gated, delta or gated_delta.
         causal: whether a token sees only itself and earlier tokens.
         scale: the factor of the result; None for one over the root of the width of a head's keys.
 
@@ -35,7 +37,6 @@ class RecurrentLayer(nn.Module):
         dim: int,
         num_heads: int,
         *,
-        update_rule: str,
         causal: bool = False,
         scale: float | None = None,
     ) -> None:
@@ -43,7 +44,6 @@ class RecurrentLayer(nn.Module):
         check_heads(type(self).__name__, dim, num_heads)
         self.num_heads = num_heads
         self.causal = causal
-        self._update_rule = update_rule
         self._scale = 0.0 if scale is None else scale
 
     def recur(
@@ -78,7 +78,7 @@ class RecurrentLayer(nn.Module):
             decay,
             beta,
             lengths,
-            self._update_rule,
+            update_rule(decay, beta),
             "forward" if self.causal else "bidirectional",
             "none",
             "channel" if by_channel else "head",
@@ -146,9 +146,9 @@ class DecayByTimeStep(nn.Module):
         return steps, -self.A_log.exp() * steps
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Return ``x [B, T, H * d]`` as ``[B, T, H, d]``."""
-    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
+def norm_heads(norm: Callable[[Tensor], Tensor], x: Tensor, num_heads: int) -> Tensor:
+    """Return ``x [B, T, H * d]`` with ``norm`` applied to each head ``[B, T, H, d]``."""
+    return norm(split_heads(x, num_heads)).flatten(2)
 
 
 def unit_heads(x: Tensor, num_heads: int) -> Tensor:
