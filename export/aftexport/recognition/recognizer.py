@@ -1,6 +1,6 @@
 """Search for decomposed mechanisms in an ONNX graph, each replaced by one operator if equal.
 
-Every value is read as a formula and held against the patterns. Last values come first, so that a
+Every value is read as a formula and compared with the patterns. Last values come first, so that a
 gate is found together with the mean that it multiplies.
 """
 
@@ -170,9 +170,9 @@ class _Recognizer:
     def _examine(self, value: ir.Value) -> None:
         if not self._probed.is_float(value):
             return
-        subject, miss = self._hold_against_patterns(value)
+        subject, miss = self._match_patterns(value)
         if value not in self._replaced:
-            miss = self._hold_against_products(value, miss)
+            miss = self._match_products(value, miss)
         if value in self._replaced:
             return
         if miss is not None:
@@ -189,7 +189,7 @@ class _Recognizer:
                 self._sums.append(left)
                 self._explained |= left[2]
 
-    def _hold_against_patterns(self, value: ir.Value) -> tuple[Subject | None, _Missed | None]:
+    def _match_patterns(self, value: ir.Value) -> tuple[Subject | None, _Missed | None]:
         """Replace a value if a pattern matches it, or return its formula and the near miss."""
         subject: Subject | None = None
         read: tuple[Product, Dims, Reader, int] | None = None
@@ -217,7 +217,7 @@ class _Recognizer:
                 continue
         return subject, None
 
-    def _hold_against_products(self, value: ir.Value, miss: _Missed | None) -> _Missed | None:
+    def _match_products(self, value: ir.Value, miss: _Missed | None) -> _Missed | None:
         """Replace a value if it is a product of features and values, or return the near miss."""
         read = self._read(value, self._product_reader)
         if read is None:

@@ -328,7 +328,7 @@ class Writer:
 
 
 def _runs(have: Sequence[Axis], wanted: Sequence[Axis]) -> Dims:
-    """Return axes in parts that follow one another in another order, too."""
+    """Return axes in the longest runs whose axes follow one another in both orders."""
     runs: list[list[Axis]] = []
     for axis in have:
         place = wanted.index(axis)
