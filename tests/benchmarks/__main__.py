@@ -17,6 +17,7 @@ def main() -> None:
     kind("--model", action="store_true", help="a whole model in place of the core operators")
     kind("--chunks", action="store_true", help="documents longer than memory, against whole ones")
     kind("--recurrent", action="store_true", help="the update rules of recurrent linear attention")
+    kind("--recognized", action="store_true", help="other people's layers, fused and as they were")
     kind(
         "--quick",
         action="store_true",
@@ -65,12 +66,14 @@ def main() -> None:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import chunks, model, operators, recurrent
+    from benchmarks import chunks, model, operators, recognized, recurrent
     from benchmarks.record import RecordError
 
     chosen = model if options.model else chunks if options.chunks else operators
     if options.recurrent:
         chosen = recurrent
+    if options.recognized:
+        chosen = recognized
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):
         known = ", ".join(chosen.CONTENDERS) or "none"
         parser.error(f"--contender {' '.join(sorted(unknown))}: known are {known}")

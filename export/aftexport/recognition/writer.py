@@ -101,7 +101,8 @@ class Writer:
         """Return a constant, of int64 for integers and of the type of the rewrite otherwise."""
         array = np.asarray(array)
         array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
-        value = ir.val(f"{self.prefix}_constant_{len(self.constants)}")
+        name = f"{self.prefix}_constant_{len(self.constants)}"
+        value = ir.val(name, const_value=ir.tensor(array, name=name))
         self.constants[value] = array
         return value
 
@@ -111,6 +112,12 @@ class Writer:
         self.nodes.append(node)
         node.outputs[0].name = f"{self.prefix}_{op_type.lower()}_{len(self.nodes)}"
         return node.outputs[0]
+
+    def discard(self) -> None:
+        """Detach the nodes from the graph: its values would be computed for them otherwise."""
+        for node in self.nodes:
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
 
     def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
         """Return a tensor of ``dims`` in the dims ``groups``; axes it lacks have size 1."""

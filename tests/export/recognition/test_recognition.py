@@ -262,7 +262,7 @@ def test_diffusion_attention_of_images(name: str) -> None:
     operator, module = images.layers()[name]
     x = torch.randn(2, 8, 4, 6, generator=torch.Generator().manual_seed(0))
     found, model = fused(scripted(module, x, axes={0: "b", 2: "h", 3: "w"}))
-    assert operators(found) == [operator], found.near_misses
+    assert operators(found) == ([] if name in images.COSTLY else [operator]), found.near_misses
     assert_equal(module, model, x, x[:1, :, :3, 1:])
 
 

@@ -11,7 +11,7 @@ from ..layer import HEADS, Attend, Layer, elu_features, heads, merged
 from .feature_maps import WIDTH, angles, split
 
 _LEAST = torch.tensor(1e-6)
-_TURNS = torch.tensor([4.0, 1.0])
+_TURNS = torch.linspace(4.0, 1.0, WIDTH // 2)
 
 
 def linear_clamped_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
