@@ -193,7 +193,7 @@ def _gathered(
     axis, place = _axis(node, probed), probed.fixed_value(node.inputs[1])
     if axis is None or place is None or place.ndim:
         return None
-    return _indices(dims).take(int(place), axis=axis - 1)
+    return np.take(_indices(dims), np.array(int(place)), axis=axis - 1)
 
 
 def _split(
