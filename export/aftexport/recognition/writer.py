@@ -102,7 +102,9 @@ class Writer:
         array = np.asarray(array)
         array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
         name = f"{self.prefix}_constant_{len(self.constants)}"
-        value = ir.val(name, const_value=ir.tensor(array, name=name))
+        # Numbers get the type of the graph when they are inserted.
+        known = ir.tensor(array, name=name) if array.dtype.kind == "i" else None
+        value = ir.val(name, const_value=known)
         self.constants[value] = array
         return value
 
