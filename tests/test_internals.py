@@ -37,6 +37,8 @@ MODULES = (
     "aftexport.internals.torch_translation",
     "aftserve.http.uvicorn_internals",
 )
+TRANSLATIONS = "aftexport.capture.module_translations.function_translation"
+"""The module that names the versions of transformers whose functions are translated."""
 LIBRARIES = ("torch", "onnxscript", "onnx_ir", "uvicorn", "atexit", "threading")
 UNSTABLE = ("torch.fx.experimental", "torch.fx.traceback", "uvicorn.protocols")
 """Modules without an underscore whose parts also change between versions."""
@@ -128,7 +130,7 @@ def test_observed_methods_have_known_parameters() -> None:
     assert example_sizes(ShapeEnv()) == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, TRANSLATIONS])
 def test_versions_agree_with_requirements(module: str) -> None:
     versions: Versions = importlib.import_module(module).VERSIONS
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

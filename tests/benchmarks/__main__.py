@@ -17,6 +17,7 @@ def main() -> None:
     kind("--model", action="store_true", help="a whole model in place of the core operators")
     kind("--chunks", action="store_true", help="documents longer than memory, against whole ones")
     kind("--recurrent", action="store_true", help="the update rules of recurrent linear attention")
+    kind("--recognized", action="store_true", help="other people's layers, fused and as they were")
     kind(
         "--quick",
         action="store_true",
@@ -66,7 +67,7 @@ def main() -> None:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import chunks, model, operators
+    from benchmarks import chunks, model, operators, recognized
     from benchmarks.record import RecordError
     from benchmarks.recurrent import run as recurrent
 
@@ -76,6 +77,8 @@ def main() -> None:
         chosen = chunks
     elif options.recurrent:
         chosen = recurrent
+    elif options.recognized:
+        chosen = recognized
     else:
         chosen = operators
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):

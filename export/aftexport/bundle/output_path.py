@@ -46,6 +46,8 @@ def check_output_path(out: Path, path: Path, force: bool) -> None:
 def check_can_be_made(option: str, path: Path) -> None:
     """Refuse a file or folder whose parent is not writable, or which lies in a bundle.
 
+    A device or a pipe, such as ``/dev/stdout``, is made already.
+
     Args:
         option: the option that names the path.
         path: the file or folder.
@@ -53,6 +55,8 @@ def check_can_be_made(option: str, path: Path) -> None:
     Raises:
         UsageError: if the path is refused; gives the reason.
     """
+    if is_device(path):
+        return
     parents = (*path.resolve().parents, *path.absolute().parents)  # also those of a link's target
     if bundle := next(filter(is_replaceable, parents), None):
         raise UsageError(

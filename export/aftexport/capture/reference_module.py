@@ -25,8 +25,8 @@ class ReferenceModule(nn.Module):
     Attributes:
         precision: ``float64`` or ``float32``, known after the first run.
         reason: the error that led to float32; empty for float64.
-        rounds: whether the forward casts values of float64 to float32, known after the first run.
-            Such casts are part of the model, and its result then has errors of float32.
+        casts_to_float32: whether the forward casts values of float64 to float32, known after the
+            first run. Such casts are part of the model, and its result then has errors of float32.
     """
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
@@ -34,7 +34,7 @@ class ReferenceModule(nn.Module):
         self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"
         self.reason = ""
-        self.rounds = False
+        self.casts_to_float32 = False
         self._modes: list[Callable[[], AbstractContextManager[Any]]] = []
         self._is_decided = False
 
@@ -55,7 +55,7 @@ class ReferenceModule(nn.Module):
             except Exception as error:  # a module of a user can raise any exception
                 errors.append(error)
             else:
-                self.rounds = casts.is_found
+                self.casts_to_float32 = casts.is_found
                 break
         else:
             self._modes = []
@@ -64,6 +64,16 @@ class ReferenceModule(nn.Module):
             self.precision, self.reason = "float32", cause(errors[0])
         self._is_decided = True
         return outputs
+
+    @contextmanager
+    def without_casts(self) -> Iterator[None]:
+        """Replace the forward's casts to float32 by float64 during the block."""
+        before = self._modes
+        self._modes = [*before, _WithoutFloat32]
+        try:
+            yield
+        finally:
+            self._modes = before
 
     def _run(self, *inputs: Tensor) -> Any:
         with ExitStack() as stack:

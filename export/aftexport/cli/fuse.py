@@ -42,11 +42,9 @@ def run(words: list[str]) -> int:
     from aftexport.console import escape, stage
     from aftexport.recognition.onnx_file import fuse_file
     from aftexport.recognition.report import show_recognition, write_report
-    from aftexport.system.files import is_device
 
     check_reports({"--report": options.report}, (options.source, options.target))
-    if not is_device(options.target):
-        check_can_be_made("OUT", options.target)
+    check_can_be_made("OUT", options.target)
     console = Console(emoji=False)
     with stage(console, f"Examining {options.source}") as progress:
         recognition = fuse_file(options.source, options.target, progress)

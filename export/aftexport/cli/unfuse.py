@@ -11,9 +11,9 @@ Every operator of ai.aftexport becomes its portable body, in the opset of the mo
 then has no functions, and runs in runtimes that do not read them.
 
 With --opset 27, RecurrentLinearAttention and CausalDepthwiseConv become LinearAttention and
-CausalConvWithState, which ONNX has since that opset. Few runtimes load it: ONNX Runtime 1.31
-does only with ALLOW_RELEASED_ONNX_OPSET_ONLY=0 in its environment. The reverse and
-bidirectional directions and the normalizer are not in ONNX and become bodies.
+CausalConvWithState, which ONNX has since that opset. ONNX Runtime 1.31 loads it only with
+ALLOW_RELEASED_ONNX_OPSET_ONLY=0 in its environment. Nodes with direction reverse or
+bidirectional, or with a normalizer, become bodies: ONNX has no such form.
 
   aftexport unfuse model.bundle plain.onnx
   aftexport unfuse model.bundle/model.onnx standard.onnx --opset 27
@@ -43,10 +43,8 @@ def run(words: list[str]) -> int:
     from aftexport.bundle.output_path import check_can_be_made
     from aftexport.console import escape, plain_table, stage
     from aftexport.recognition.standard_file import unfuse_file
-    from aftexport.system.files import is_device
 
-    if not is_device(options.target):
-        check_can_be_made("OUT", options.target)
+    check_can_be_made("OUT", options.target)
     console = Console(emoji=False)
     with stage(console, f"Writing {options.target}"):
         form = unfuse_file(options.source, options.target, options.opset)

@@ -61,7 +61,7 @@ def trace_onnx(
     file = runnable_form(graph)
     spec, table = _spec(ir.from_proto(file), file, names, options)
     reference = OnnxReference(file, _document(spec, 2))
-    translation, _ = replace_foreign_nodes(graph, options.source)
+    translation, _ = replace_foreign_nodes(graph, options.source, file)
     graph = _with_shapes(ir.to_proto(graph), reference.run(_document(spec, 2)))
     own = ir.to_proto(graph)
     recognition = recognize(graph, progress)

@@ -13,7 +13,8 @@ The stages, in order:
     writer     The layout of the inputs as nodes; ``rewrite_nodes`` adds the operator.
     proof      Original and rewrite are compared in float64 on adversarial inputs.
 
-``recognizer`` runs them for each value, last values first, and returns a ``result``. ``cuts`` and
+``recognizer`` runs them for each value, last values first, and returns a ``result``. At the end,
+``projections`` folds transposes into the convolutions beside the operators. ``cuts`` and
 ``nan_guards`` refuse two kinds of rewrites that runs cannot tell apart. ``failed_conditions``
 explains why any other weighted sum is not a mechanism. A value without a formula raises
 ``Unreadable``, the one exception that is caught across stages.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from aftexport.errors import UsageError
@@ -17,12 +18,15 @@ from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph
 from aftexport.recognition.result import NearMiss, Recognition
 
 
-def replace_foreign_nodes(model: ir.Model, source: Path) -> tuple[Translation, ProbedGraph | None]:
+def replace_foreign_nodes(
+    model: ir.Model, source: Path, runnable: onnx.ModelProto | None = None
+) -> tuple[Translation, ProbedGraph | None]:
     """Replace such nodes in place, and lower an opset that no released runtime loads.
 
     Args:
         model: the graph, normalized and without model-local functions.
         source: the file, for errors.
+        runnable: the ``runnable_form`` of the graph; None computes it.
 
     Returns:
         The replaced nodes, and the values of the file itself; None without such nodes.
@@ -35,7 +39,7 @@ def replace_foreign_nodes(model: ir.Model, source: Path) -> tuple[Translation, P
         lower_opset(model)
         return Translation(), None
     try:
-        probed = probe(runnable_form(model))
+        probed = probe(runnable_form(model) if runnable is None else runnable)
     except NoRunnableSizes as error:
         if not any(is_standard(node) for node in model.graph):
             return Translation(), None  # the search gives the reason, as for any such file

@@ -34,8 +34,7 @@ def fuse_file(
     """Write ``source`` to ``target`` with recognized mechanisms replaced by operators.
 
     Recurrent nodes of ONNX and ONNX Runtime are replaced too. Without a change, the file is copied.
-    Weights in files beside the source, as torch.onnx writes
-    them, are stored in the target itself.
+    Weights in files beside the source, as torch.onnx writes them, are stored in the target itself.
 
     Args:
         source: the ONNX file.

@@ -1,6 +1,6 @@
 """Search for decomposed mechanisms in an ONNX graph, each replaced by one operator if equal.
 
-Every value is read as a formula and held against the patterns. Last values come first, so that a
+Every value is read as a formula and compared with the patterns. Last values come first, so that a
 gate is found together with the mean that it multiplies.
 """
 
@@ -29,7 +29,12 @@ from aftexport.recognition.patterns import PATTERNS, feature_products
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import NearMissFound, Rewrite, Subject
 from aftexport.recognition.patterns.weights import has_pairs
-from aftexport.recognition.proof.comparison import compare
+from aftexport.recognition.projections import (
+    TRANSPOSES_COST,
+    fold_transposes,
+    transposes_cost_more,
+)
+from aftexport.recognition.proof.comparison import Verdict, compare
 from aftexport.recognition.proof.evaluator import in_float64, runner
 from aftexport.recognition.proof.part import ProofError, part_of
 from aftexport.recognition.read import layout
@@ -73,6 +78,7 @@ def recognize(
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, probed)
     recognition = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
+    fold_transposes(model, probed)
     overridable = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if (
         overridable
@@ -170,9 +176,9 @@ class _Recognizer:
     def _examine(self, value: ir.Value) -> None:
         if not self._probed.is_float(value):
             return
-        subject, miss = self._hold_against_patterns(value)
+        subject, miss = self._match_patterns(value)
         if value not in self._replaced:
-            miss = self._hold_against_products(value, miss)
+            miss = self._match_products(value, miss)
         if value in self._replaced:
             return
         if miss is not None:
@@ -189,7 +195,7 @@ class _Recognizer:
                 self._sums.append(left)
                 self._explained |= left[2]
 
-    def _hold_against_patterns(self, value: ir.Value) -> tuple[Subject | None, _Missed | None]:
+    def _match_patterns(self, value: ir.Value) -> tuple[Subject | None, _Missed | None]:
         """Replace a value if a pattern matches it, or return its formula and the near miss."""
         subject: Subject | None = None
         read: tuple[Product, Dims, Reader, int] | None = None
@@ -217,7 +223,7 @@ class _Recognizer:
                 continue
         return subject, None
 
-    def _hold_against_products(self, value: ir.Value, miss: _Missed | None) -> _Missed | None:
+    def _match_products(self, value: ir.Value, miss: _Missed | None) -> _Missed | None:
         """Replace a value if it is a product of features and values, or return the near miss."""
         read = self._read(value, self._product_reader)
         if read is None:
@@ -232,7 +238,9 @@ class _Recognizer:
                     rewrite = replace(rewrite, note=_part_note(miss, rewrite.note))
                 self._replace(value, dims, rewrite, reader)
         except NearMissFound as other:
-            return miss or self._near_miss("linear_attention", value, str(other), reader)
+            if miss is not None and str(other) != TRANSPOSES_COST:
+                return miss
+            return self._near_miss("linear_attention", value, str(other), reader)
         except Unreadable:
             return miss
         return miss
@@ -262,6 +270,32 @@ class _Recognizer:
             )
         writer = Writer(self._probed, dtype, str(value.name), reader.shapes)
         try:
+            output, before, verdict = self._proven(value, dims, rewrite, reader, writer)
+        except NearMissFound:
+            writer.discard()
+            raise
+        self._insert(value, output, writer, dtype)
+        self._replaced.add(value)
+        self._covered |= before
+        if not rewrite.is_part:
+            self._settled |= before
+        self._result.matches.append(
+            Match(
+                rewrite.mechanism,
+                rewrite.op_type,
+                str(value.name),
+                dict(rewrite.attributes),
+                verdict.cases,
+                verdict.excess,
+                rewrite.note,
+            )
+        )
+
+    def _proven(
+        self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader, writer: Writer
+    ) -> tuple[ir.Value, set[ir.Node], Verdict]:
+        """Write the rewrite and compare it; return its output, the old nodes and the result."""
+        try:
             output = write_nodes(writer, rewrite, dims)
         except Unreadable:
             raise NearMissFound(layout_condition(rewrite)) from None
@@ -269,6 +303,8 @@ class _Recognizer:
         before = part_of(value, ends, self._probed)
         self._cuts.check(before, ends)
         after = part_of(output, ends, self._probed, writer.constants)
+        if transposes_cost_more(writer.nodes, {*before.nodes} - {*after.nodes}, self._probed):
+            raise NearMissFound(TRANSPOSES_COST)
         proven = {**rewrite.attributes, **rewrite.proven}
         operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
         try:
@@ -283,22 +319,7 @@ class _Recognizer:
             raise NearMissFound(str(error)) from error
         if not verdict.holds:
             raise NearMissFound(f"in float64 it differs ({verdict.case})")
-        self._insert(value, output, writer, dtype)
-        self._replaced.add(value)
-        self._covered |= set(before.nodes)
-        if not rewrite.is_part:
-            self._settled |= set(before.nodes)
-        self._result.matches.append(
-            Match(
-                rewrite.mechanism,
-                rewrite.op_type,
-                str(value.name),
-                dict(rewrite.attributes),
-                verdict.cases,
-                verdict.excess,
-                rewrite.note,
-            )
-        )
+        return output, {*before.nodes}, verdict
 
     def _insert(
         self, value: ir.Value, output: ir.Value, writer: Writer, dtype: np.dtype[np.generic]

@@ -101,7 +101,10 @@ class Writer:
         """Return a constant, of int64 for integers and of the type of the rewrite otherwise."""
         array = np.asarray(array)
         array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
-        value = ir.val(f"{self.prefix}_constant_{len(self.constants)}")
+        name = f"{self.prefix}_constant_{len(self.constants)}"
+        # Numbers get the type of the graph when they are inserted.
+        known = ir.tensor(array, name=name) if array.dtype.kind == "i" else None
+        value = ir.val(name, const_value=known)
         self.constants[value] = array
         return value
 
@@ -111,6 +114,12 @@ class Writer:
         self.nodes.append(node)
         node.outputs[0].name = f"{self.prefix}_{op_type.lower()}_{len(self.nodes)}"
         return node.outputs[0]
+
+    def discard(self) -> None:
+        """Detach the nodes from the graph: its values would be computed for them otherwise."""
+        for node in self.nodes:
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
 
     def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
         """Return a tensor of ``dims`` in the dims ``groups``; axes it lacks have size 1."""
@@ -328,7 +337,7 @@ class Writer:
 
 
 def _runs(have: Sequence[Axis], wanted: Sequence[Axis]) -> Dims:
-    """Return axes in parts that follow one another in another order, too."""
+    """Return axes in the longest runs whose axes follow one another in both orders."""
     runs: list[list[Axis]] = []
     for axis in have:
         place = wanted.index(axis)

@@ -62,6 +62,23 @@ def test_fixed_types_are_widened(compute: Compute) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+def cast_and_back(m: tiny_models.Bag, ids: Tensor) -> Tensor:
+    x = m.mean(ids)
+    return x.float().tanh().to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("compute", "casts"), [(cast_and_back, True), (tiny_models.Bag.mean, False)]
+)
+def test_casts_to_float32_are_noted(compute: Compute, casts: bool) -> None:
+    reference = ReferenceModule(copied(Computing(compute).eval()), ["input_ids"])
+    outputs = reference(IDS)
+    assert reference.casts_to_float32 == casts
+    with reference.without_casts():
+        assert torch.equal(reference(IDS), outputs) != casts
+    assert torch.equal(reference(IDS), outputs)
+
+
 def test_rounding_to_half_stays() -> None:
     module = Computing(lambda m, ids: m.mean(ids).half().float())
     outputs = ReferenceModule(copied(module), ["input_ids"])(IDS)

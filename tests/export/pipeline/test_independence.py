@@ -15,6 +15,7 @@ from aftexport.capture.input_spec import input_spec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
+from aftexport.parity import TOLERANCES
 from aftexport.pipeline.golden_cases import model_cases
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 
@@ -53,6 +54,12 @@ def in_windows(x: Tensor) -> Tensor:
     return x + y[:, : x.shape[1]]
 
 
+def rounded_by_length(x: Tensor, mask: Tensor) -> Tensor:
+    """Round to float32, each number of tokens in another way."""
+    shift = 2.0 * x.shape[1]
+    return (x.float() + shift - shift).to(x.dtype)
+
+
 OVER_THE_BATCH: dict[str, Step] = {
     "max": lambda x, mask: x / x.abs().max(),
     "amax": lambda x, mask: x - x.amax((0, 1), keepdim=True),
@@ -71,6 +78,7 @@ OVER_THE_BATCH |= {"select": lambda x, mask: x - x[0], "softmax of a layout": tr
 OVER_PADDING: dict[str, Step] = {
     "mean": lambda x, mask: x - x.mean(1, keepdim=True),
     "mean of windows": lambda x, mask: in_windows(x),
+    "mean of float32, and little": lambda x, mask: x + 1e-5 * x.float().mean(1, keepdim=True),
     "softmax": lambda x, mask: x * x.softmax(1),
     "flip": lambda x, mask: x.flip(1),
 }
@@ -80,6 +88,7 @@ BY_ITSELF: dict[str, Step] = {
     ),
     "a softmax over channels": lambda x, mask: x.softmax(-1),
     "a masked softmax": lambda x, mask: x * x.masked_fill(~mask, -torch.inf).softmax(1),
+    "casts to float32": rounded_by_length,
     "infinite padding": lambda x, mask: x.masked_fill(~mask, 3e38).clamp(max=1e3),
 }
 
@@ -112,6 +121,19 @@ def test_operator_over_padding_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", BY_ITSELF)
 def test_independent_documents_are_accepted(name: str) -> None:
     cases_of(BY_ITSELF[name])
+
+
+def test_casts_to_float32_explain_a_small_breach() -> None:
+    """The difference is that of float32, and goes with the casts."""
+    module = Pooled(rounded_by_length)
+    spec = input_spec(capture(module))
+    reference = ReferenceModule(module, spec.names)
+    engine = TorchEngine(reference, spec.names)
+    breach = find_breach(engine, spec, None, bound=DOUBLE_BOUND)
+    assert breach is not None
+    assert breach.error < TOLERANCES["fp32"].bound
+    with reference.without_casts():
+        assert find_breach(engine, spec, None, bound=DOUBLE_BOUND) is None
 
 
 def test_breach_compares_alone_with_batch() -> None:

@@ -105,4 +105,10 @@ def test_float16_file_keeps_its_type(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "text.onnx")
     bundle = export(tmp_path / "text.onnx", out=tmp_path / "text.bundle")
     assert bundle.manifest.precision == "fp16"
-    assert operators_in(onnx.load(bundle.model_path))["RecurrentLinearAttention"] == 1
+    written = onnx.load(bundle.model_path)
+    assert operators_in(written)["RecurrentLinearAttention"] == 1
+    del written.graph.value_info[:]
+    described = onnx.shape_inference.infer_shapes(written).graph.value_info
+    types = {value.name: value.type.tensor_type.elem_type for value in described}
+    sums = [node.output[0] for node in written.graph.node if node.op_type == "ReduceSum"]
+    assert {types[name] for name in sums} == {TensorProto.FLOAT}

@@ -14,10 +14,10 @@ Attend = Callable[..., Tensor]
 class Layer(nn.Module):
     """Projections around a function of query, key and value, all ``[B, T, D]``."""
 
-    def __init__(self, attend: Attend, *parameters: Tensor, keys: int = DIM) -> None:
+    def __init__(self, attend: Attend, *parameters: Tensor, keys: int | None = None) -> None:
         super().__init__()
         self.attend = attend
-        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys, DIM))
+        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys or DIM, DIM))
         self.output = nn.Linear(DIM, DIM)
         self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
 

@@ -15,6 +15,59 @@ from . import (
 )
 from .layer import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
 
+PRODUCTS = frozenset((
+    "cross_masked_below_alone",
+    "cross_of_queries_below",
+    "efficient_axes_swapped",
+    "efficient_both_over_channels",
+    "efficient_both_over_tokens",
+    "efficient_channels_left_out",
+    "efficient_keys_not_normalized",
+    "efficient_over_all_channels",
+    "efficient_over_heads",
+    "efficient_query_not_normalized",
+    "linear_causal_above_alone",
+    "linear_masked_below_alone",
+    "linear_normalized_by_maximum",
+    "linear_opposite_mask_below",
+    "linear_other_mask_below",
+    "linear_padded_as_the_last_key",
+    "linear_padded_by_two_numbers",
+    "linear_padded_clamped",
+    "linear_padded_column_before_taken",
+    "linear_padded_in_front",
+    "linear_padded_tokens",
+    "linear_padded_two_columns_taken",
+    "linear_padded_with_a_half",
+    "linear_padded_with_a_half_and_no_eps",
+    "linear_padded_with_zeros",
+    "linear_rows_masked_below_alone",
+    "linear_rows_masked_by_others",
+    "linear_scaled_below_alone",
+    "products_clamped_above",
+    "products_clamped_and_eps",
+    "products_clamped_on_both_sides",
+    "products_clamped_to_zero",
+    "products_eps_above",
+    "products_eps_of_keys",
+    "products_eps_subtracted",
+    "products_keys_over_channels",
+    "products_magnitude_clamped",
+    "products_of_cosines_below",
+    "products_of_different_values",
+    "products_of_other_features_below",
+    "products_of_other_heads",
+    "products_of_queries_below",
+    "products_root_of_total",
+    "products_sines_swapped_below",
+))  # fmt: skip
+"""The layers with a product of features and values, which the operator computes without normalizer.
+
+All else stays. AFT and dot-product attention have no such product.
+"""
+NOT_FINITE = "linear_padded_with_a_half_and_no_eps"
+"""The layer that divides by a normalizer of 0 for some queries."""
+
 # Wrong axes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aftexport.internals.versions import Versions
 
-TRANSFORMERS = Versions("transformers", "5.16", "5.24")
+VERSIONS = Versions("transformers", "5.16", "5.24")
 _PLACE = "transformers.models."
 
 
@@ -37,7 +37,7 @@ class FunctionTranslation:
         """Return whether a function has the known place, version and parameters."""
         if not str(getattr(function, "__module__", "")).startswith(self.place):
             return False
-        oldest, newest = map(_number, (TRANSFORMERS.oldest, TRANSFORMERS.newest))
+        oldest, newest = map(_number, (VERSIONS.oldest, VERSIONS.newest))
         given = tuple(inspect.signature(function).parameters)
         is_known = oldest <= _number(installed_version()) <= newest
         return is_known and given[: len(self.parameters)] == self.parameters
@@ -50,7 +50,7 @@ def is_of_transformers(module_name: str) -> bool:
 
 def installed_version() -> str:
     """Return the version of transformers."""
-    return version(TRANSFORMERS.library)
+    return version(VERSIONS.library)
 
 
 def _number(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from aftexport.capture.module_translations.function_translation import FunctionTranslation
+from aftexport.capture.module_translations.wide import wide
 from aftexport.nn.functional import recurrent_linear_attention
 
 _EPS = 1e-6
@@ -24,7 +25,7 @@ def _attended(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     given = query.dtype
-    query, key, value, g, beta = (_wide(x) for x in (query, key, value, g, beta))
+    query, key, value, g, beta = (wide(x) for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = _normalized(query), _normalized(key)
     output, state = recurrent_linear_attention(
@@ -36,11 +37,6 @@ def _attended(
         past_state=None if initial_state is None else initial_state.to(value.dtype),
     )
     return output.to(given), state if output_final_state else None
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return a tensor in float32 or float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _normalized(x: Tensor) -> Tensor:

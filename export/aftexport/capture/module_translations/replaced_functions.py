@@ -16,7 +16,7 @@ from torch import nn
 from aftexport.capture.module_translations.causal_convolution import CAUSAL_CONVOLUTION
 from aftexport.capture.module_translations.causal_mask import CAUSAL_MASK
 from aftexport.capture.module_translations.function_translation import (
-    TRANSFORMERS,
+    VERSIONS,
     FunctionTranslation,
     installed_version,
     is_of_transformers,
@@ -61,9 +61,9 @@ def refuse_unknown_functions(model: nn.Module) -> None:
     for space, translation in _places(model):
         if translation.has_loop and not translation.fits(space[translation.name]):
             raise TraceError(
-                f"Expected {translation.name} of {TRANSFORMERS.library} {TRANSFORMERS.oldest} to "
-                f"{TRANSFORMERS.newest}, which is translated, got that of {installed_version()}.",
-                f"Install {TRANSFORMERS.library} {TRANSFORMERS.newest}, or a newer aftexport.",
+                f"Expected {translation.name} of {VERSIONS.library} {VERSIONS.oldest} to "
+                f"{VERSIONS.newest}, which is translated, got that of {installed_version()}.",
+                f"Install {VERSIONS.library} {VERSIONS.newest}, or a newer aftexport.",
             )
 
 

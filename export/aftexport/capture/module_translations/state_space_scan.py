@@ -6,11 +6,11 @@ value; ``A`` times the step is the logarithm of the decay.
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aftexport.capture.module_translations.function_translation import FunctionTranslation
+from aftexport.capture.module_translations.wide import wide
 from aftexport.nn.functional import recurrent_linear_attention
 
 
@@ -34,24 +34,19 @@ def _scanned(
     if dt_softplus:
         dt = F.softplus(dt)
     least, most = dt_limit
-    steps = _wide(dt.clamp(least, None if most == float("inf") else most))
-    x = _wide(hidden_states)
+    steps = wide(dt.clamp(least, None if most == float("inf") else most))
+    x = wide(hidden_states)
     output, state = recurrent_linear_attention(
-        _wide(C),
-        _wide(B),
+        wide(C),
+        wide(B),
         x * steps.unsqueeze(-1),
         decay=A.to(x.dtype) * steps,
-        past_state=None if initial_states is None else _wide(initial_states).mT,
+        past_state=None if initial_states is None else wide(initial_states).mT,
         scale=1.0,
     )
     if D is not None:
         output = output + D.unsqueeze(-1) * x
     return (output, state.mT) if return_final_states else output
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return a tensor in float32 or float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 STATE_SPACE_SCAN = FunctionTranslation(

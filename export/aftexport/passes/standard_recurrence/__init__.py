@@ -10,6 +10,7 @@ as the standard ones:
     read_linear_attention  LinearAttention -> RecurrentLinearAttention
     read_causal_conv       CausalConvWithState -> CausalDepthwiseConv
     translation            all nodes of a graph, with the transposes that cancel
+    value_shapes           inferred shapes of a graph with our operators
     expansion              the standard nodes as the function bodies of onnx, which any runtime runs
     write_linear_attention, write_causal_conv, standard_form    the way back
 """

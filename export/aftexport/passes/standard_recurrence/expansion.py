@@ -14,11 +14,13 @@ from onnx import TensorProto
 
 from aftexport.errors import UsageError, first_line
 from aftexport.lowering.file_format import lower_format
-from aftexport.passes.opset_change import lower_opset
+from aftexport.operators.domain import opset_of
+from aftexport.passes.opset_change import NEWEST_OPSET, lower_opset
 from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     FIRST_OPSET,
     LINEAR_ATTENTION,
+    REMEDY,
     is_standard,
 )
 from aftexport.passes.standard_recurrence.translation import check_foreign_nodes, check_sizes
@@ -38,9 +40,11 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
     if check_foreign_nodes(model):
         file = _with_shapes(file)
         _check_sizes(model, _shapes(file))
-    graph = ir.from_proto(expand(file))
-    lower_opset(graph)
-    file = ir.to_proto(graph)
+        file = expand(file)
+    if opset_of(file) > NEWEST_OPSET:
+        graph = ir.from_proto(file)
+        lower_opset(graph)
+        file = ir.to_proto(graph)
     lower_format(file)
     return file
 
@@ -54,12 +58,12 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         UsageError: if the installed onnx knows no body for a node.
     """
-    if not any(_is_standard(node) for node in model.graph.node):
+    if not any(is_standard(node) for node in model.graph.node):
         return model
     expanded = onnx.ModelProto()
     expanded.CopyFrom(model)
     shapes = _shapes(model)
-    for index, node in enumerate(n for n in expanded.graph.node if _is_standard(n)):
+    for index, node in enumerate(n for n in expanded.graph.node if is_standard(n)):
         function = _body(node, shapes)
         function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
         expanded.functions.append(function)
@@ -76,14 +80,14 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     except onnx.shape_inference.InferenceError as error:
         raise UsageError(
             f"Expected nodes as ONNX defines them, got an error ({first_line(error)}).",
-            "Correct the node, or export the model again.",
+            REMEDY,
         ) from error
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
     """Return the shapes of constants and of described values; None for a size of any number."""
     shapes: dict[str, list[int | None]] = {}
-    for value in (*model.graph.input, *model.graph.value_info):
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
             shapes[value.name] = [dim.dim_value or None for dim in dims]
@@ -117,10 +121,6 @@ def _compared(op_type: str, place: int, shape: Sequence[int | None]) -> Sequence
     if place == 0:
         return shape[1:2]
     return shape[1:] if place == _STATE else shape
-
-
-def _is_standard(node: onnx.NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx") and node.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
 
 
 def _body(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int | None]]) -> onnx.FunctionProto:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -17,14 +18,14 @@ FIRST_OPSET = 27
 
 Arrays = Mapping[str, NDArray[np.generic]]
 """The values of a graph in one run, by name."""
-_REMEDY = "Correct the node, or export the model again."
+REMEDY = "Correct the node, or export the model again."
 
 
 class NotTranslatable(Exception):  # noqa: N818, an outcome and not an error
     """The reason why a valid node has no operator of ours."""
 
 
-def is_standard(node: ir.Node) -> bool:
+def is_standard(node: ir.Node | onnx.NodeProto) -> bool:
     """Return whether a node is one of the operators of ONNX."""
     return node.domain in ("", "ai.onnx") and node.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
 
@@ -34,6 +35,11 @@ def is_foreign(node: ir.Node) -> bool:
     return is_standard(node) or (
         node.domain == MICROSOFT and node.op_type in (LINEAR_ATTENTION, CAUSAL_CONV)
     )
+
+
+def title(node: ir.Node) -> str:
+    """Return the operator of a node with its domain."""
+    return f"{node.domain or 'ai.onnx'}.{node.op_type}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class ForeignNode:
     def label(self) -> str:
         """The node in words."""
         name = self.node.name or (self.node.outputs[0].name if self.node.outputs else "")
-        return f"node {name!r} ({self.node.domain or 'ai.onnx'}.{self.node.op_type})"
+        return f"node {name!r} ({title(self.node)})"
 
     def attributes(self) -> dict[str, int | float | str]:
         """Return all attributes.
@@ -119,4 +125,4 @@ class ForeignNode:
 
     def error(self, expected: str, got: object) -> UsageError:
         """Return the error of a node that its own definition forbids."""
-        return UsageError(f"Expected {expected} in {self.label}, got {got}.", _REMEDY)
+        return UsageError(f"Expected {expected} in {self.label}, got {got}.", REMEDY)

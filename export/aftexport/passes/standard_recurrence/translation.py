@@ -1,6 +1,6 @@
 """The recurrent nodes of other domains in a graph, each replaced by an operator of ours."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -15,11 +15,13 @@ from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     LINEAR_ATTENTION,
     MICROSOFT,
+    REMEDY,
     Arrays,
     ForeignNode,
     NotTranslatable,
     is_foreign,
     is_standard,
+    title,
 )
 from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
 from aftexport.passes.standard_recurrence.read_causal_conv import (
@@ -92,7 +94,7 @@ def _not_standard(given: ForeignNode, reason: NotTranslatable) -> UsageError:
     """Return the error of a standard node that no operator of ours, and no runtime, computes."""
     return UsageError(
         f"Expected {given.label} as ONNX defines it, but {reason}.",
-        "Correct the node, or export the model again.",
+        REMEDY,
     )
 
 
@@ -116,7 +118,7 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
         if not is_foreign(node):
             continue
         value = str(node.outputs[0].name)
-        source = f"{node.domain or 'ai.onnx'}.{node.op_type}"
+        source = title(node)
         operator, read = _READERS[node.op_type]
         new = NewNodes(model.graph, value)
         given = ForeignNode(node, run)
@@ -144,7 +146,7 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
 
 def cancel_transposes(graph: ir.Graph) -> None:
     """Let the readers of two transposes that undo each other read the source of the first."""
-    for second in _transposes(graph):
+    for second in [n for n in graph if n.op_type == "Transpose" and n.domain == ""]:
         value = second.inputs[0]
         first = None if value is None else value.producer()
         if first is None or first.op_type != "Transpose" or second.outputs[0].is_graph_output():
@@ -155,10 +157,6 @@ def cancel_transposes(graph: ir.Graph) -> None:
         source = first.inputs[0]
         assert source is not None  # a transpose has an input
         second.outputs[0].replace_all_uses_with(source)
-
-
-def _transposes(graph: ir.Graph) -> Iterator[ir.Node]:
-    return iter([node for node in graph if node.op_type == "Transpose" and node.domain == ""])
 
 
 def _permutation(node: ir.Node) -> list[int] | None:

@@ -140,7 +140,9 @@ def _quotient(
         raise NearMissFound("numerator and denominator have different weights")
     scales = {above.coefficient / below.coefficient for above, below, _ in paired}
     by = paired[0][1].coefficient
-    if len(scales) > 1 or by <= 0.0:
+    if by <= 0.0:
+        raise NearMissFound("the denominator is negated")
+    if len(scales) > 1:
         raise NearMissFound("the parts of numerator and denominator have different scales")
     coefficient = subject.formula.coefficient * scales.pop()
     if coefficient * by == 1.0 != by:

@@ -213,8 +213,14 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
             raise NearMissFound(f"{added} is added to the denominator")
         for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
             inner = single_atom(term)
-            if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
+            if isinstance(inner, Function) and any(map(_adds_sums, inner.arguments)):
                 raise NearMissFound(f"the denominator goes through {inner.name}")
+
+
+def _adds_sums(product: Product) -> bool:
+    """Return whether a product has a sum over tokens, or adds one to other terms."""
+    terms = [t for a, _ in product.factors if isinstance(a, Plus) for t in a.terms]
+    return any(sums(term.factors, 1.0) for term in (product, *terms))
 
 
 def refuse_input_weights(weights: Product) -> None:

@@ -87,10 +87,27 @@ def are_pairs(subject: Subject, total: Sum, tokens: set[Axis]) -> bool:
         if isinstance(atom, Leaf) and _depends_on_rows(atom, rows):
             return True
         for inner in atoms_within(atom):
-            is_weight = isinstance(inner, Exp) and free(as_product(inner)) & tokens
-            if is_weight and any(_depends_on_rows(leaf, rows) for leaf in atoms_within(inner)):
+            if not isinstance(inner, Exp) or not free(as_product(inner)) & tokens:
+                continue
+            if any(_depends_on_rows(leaf, rows) for leaf in atoms_within(inner)):
+                return True
+            if _axes_beside_keys(inner, tokens).intersection(subject.axes):
                 return True
     return False
+
+
+def _axes_beside_keys(weight: Exp, tokens: set[Axis]) -> set[Axis]:
+    """Return axes of queries in a weight: of its inputs without keys, and not of those with keys.
+
+    They may have another size than the keys, as in cross-attention.
+    """
+    inputs = [
+        free(as_product(leaf))
+        for leaf in atoms_within(weight)
+        if isinstance(leaf, Leaf) and depends_on_inputs(leaf.value)
+    ]
+    of_keys = {axis for axes in inputs if axes & tokens for axis in axes}
+    return {axis for axes in inputs if not axes & tokens for axis in axes} - of_keys
 
 
 def _depends_on_rows(atom: Atom, rows: set[Axis]) -> bool:

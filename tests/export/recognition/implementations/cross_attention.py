@@ -18,10 +18,12 @@ class CrossLayer(nn.Module):
         width: the channels of queries and keys, beside ``DIM`` of the values.
     """
 
-    def __init__(self, attend: Cross, width: int = DIM) -> None:
+    def __init__(self, attend: Cross, width: int | None = None) -> None:
         super().__init__()
         self.attend = attend
-        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (width, width, DIM))
+        self.query, self.key, self.value = (
+            nn.Linear(DIM, n) for n in (width or DIM, width or DIM, DIM)
+        )
         self.output = nn.Linear(DIM, DIM)
         self.memory = nn.Parameter(torch.randn(1, 5, DIM))
 

@@ -11,7 +11,7 @@ from ..layer import HEADS, Attend, Layer, elu_features, heads, merged
 from .feature_maps import WIDTH, angles, split
 
 _LEAST = torch.tensor(1e-6)
-_TURNS = torch.tensor([4.0, 1.0])
+_TURNS = torch.linspace(4.0, 1.0, WIDTH // 2)
 
 
 def linear_clamped_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -112,6 +112,18 @@ def linear_values_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ ((k * counts).transpose(2, 3) @ v) / below)
 
 
+def linear_masked_but_not_by_0(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    left_out = (v[..., :1] < -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k).masked_fill(left_out, 0.1)
+    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
+
+
+def sum_of_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of one head, without features."""
+    return q @ (k.transpose(1, 2) @ v) / q.shape[1]
+
+
 def _rotated(x: Tensor) -> Tensor:
     """Pairs of channels turned by an angle of the position."""
     angle = angles(x.shape[2])[:, None] * _TURNS
@@ -142,7 +154,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         linear_clamped_einsum, linear_clamped_matmul, linear_shared_keys_einsum,
         linear_shared_keys_matmul, linear_shared_keys_tiled, linear_one_head_of_keys,
         linear_unequal_features, linear_squared_relu, linear_weighed_keys, linear_rows_halved,
-        linear_values_left_out,
+        linear_values_left_out, linear_masked_but_not_by_0,
         *products(),
     ]  # fmt: skip
     return {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in plain}
@@ -151,6 +163,6 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
 def products() -> list[Attend]:
     """Return the functions of which only the product of features and values is the operator's."""
     return [
-        linear_unnormalized_einsum, linear_unnormalized_matmul, rotary_above_einsum,
-        rotary_above_matmul,
+        linear_unnormalized_einsum, linear_unnormalized_matmul, sum_of_products,
+        rotary_above_einsum, rotary_above_matmul,
     ]  # fmt: skip
