@@ -23,7 +23,7 @@ from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.pipeline.export import export
 
-pytest_plugins = ["sampling", "budget", "markers", "skips"]
+pytest_plugins = ["sampling", "budget", "garbage", "markers", "skips"]
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.
