@@ -42,8 +42,8 @@ SLOW ?=
 
 # The CUDA kernels first: some tests look at what was built.
 test: lint build/third_party/installed build/peers/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/examples \
-	  --ignore tests/wheels $(if $(SLOW),,-m "not slow")
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/docs \
+	  --ignore tests/examples --ignore tests/wheels $(if $(SLOW),,-m "not slow")
 
 test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 TORCH=1 $(BIN)/pytest --durations 10
