@@ -97,6 +97,7 @@ def test_bfloat16_runs_on_supporting_processors(op: str) -> None:
     assert (run(op, inputs, precision="bf16") != run(op, inputs)).any()
 
 
+@pytest.mark.table(keep=0.3)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 2.0, 4.0, 10.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 513, 1030])
 def test_int8_products_are_within_bound(tokens: int, scale: float) -> None:

@@ -152,7 +152,7 @@ def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_atte
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 
-@pytest.mark.table(keep=0.5)
+@pytest.mark.table(keep=0.25, by=lambda mechanism, causal: causal)
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 @pytest.mark.parametrize("mechanism", sorted(set(LAYERS) - set(RECURRENT_LAYERS)))
 def test_layer_has_one_norm_without_split(mechanism: str, causal: bool) -> None:

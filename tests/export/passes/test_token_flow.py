@@ -154,7 +154,7 @@ class RepeatedMean(Positions):
         return self.head((heads + pooled.cumsum(1)).flatten(2).sum(1))
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -183,7 +183,7 @@ def test_own_values_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("mechanism", sorted(LAYERS))
 def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None

@@ -8,6 +8,7 @@ import tiny_models
 import torch
 from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
+from sampling import any_case
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
@@ -121,6 +122,7 @@ def test_half_precision_pytorch_layer_runs(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -> None:
     torch.manual_seed(0)
