@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import token_models
 import torch
-from sampling import part_of
+from sampling import any_case, part_of
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
 from aftexport.passes.token_flow import NotChunkable
@@ -158,6 +158,7 @@ class OneNumber(Tagger):
         return {"tags": self.tags(x)[..., 0]}
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
     [

@@ -76,7 +76,7 @@ def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.25, by=any_case)
 @pytest.mark.parametrize("opset", OPSETS)
 def test_requested_opset_is_used(
     opset: int, program: ExportedProgram, classifier: DocumentClassifier
@@ -128,6 +128,7 @@ def test_custom_nodes_have_plugin_and_body(mixed: onnx.ModelProto) -> None:
     assert all(name in ALL_OPERATORS for _, name in bodies)
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(
     ("precision", "causal", "of_attention"),
     [

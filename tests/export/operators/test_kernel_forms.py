@@ -8,6 +8,7 @@ import onnx
 import onnx.inliner
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 import aftplugins
@@ -128,6 +129,7 @@ def test_nodes_of_version_1_get_later_defaults() -> None:
     assert error(found, expected, inputs["lengths"]) < 2e-5
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("form", WIDE + EPS, ids=str)
 def test_parity_cases_of_forms_are_exact(form: Form) -> None:
     """The cases draw features of one sign, so that no divisor cancels."""

@@ -178,6 +178,7 @@ def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> No
         classify(lower(capture(module(), max_tokens=4096)))
 
 
+@pytest.mark.table(keep=0.34, by=any_case)
 @pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled, NormedHeads, Positions])
 def test_own_values_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED

@@ -245,6 +245,7 @@ def test_failing_graph_is_refused_with_size(
     assert not listing(tmp_path)
 
 
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
 def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="labels must be"):
