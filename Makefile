@@ -88,11 +88,11 @@ test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,nat
 export AFT_RANDOM_CASES ?= $(if $(PART),3500,14000)
 native-address+undefined native-thread: export AFT_RANDOM_CASES := $(if $(PART),1000,$(AFT_RANDOM_CASES))
 
-# A part has the kernels' longest test under the thread sanitizer once, as races hardly depend on the instruction set: the
-# widest is the fastest. Under the address sanitizer it has those of vectors, whose ends reach beyond a row. The plain
-# build has all of them.
-LEFT_OUT_address+undefined := ^kernels_tests_baseline$$
-LEFT_OUT_thread := ^kernels_tests_(baseline|$(if $(findstring avx512f,$(file < /proc/cpuinfo)),avx2,avx512))$$
+# A part has the longest tests under the thread sanitizer once, as races hardly depend on the instruction set: the widest is
+# the fastest. Under the address sanitizer it has those of vectors, whose ends reach beyond a row. The plain build has all.
+LONGEST := (kernels|recurrent)_tests
+LEFT_OUT_address+undefined := ^$(LONGEST)_baseline$$
+LEFT_OUT_thread := ^$(LONGEST)_(baseline|$(if $(findstring avx512f,$(file < /proc/cpuinfo)),avx2,avx512))$$
 
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
