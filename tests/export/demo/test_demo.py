@@ -41,7 +41,10 @@ def shown(options: DemoOptions) -> str:
 def test_own_documents_reach_an_answer(tmp_path: Path) -> None:
     own_documents(tmp_path / "own.csv")
     out = tmp_path / "demo"
-    printed = shown(DemoOptions("single-label", "aft_simple", tmp_path / "own.csv", out, seed=0))
+    options = DemoOptions(
+        "single-label", "aft_simple", tmp_path / "own.csv", out, seed=0, size=Size(steps=2)
+    )
+    printed = shown(options)
     assert "The longest one is posted, with" in printed
     assert "posting" in printed
     assert Bundle.open(out / "bundle").manifest.heads["logits"].names == ("sea", "wood")
