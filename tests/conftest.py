@@ -1,8 +1,10 @@
 """One tiny model, exported once and served once for the whole session."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import extra_models
@@ -15,6 +17,7 @@ from commands import Outcome, run_python
 from hypothesis import settings
 from ray_cluster import ray_running
 from servers import serving
+from shared_folders import made_once
 
 import aftexport
 from aftexport.capture.capture import capture
@@ -23,7 +26,7 @@ from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.pipeline.export import export
 
-pytest_plugins = ["sampling", "budget", "markers", "skips"]
+pytest_plugins = ["sampling", "budget", "garbage", "markers", "skips"]
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.
@@ -41,10 +44,12 @@ def classifier() -> DocumentClassifier:
 def checkpoint_file(
     classifier: DocumentClassifier, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    path = tmp_path_factory.mktemp("checkpoint") / "model.pt"
-    tokenizer = tiny_models.byte_tokenizer().to_str()
-    aftexport.save(path, model=classifier, labels=tiny_models.LABELS, tokenizer=tokenizer)
-    return path
+    def make(folder: Path) -> None:
+        tokenizer = tiny_models.byte_tokenizer().to_str()
+        path = folder / "model.pt"
+        aftexport.save(path, model=classifier, labels=tiny_models.LABELS, tokenizer=tokenizer)
+
+    return made_once(tmp_path_factory, "checkpoint", make) / "model.pt"
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +64,19 @@ def exporting(
     checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Outcome, Path]:
     """What ``aftexport model.pt --to onnx`` said, and the folder it was typed in."""
-    folder = tmp_path_factory.mktemp("exported")
-    shutil.copy(checkpoint_file, folder / "model.pt")
-    outcome = run_python(
-        "-m", "aftexport", "model.pt", "--to", "onnx", cwd=folder, PYTHONHASHSEED="1"
-    )
-    return outcome, folder
+
+    def make(folder: Path) -> None:
+        work = folder / "exported"
+        work.mkdir()
+        shutil.copy(checkpoint_file, work / "model.pt")
+        outcome = run_python(
+            "-m", "aftexport", "model.pt", "--to", "onnx", cwd=work, PYTHONHASHSEED="1"
+        )
+        (folder / "outcome.json").write_text(json.dumps(asdict(outcome)), "utf-8")
+
+    folder = made_once(tmp_path_factory, "exporting", make)
+    said = json.loads((folder / "outcome.json").read_text("utf-8"))
+    return Outcome(**said), folder / "exported"
 
 
 @pytest.fixture(scope="session")
@@ -77,27 +89,32 @@ def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
 @pytest.fixture(scope="session")
 def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a model of features, which are normalized."""
-    folder = tmp_path_factory.mktemp("features")
-    out = folder / "model.bundle"
-    described = feature_models.feature_file(folder)
-    export(
-        factory="feature_models:Sensors", feature_file=described, out=out, labels=tiny_models.LABELS
-    )
-    return out
+
+    def make(folder: Path) -> None:
+        export(
+            factory="feature_models:Sensors",
+            feature_file=feature_models.feature_file(folder),
+            out=folder / "model.bundle",
+            labels=tiny_models.LABELS,
+        )
+
+    return made_once(tmp_path_factory, "features", make) / "model.bundle"
 
 
 @pytest.fixture(scope="session")
 def extra_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a model with extra inputs of each kind but one."""
-    out = tmp_path_factory.mktemp("extra") / "model.bundle"
-    export(
-        factory="extra_models:Events",
-        inputs=extra_models.INPUTS,
-        out=out,
-        labels=tiny_models.LABELS,
-        tokenizer="bytes",
-    )
-    return out
+
+    def make(folder: Path) -> None:
+        export(
+            factory="extra_models:Events",
+            inputs=extra_models.INPUTS,
+            out=folder / "model.bundle",
+            labels=tiny_models.LABELS,
+            tokenizer="bytes",
+        )
+
+    return made_once(tmp_path_factory, "extra", make) / "model.bundle"
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     "aftexport.internals.onnxscript_rules",
     "aftexport.internals.python_exit",
+    "aftexport.internals.torch_composites",
     "aftexport.internals.torch_operators",
     "aftexport.internals.torch_shapes",
     "aftexport.internals.torch_translation",

@@ -5,11 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sampling import any_case
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SOURCES = sorted([*PLUGINS.glob("cpu/**/*.cc"), *PLUGINS.glob("onnxruntime/*.cc")])
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 def test_a_source_compiles_in_clang(source: Path) -> None:

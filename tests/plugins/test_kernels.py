@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling import any_case, fewer
+from sampling import fewer
 
 from .checks import BOUND, OPS, attributes_of, check, rounding_effect
 from .runner import random_inputs, run
@@ -204,7 +204,6 @@ def test_linear_attention_settings(op: str, eps: float) -> None:
     )
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("op", LINEAR)
 @pytest.mark.parametrize(("tokens", "bound"), [(65_536, 1e-5), (1_048_576, 3e-5)])

@@ -114,6 +114,7 @@ def test_eps_is_relative_to_packed_weights(precision: str, eps: float) -> None:
             assert error <= bound * np.abs(inputs[2]).max()
 
 
+@pytest.mark.table(keep=0.3)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 2.0, 4.0, 10.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 513, 1030])
 def test_int8_products_are_within_bound(tokens: int, scale: float) -> None:

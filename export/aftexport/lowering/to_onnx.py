@@ -18,6 +18,7 @@ from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.errors import TraceError, UsageError
+from aftexport.internals.torch_composites import list_composites_once
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import lower_format
@@ -108,6 +109,7 @@ def _translated(
             quiet(),
             exactly(),
             shared_table(),
+            list_composites_once(),
             allow_sizes_of_one(True),
             record_shape_guards(guards),
         ):

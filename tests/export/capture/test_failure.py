@@ -134,7 +134,7 @@ class Recurrent(tiny_models.Bag):
         return self.head(self.recurrent(self.embedding(input_ids))[0].mean(1))
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize(
     ("factory", "problem", "remedy"),
     [

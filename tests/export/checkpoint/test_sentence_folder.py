@@ -13,6 +13,7 @@ import sentence_folders as sentences
 import torch
 import transformers_folders as folders
 from commands import within
+from sampling import any_case
 
 from aftexport.checkpoint import load
 from aftexport.checkpoint.sentence_stages import POOLINGS
@@ -24,6 +25,7 @@ from aftserve.model.classifier import Classifier
 Change = Callable[[Path], None]
 
 
+@pytest.mark.table(keep=0.5, by=lambda modes, form: form)
 @pytest.mark.parametrize("modes", [*((mode,) for mode in POOLINGS), POOLINGS])
 @pytest.mark.parametrize("form", [sentences.old_pooling, sentences.new_pooling])
 def test_poolings_are_those_of_library(
@@ -41,6 +43,7 @@ def test_poolings_are_those_of_library(
         np.testing.assert_allclose(vector, sentences.pooled(rows, modes), atol=1e-12)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("modes", "kinds", "transformer", "class_name"),
     [

@@ -8,6 +8,7 @@ import pytest
 import several_heads
 import tiny_models
 import torch
+from sampling import any_case
 
 from aftexport.bundle.bundle import CHUNKED
 from aftexport.capture.capture import capture
@@ -34,6 +35,7 @@ def classifier(mechanism: str, *, causal: bool, first_pooling: str = "mean") -> 
     return MultiHeadClassifier(MultiHeadConfig(**settings, heads=heads)).eval()
 
 
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize(
     ("mechanism", "causal"), [("aft_simple", False), ("aft_conv", True), ("fastformer", False)]
 )

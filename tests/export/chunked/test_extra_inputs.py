@@ -6,6 +6,7 @@ import extra_models
 import numpy as np
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -45,6 +46,7 @@ def exported(
     return input_spec(program, extras=extras), whole, plan
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_equal_whole_and_torch(name: str, tmp_path: Path) -> None:
     kind, mechanism, inputs = MODELS[name]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import fewer
 
 from aftexport.chunked.summaries import DOMAIN, summary, window_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -123,7 +124,7 @@ def summary_of(name: str, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarra
     st.sampled_from([None, 0, -1]),
     st.integers(0, 99),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=fewer(400), deadline=None)
 def test_summaries_attend_like_their_tokens(
     name: str,
     causal: bool,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import token_models
 import torch
+from sampling import any_case, part_of
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
 from aftexport.passes.token_kinds import NotChunkable
@@ -15,7 +16,7 @@ MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fas
 
 @pytest.fixture(
     scope="module",
-    params=[(m, c) for m in MECHANISMS for c in (False, True)],
+    params=part_of([(m, c) for m in MECHANISMS for c in (False, True)], lambda p: (str(p), {*p})),
     ids=lambda p: f"{'causal ' if p[1] else ''}{p[0]}",
 )
 def mechanism(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chunks:
@@ -165,6 +166,7 @@ class OneNumber(Tagger):
         return {"tags": self.tags(x)[..., 0]}
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(
     ("module", "reason"),
     [

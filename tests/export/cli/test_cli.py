@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from commands import Outcome, assert_refused, listing, run_here, run_python, without
+from sampling import any_case
 
 from aftexport import __version__
 from aftexport.bundle.bundle import Bundle
@@ -328,6 +329,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_export_leaves_nothing(
     number: signal.Signals, checkpoint_file: Path, tmp_path: Path

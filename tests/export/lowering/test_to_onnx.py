@@ -76,7 +76,7 @@ def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.25, by=any_case)
 @pytest.mark.parametrize("opset", OPSETS)
 def test_requested_opset_is_used(
     opset: int, program: ExportedProgram, classifier: DocumentClassifier
@@ -128,6 +128,7 @@ def test_custom_nodes_have_plugin_and_body(mixed: onnx.ModelProto) -> None:
     assert all(operator_name(name) in ALL_OPERATORS for _, name in bodies)
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize(
     ("precision", "causal", "of_attention"),
     [
@@ -152,7 +153,7 @@ def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_atte
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 
-@pytest.mark.table(keep=0.5)
+@pytest.mark.table(keep=0.25, by=lambda mechanism, causal: causal)
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 @pytest.mark.parametrize("mechanism", sorted(set(LAYERS) - set(RECURRENT_LAYERS)))
 def test_layer_has_one_norm_without_split(mechanism: str, causal: bool) -> None:

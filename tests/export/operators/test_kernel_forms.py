@@ -8,6 +8,7 @@ import onnx
 import onnx.inliner
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 import aftplugins
@@ -92,7 +93,7 @@ def test_engine_runs_forms_by_kernel_or_body(form: Form, tmp_path: Path) -> None
     path = tmp_path / "model.onnx"
     onnx.save(model_of(form), path)
     renamed = model_of(form)
-    rename_untaken(renamed, "tensorrt")
+    choose_kernels(renamed, "tensorrt")
     inputs = make_inputs(form, 40, (40, 7))
     for model in (path, path.read_bytes(), renamed.SerializeToString()):
         found = OnnxRuntimeEngine(model, threads=1).run(inputs)["output"]
@@ -126,6 +127,7 @@ def test_nodes_of_version_1_get_later_defaults() -> None:
     assert error(found, expected, inputs["lengths"]) < 2e-5
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("form", WIDE, ids=str)
 def test_parity_cases_of_forms_are_exact(form: Form) -> None:
     """The cases draw features of one sign, so that no divisor cancels."""

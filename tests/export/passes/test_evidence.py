@@ -135,6 +135,7 @@ POOLS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("pool", POOLS)
 def test_sums_of_other_models(head: str, pool: str) -> None:

@@ -111,7 +111,7 @@ def test_surroundings_of_attention_become_single_operators(
     assert_unchanged(module, model)
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.25, by=any_case)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("module", "absent"),

@@ -109,7 +109,7 @@ def test_a_layer_becomes_one_operator() -> None:
     assert_unchanged(module, model)
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "change",

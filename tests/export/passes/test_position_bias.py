@@ -161,7 +161,7 @@ def test_other_mechanisms_have_no_position_bias() -> None:
     assert position_biases(finish(lower(capture(tiny_models.classifier())))) == ()
 
 
-@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.table(keep=0.25, by=any_case)
 @pytest.mark.parametrize(
     ("precision", "chosen"),
     [

@@ -8,6 +8,7 @@ import tiny_models
 import torch
 from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
+from sampling import any_case
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
@@ -121,6 +122,7 @@ def test_half_precision_pytorch_layer_runs(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -> None:
     torch.manual_seed(0)
@@ -243,6 +245,7 @@ def test_failing_graph_is_refused_with_size(
     assert not listing(tmp_path)
 
 
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
 def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="labels must be"):

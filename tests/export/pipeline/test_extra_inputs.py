@@ -12,6 +12,7 @@ import torch
 from bundles import changed_manifest
 from commands import assert_refused, run_here
 from rich.console import Console
+from sampling import any_case
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.capture.capture import capture
@@ -186,6 +187,7 @@ def test_program_has_extra_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert_refused(run_here(words, capsys), "int64 [batch, 4] in the program, got torch.float32")
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_narrow_precision_takes_float32(precision: str, tmp_path: Path) -> None:
     bundle = export(

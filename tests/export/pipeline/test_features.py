@@ -12,6 +12,7 @@ import tiny_models
 import torch
 from commands import assert_refused, listing, run_here
 from feature_models import FEATURES, MEAN, NAMES, SCALE, Sensors
+from sampling import any_case
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
@@ -143,6 +144,7 @@ def test_unfit_options_are_refused(
     assert listing(tmp_path) == before
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_other_precisions_take_float32_features(precision: str, tmp_path: Path) -> None:
     bundle = export(factory="feature_models:Sensors", precision=precision, out=tmp_path / "b")

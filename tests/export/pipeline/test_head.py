@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from commands import assert_refused, run_here
+from sampling import any_case
 from torch import Tensor, nn
 
 import aftexport
@@ -83,6 +84,7 @@ def test_command_refuses_undeclared_task(
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("task", HEADS)
 def test_checkpoint_keeps_its_task(task: str, tmp_path: Path) -> None:
     """The bundle, its report and its parity check have the task of the training."""

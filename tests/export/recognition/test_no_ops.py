@@ -5,6 +5,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
+from sampling import any_case
 
 from aftexport.recognition.graph.no_ops import remove_no_ops
 from aftexport.recognition.graph.normalize import normalize
@@ -87,6 +88,7 @@ def test_nodes_with_effect_stay(line: str, last: str, doubtful: int) -> None:
     assert (found[-2:], count) == ([last, "Sigmoid"], doubtful)
 
 
+@pytest.mark.table(keep=0.34, by=any_case)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["simple_shifted", "conv_causal", "linear_padded_tokens_last"])
 def test_unoptimized_graphs_are_recognized(name: str) -> None:

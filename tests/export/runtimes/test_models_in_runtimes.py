@@ -72,7 +72,7 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.table(keep=0.04, by=by_runtime)
+@pytest.mark.table(keep=0.01, by=by_runtime)
 @every_precision
 @every_runtime
 @causal_or_not
@@ -120,7 +120,7 @@ def archive_in(runtime: str) -> type[OpenedArchive]:
     return Archive
 
 
-@pytest.mark.table(keep=0.04, by=by_runtime)
+@pytest.mark.table(keep=0.01, by=by_runtime)
 @every_precision
 @every_runtime
 @causal_or_not

@@ -16,6 +16,7 @@ from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import COPY, GEMM, OURS
 from benchmarks.gpu.workloads import Workload
+from sampling import any_case
 
 import aftplugins
 
@@ -230,6 +231,7 @@ def test_bindings_without_gpu_name_missing_part() -> None:
         assert outcome.said
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("mechanism", ["aft_full", "fastformer"])
 def test_kernel_verifies_exported_model(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "TOKENS", 128)

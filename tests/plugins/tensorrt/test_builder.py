@@ -38,7 +38,7 @@ def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any
     return result
 
 
-@pytest.mark.table(keep=0.4, by=any_case)
+@pytest.mark.table(keep=0.2, by=any_case)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_exported_model_builds_either_way(mechanism: str, library: Path, tmp_path: Path) -> None:
     """It builds with and without the plugins."""

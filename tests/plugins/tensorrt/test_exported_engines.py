@@ -33,7 +33,7 @@ def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return library
 
 
-@pytest.mark.table(keep=0.4, by=any_case)
+@pytest.mark.table(keep=0.2, by=any_case)
 @pytest.mark.parametrize("mechanism", sorted({o.stem for o in OPERATORS.values()}))
 def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -163,7 +163,7 @@ def classifier_of(bundle: Bundle) -> Classifier:
     return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
 
 
-@pytest.mark.table(keep=0.4, by=lambda mechanism, pooling: pooling)
+@pytest.mark.table(keep=0.1, by=lambda mechanism, pooling: pooling)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 import transformers_folders as folders
+from sampling import any_case
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -56,6 +57,7 @@ def pipeline_of(task: str, folder: Path, **options: Any) -> Iterator[Any]:
         yield transformers.pipeline(task, dtype=torch.float32, **given)
 
 
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_labels_and_scores_are_the_pipelines(kind: str, tmp_path: Path) -> None:
     class_name, config, settings = CLASSIFIERS[kind]

@@ -32,7 +32,16 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server that allows 0 s of queued work; without fused kernels its runs are slow."""
     folder = tmp_path_factory.mktemp("admission")
     bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
-    options = ("--max-queue-seconds", "0", "--deadline-seconds", "100", "--stall-seconds", "300")
+    options = (
+        "--max-queue-seconds",
+        "0",
+        "--deadline-seconds",
+        "100",
+        "--stall-seconds",
+        "300",
+        "--threads",
+        "1",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(aftplugins.DISABLE_VARIABLE, "1")
         with serving(bundle, folder / "log", *options) as (address, _):

@@ -35,7 +35,7 @@ STOPPED = "aftserve_stopped_runs_total"
 FAILED = "aftserve_failed_runs_total"
 Grown = Callable[[str], float]
 
-SOON = ("--stall-seconds", "5", "--max-queue-seconds", "300")
+SOON = ("--stall-seconds", "5", "--max-queue-seconds", "300", "--threads", "1")
 """A stalled run is given up, late enough for other requests to queue on a busy machine."""
 POISON = 300
 """A token id within the manifest's vocabulary, but beyond the model's embedding."""
@@ -60,7 +60,8 @@ def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("scheduling") / "log"
     # A late run is predicted to last as long again: on a busy machine, beyond the defaults.
-    patient = ("--stall-seconds", "300", "--max-queue-seconds", "300")
+    # More threads would spin during a run that never ends.
+    patient = ("--stall-seconds", "300", "--max-queue-seconds", "300", "--threads", "1")
     with serving(hanging, log, *patient, measured=True) as (address, _):
         yield address
     written = log.read_text("utf-8")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from aftexport.operators.kernel_forms import takes_form
 from aftexport.recognition.proof.definitions import definition
 
 from . import wide_forms

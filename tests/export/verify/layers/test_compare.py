@@ -9,6 +9,7 @@ import pytest
 import torch
 from bundles import resealed
 from commands import run_here
+from sampling import any_case
 from torch import Tensor, nn
 
 import aftplugins
@@ -97,6 +98,7 @@ def test_pytorchs_side_is_the_module_itself(mixed: Exported) -> None:
     np.testing.assert_allclose(mixed.case.outputs["logits"], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("fault", EXPORT, ids=lambda fault: fault.name)
 def test_export_fault_is_found(fault: Fault, mixed: Exported, tmp_path: Path) -> None:
     model = mixed.copy()

@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium is installed")
     expect.set_options(timeout=_MILLISECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
         yield browser
         browser.close()
 
