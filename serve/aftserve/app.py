@@ -86,7 +86,12 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
         max_buffered_bytes=settings.max_buffered_bytes,
         seconds=settings.receive_seconds,
     )
-    app.add_middleware(AccessLogMiddleware, responses=service.metrics.responses, names=not replica)
+    app.add_middleware(
+        AccessLogMiddleware,
+        responses=service.metrics.responses,
+        names=not replica,
+        probes={*operations.PROBES, *open_inference.PROBES},
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -48,7 +48,7 @@ def serve(settings: Settings, console: Console) -> int:
     # The first process of a container ignores SIGTERM without a handler, also while it loads.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # keep modules out of every collection, which would delay requests
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, settings.log_level)
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     raise_limit()
     traces = tracing.configure()

@@ -45,6 +45,9 @@ Host = Annotated[str, Field(pattern=r"^(\*|\[[0-9a-f:.]+\]|[^*/\s:A-Z\[\]]+)$")]
 Policy = Literal["exact", "reject", "head", "tail"]
 """Treatment of a document over the memory budget."""
 
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+"""The names of levels in uvicorn."""
+
 _MIB = 1 << 20
 
 
@@ -208,6 +211,10 @@ class Settings(BaseSettings):
 
     log_format: Literal["text", "json"] = Field(
         "text", description="format of the log, which has one line for each event"
+    )
+    log_level: LogLevel = Field(
+        "info",
+        description="lowest level of the log; debug adds the requests for health and metrics",
     )
 
     @field_validator("allowed_hosts", "cors_origins", mode="before")

@@ -67,6 +67,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         ["--max-queue-seconds", "inf"],
         ["--idle-seconds", "nan"],
         ["--model-name", "organization/model"],
+        ["--log-level", "verbose"],
     ],
 )
 def test_value_out_of_range_names_flag(words: list[str]) -> None:

@@ -10,6 +10,8 @@ from aftserve.api.info import describe
 from aftserve.schemas import Info, Problem, Reload, Status
 from aftserve.service import Service
 
+PROBES = ("/healthz", "/readyz", "/metrics")
+"""The paths that load balancers and monitors ask every few seconds."""
 _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 

@@ -4,6 +4,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Container
 from typing import Any
 
 from prometheus_client import Counter
@@ -30,12 +31,17 @@ class AccessLogMiddleware:
         app: the application.
         responses: counter of responses by path and status.
         names: whether to send the name in the response; a proxy may do so itself.
+        probes: paths of the routes that machines ask every few seconds. The log has their
+            requests at the level of debug, unless the response is an error.
     """
 
-    def __init__(self, app: ASGIApp, responses: Counter, *, names: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, responses: Counter, *, names: bool, probes: Container[str] = ()
+    ) -> None:
         self._app = app
         self._responses = responses
         self._names = names
+        self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
@@ -68,4 +74,6 @@ class AccessLogMiddleware:
             self._responses.labels(path, str(status)).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)
             asked = scope["raw_path"].decode("ascii", "backslashreplace")
-            logger.info("%s %s %d", scope["method"], asked, status, extra={"fields": fields})
+            is_quiet = path in self._probes and status < 400
+            level = logging.DEBUG if is_quiet else logging.INFO
+            logger.log(level, "%s %s %d", scope["method"], asked, status, extra={"fields": fields})

@@ -46,7 +46,7 @@ class Replica:
     """
 
     def __init__(self, settings: Settings, digest: str) -> None:
-        configure_logging(settings.log_format)
+        configure_logging(settings.log_format, settings.log_level)
         self._keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
         self._service = load(settings, Console(quiet=True), tracing.configure())
         if self._service.active.bundle.digest != digest:

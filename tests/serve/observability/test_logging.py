@@ -1,15 +1,21 @@
 """Log lines and metrics of requests."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from app_server import address_of, running
 from clients import eventually, http, metric
 from commands import run_python
+from prometheus_client import Counter
 from servers import serving
+
+from aftserve.http.access_log import AccessLogMiddleware
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,72 @@ def test_message_cannot_forge_log_line(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     (line,) = outcome.err.splitlines()
     assert line.endswith(r"it says a\n2026-01-01 INFO b\x1b[31m c=\r")
+
+
+PROBES = [
+    "/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready",
+    "/v2/models/MODEL/ready", "/v2/models/MODEL/versions/1/ready",
+]  # fmt: skip
+
+
+def test_probes_are_missing_at_info(address: str, log: Path, bundle_folder: Path) -> None:
+    name = bundle_folder.name.removesuffix(".bundle")
+    for number, path in enumerate(PROBES):
+        headers = {"X-Request-ID": f"probe-{number}"}
+        assert http.get(address + path.replace("MODEL", name), headers=headers).is_success
+    http.get(f"{address}/v2/models/absent/ready", headers={"X-Request-ID": "absent"})
+    assert line_of(log, "absent")["message"] == "GET /v2/models/absent/ready 404"
+    assert not [line for line in lines(log) if line.get("request_id", "").startswith("probe-")]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        ("/healthz", 200, logging.DEBUG),
+        ("/healthz", 503, logging.INFO),
+        ("/infer", 200, logging.INFO),
+    ],
+)
+def test_probe_is_logged_at_debug(
+    path: str, status: int, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["route"] = SimpleNamespace(path=path)
+        await send({"type": "http.response.start", "status": status})
+        await send({"type": "http.response.body"})
+
+    responses = Counter("responses", "", ["path", "status"], registry=None)
+    logged = AccessLogMiddleware(app, responses, names=True, probes={"/healthz"})
+    caplog.set_level(logging.DEBUG, "aftserve.request")
+    with running(logged) as server:
+        http.get(address_of(server) + path)
+        eventually(lambda: [one for one in caplog.records if one.name == "aftserve.request"], "it")
+    (record,) = [one for one in caplog.records if one.name == "aftserve.request"]
+    assert (record.getMessage(), record.levelno) == (f"GET {path} {status}", level)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", ["aftserve.a DEBUG", "aftserve.a INFO", "other INFO", "other ERROR"]),
+        ("error", ["other ERROR"]),
+    ],
+)
+def test_level_hides_lower_lines(level: str, expected: list[str], tmp_path: Path) -> None:
+    code = f"""
+import logging
+from aftserve.observability.logging import configure_logging
+configure_logging("text", {level!r})
+logging.getLogger("aftserve.a").debug("")
+logging.getLogger("aftserve.a").info("")
+logging.getLogger("other").debug("")
+logging.getLogger("other").info("")
+logging.getLogger("other").error("")
+"""
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    found = [re.search(r" ([A-Z]+) ([a-z.]+):", line) for line in outcome.err.splitlines()]
+    assert [f"{one[2]} {one[1]}" for one in found if one] == expected
 
 
 def test_unknown_paths_share_one_series(address: str) -> None:

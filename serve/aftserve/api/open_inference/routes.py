@@ -47,6 +47,8 @@ _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
+PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
+"""The paths that load balancers ask every few seconds."""
 
 JsonBytes = Annotated[
     int | None,
