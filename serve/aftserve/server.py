@@ -18,7 +18,7 @@ from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
 from aftexport.system.installation import check_installed
-from aftserve.api.api_keys import Keys
+from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
@@ -34,7 +34,7 @@ from aftserve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal that reloads the bundle; None on Windows, which lacks it."""
+"""The signal that reloads the bundle and the API keys; None on Windows, which lacks it."""
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -49,12 +49,12 @@ def serve(settings: Settings, console: Console) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # keep modules out of every collection, which would delay requests
     configure_logging(settings.log_format, settings.log_level)
-    keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
+    key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
     raise_limit()
     traces = tracing.configure()
     check_address(settings.host, settings.port)
     service = load(settings, console, traces)
-    server = Server(service, keys)
+    server = Server(service, key_file)
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
@@ -114,18 +114,18 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
 
 
 class Server(uvicorn.Server):
-    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the bundle.
+    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the files.
 
     Args:
         service: the service behind it.
-        keys: the API keys that clients need; None to serve everyone.
+        key_file: file of the API keys that clients need; None to serve everyone.
     """
 
-    def __init__(self, service: Service, keys: Keys | None = None) -> None:
+    def __init__(self, service: Service, key_file: KeyFile | None = None) -> None:
         settings = service.settings
         super().__init__(
             uvicorn.Config(
-                create_app(service, keys),
+                create_app(service, key_file),
                 host=settings.host,
                 port=settings.port,
                 http=Connection.within(
@@ -142,6 +142,7 @@ class Server(uvicorn.Server):
         )
         self._health = service.health
         self._reloader = service.reloader
+        self._key_file = key_file
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
@@ -163,7 +164,7 @@ class Server(uvicorn.Server):
         places = " and ".join(urls(self._listeners))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
-            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloader.start)
+            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections in the backlog, stop listening, and end in order."""
@@ -186,6 +187,12 @@ class Server(uvicorn.Server):
             _loop=asyncio.get_running_loop(),
         )
         return connection
+
+    def _reload(self) -> None:
+        """Read the bundle and the API keys again."""
+        if self._key_file is not None:
+            self._key_file.start_reload()
+        self._reloader.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""

@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     api_keys: Location | None = Field(
         None,
         description="a TOML file of API keys, made by aftserve key NAME; without it, no key is "
-        "needed",
+        "needed. It is read again on SIGHUP and when it changes",
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],

@@ -14,7 +14,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
 from aftexport.system.signals import Interruption
-from aftserve.api.api_keys import Keys
+from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.observability import tracing
 from aftserve.observability.logging import configure_logging
@@ -47,7 +47,7 @@ class Replica:
 
     def __init__(self, settings: Settings, digest: str) -> None:
         configure_logging(settings.log_format, settings.log_level)
-        self._keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
+        self._key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
         self._service = load(settings, Console(quiet=True), tracing.configure())
         if self._service.active.bundle.digest != digest:
             raise BundleError(
@@ -56,7 +56,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Ray Serve runs its lifespan."""
-        return create_app(self._service, self._keys, replica=True)
+        return create_app(self._service, self._key_file, replica=True)
 
     def check_health(self) -> None:
         """Raise if the replica does not answer; Ray Serve then replaces it."""
