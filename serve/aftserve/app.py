@@ -103,6 +103,7 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
             allow_methods=["GET", "POST"],
             allow_headers=[
                 "Authorization",
+                "Content-Encoding",
                 "Content-Type",
                 "Deadline-Seconds",
                 "X-API-Key",

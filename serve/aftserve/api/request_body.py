@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from aftexport.errors import InputError
 from aftexport.system.gc import collection_paused
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.http.content_codings import CODINGS, IDENTITY, coding_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -23,9 +24,18 @@ JSON = "application/json"
 
 
 class NotJsonError(RefusedError):
-    """The endpoint does not take bodies of this type or encoding."""
+    """The endpoint does not take bodies of this type."""
 
     status = 415
+
+
+class UnknownEncodingError(NotJsonError):
+    """The server does not expand bodies of this content encoding."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers with the encodings that it expands, as RFC 7694 asks."""
+        return {"Accept-Encoding": ", ".join(CODINGS)}
 
 
 async def read_json(
@@ -44,7 +54,7 @@ async def read_json(
         max_entries: maximum length of the lists, by field.
 
     Raises:
-        NotJsonError: if its headers say that it is not JSON, or that it is compressed.
+        NotJsonError: if its headers say that it is not JSON, or of an unknown encoding.
         InputError: if it is not JSON, or has a field that the model lacks.
         DocumentTooLongError: if a list has too many entries.
         RequestValidationError: if a field does not fit the model.
@@ -63,7 +73,7 @@ async def read_json(
 
 
 async def receive(request: Request) -> bytes:
-    """Receive a body of any type; raise NotJsonError if it is compressed."""
+    """Receive a body of any type; raise NotJsonError if its encoding is unknown."""
     check_encoding(request)
     try:
         return await request.body()
@@ -72,12 +82,12 @@ async def receive(request: Request) -> bytes:
 
 
 def check_encoding(request: Request) -> None:
-    """Raise NotJsonError if a body is compressed."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise NotJsonError(
-            f"The body's content encoding must be identity, got {encoding[:100]}.",
-            "Send it uncompressed.",
+    """Raise NotJsonError if a body has an unknown encoding."""
+    coding = coding_of(request.scope["headers"])
+    if coding not in (IDENTITY, *CODINGS):
+        raise UnknownEncodingError(
+            f"The body's content encoding must be {_one_of(*CODINGS)}, got {coding[:100]}.",
+            "Compress it by one of these, or send it uncompressed.",
         )
 
 

@@ -71,7 +71,7 @@ async def read_text(request: Request, classifier: Classifier) -> str:
         classifier: the classifier with the tokenizer and the limits.
 
     Raises:
-        NotJsonError: if its headers name another encoding, or it is compressed.
+        NotJsonError: if its headers name another charset, or an unknown encoding.
         InputError: if it is not UTF-8, or the bundle has no tokenizer.
         DocumentTooLongError: if it is over a limit.
         ClientGoneError: if the client left before the end of the body.
@@ -104,7 +104,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
         The bytes as token ids.
 
     Raises:
-        NotJsonError: if the body is compressed.
+        NotJsonError: if the encoding of the body is unknown.
         DocumentTooLongError: if it is over the limit.
         ClientGoneError: if the client left before the end of the body.
     """
@@ -137,7 +137,7 @@ async def classify_lines(
         A line with the result or the problem of each line, in order.
 
     Raises:
-        NotJsonError: if its headers name another encoding, or it is compressed.
+        NotJsonError: if its headers name another charset, or an unknown encoding.
         InputError: if there are no lines.
         DocumentTooLongError: if there are too many lines.
         ClientGoneError: if the client left.
@@ -195,7 +195,7 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
     """Yield the parts of a body as they arrive.
 
     Raises:
-        NotJsonError: if it is compressed.
+        NotJsonError: if its encoding is unknown.
         ClientGoneError: if the client left before its end.
     """
     request_body.check_encoding(request)
