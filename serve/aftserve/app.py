@@ -53,7 +53,7 @@ def create_app(
 def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.running(), key_file.watched() if key_file else nullcontext():
+        async with service.running(), key_file.watch.running() if key_file else nullcontext():
             yield
 
     return FastAPI(

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from aftserve.app import create_app
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import accept_waiting, bind, urls
+from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import configure_logging
@@ -34,7 +36,9 @@ from aftserve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal that reloads the bundle and the API keys; None on Windows, which lacks it."""
+"""The signal that reloads the files; None on Windows, which lacks it."""
+_LAST_HANDSHAKE_SECONDS = 1.0
+"""Time for the TLS handshake of a connection that is accepted at the end of the server."""
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -50,11 +54,12 @@ def serve(settings: Settings, console: Console) -> int:
     gc.freeze()  # keep modules out of every collection, which would delay requests
     configure_logging(settings.log_format, settings.log_level)
     key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
+    certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
     traces = tracing.configure()
     check_address(settings.host, settings.port)
     service = load(settings, console, traces)
-    server = Server(service, key_file)
+    server = Server(service, key_file, certificate)
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
@@ -119,9 +124,15 @@ class Server(uvicorn.Server):
     Args:
         service: the service behind it.
         key_file: file of the API keys that clients need; None to serve everyone.
+        certificate: certificate for TLS; None to speak plain HTTP.
     """
 
-    def __init__(self, service: Service, key_file: KeyFile | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        key_file: KeyFile | None = None,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         settings = service.settings
         super().__init__(
             uvicorn.Config(
@@ -143,10 +154,17 @@ class Server(uvicorn.Server):
         self._health = service.health
         self._reloader = service.reloader
         self._key_file = key_file
+        self._certificate = certificate
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the server is told to stop."""
+        watch = self._certificate.watch.running() if self._certificate else nullcontext()
+        async with watch:
+            await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and to handle SIGHUP."""
@@ -160,8 +178,11 @@ class Server(uvicorn.Server):
                 "cannot listen at %s, port %d (%s)", self.config.host, self.config.port, reason
             )
             sys.exit(1)
+        scheme = "http"
+        if self._certificate is not None:
+            self.config.ssl, scheme = self._certificate.context, "https"
         await super().startup(self._listeners)
-        places = " and ".join(urls(self._listeners))
+        places = " and ".join(urls(self._listeners, scheme))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
             asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reload)
@@ -173,8 +194,13 @@ class Server(uvicorn.Server):
         accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
         for server in self.servers:
             server.close()
-        for connection in accepted:
-            await loop.connect_accepted_socket(self._connection, connection)
+        tls: dict[str, Any] = {}
+        if self.config.ssl is not None:
+            tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": _LAST_HANDSHAKE_SECONDS}
+        connecting = (
+            loop.connect_accepted_socket(self._connection, one, **tls) for one in accepted
+        )
+        await asyncio.gather(*connecting, return_exceptions=True)  # a handshake may fail
         await super().shutdown(self._listeners)
 
     def _connection(self) -> asyncio.Protocol:
@@ -189,9 +215,10 @@ class Server(uvicorn.Server):
         return connection
 
     def _reload(self) -> None:
-        """Read the bundle and the API keys again."""
-        if self._key_file is not None:
-            self._key_file.start_reload()
+        """Read the bundle, the API keys and the certificate again."""
+        for one in (self._key_file, self._certificate):
+            if one is not None:
+                one.watch.start_reload()
         self._reloader.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -77,6 +77,16 @@ class Settings(BaseSettings):
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
+    ssl_certfile: Location | None = Field(
+        None,
+        description="a PEM file of the certificate chain, to speak HTTPS; without it, the server "
+        "speaks plain HTTP. It is read again on SIGHUP and when it changes",
+    )
+    ssl_keyfile: Location | None = Field(
+        None,
+        description="a PEM file of the private key; by default the file of --ssl-certfile has it",
+    )
+
     model_name: str | None = Field(
         None,
         pattern="^[^/]+$",  # it is one part of a path

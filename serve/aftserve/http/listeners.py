@@ -39,17 +39,17 @@ def bind(host: str, port: int) -> list[socket.socket]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def urls(listeners: Sequence[socket.socket]) -> list[str]:
+def urls(listeners: Sequence[socket.socket], scheme: str = "http") -> list[str]:
     """Return the URL of each socket; a socket of IPv6 and IPv4 has two."""
     found = list[str]()
     for listener in listeners:
         host, port, *_ = listener.getsockname()
         if listener.family is not socket.AF_INET6:
-            found.append(f"http://{host}:{port}")
+            found.append(f"{scheme}://{host}:{port}")
             continue
-        found.append(f"http://[{host}]:{port}")
+        found.append(f"{scheme}://[{host}]:{port}")
         if not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-            found.append(f"http://0.0.0.0:{port}")
+            found.append(f"{scheme}://0.0.0.0:{port}")
     return found
 
 
