@@ -116,7 +116,7 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
 def _guards(service: Service, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
     settings = service.settings
-    by_name = Depends(named_host(settings.host, settings.allowed_hosts))
+    by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
     if keys is None:
         return [by_name, Depends(same_origin(settings.cors_origins))]
     # A web page with an API key may send requests, under any host name unless some are listed.

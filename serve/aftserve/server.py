@@ -23,7 +23,15 @@ from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
-from aftserve.http.listeners import accept_waiting, bind, urls
+from aftserve.http.listeners import (
+    accept_waiting,
+    bind,
+    bind_unix,
+    close_all,
+    is_unix,
+    remove_paths,
+    urls,
+)
 from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
@@ -57,7 +65,7 @@ def serve(settings: Settings, console: Console) -> int:
     certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
     traces = tracing.configure()
-    check_address(settings.host, settings.port)
+    close_all(open_listeners(settings))  # an address that is taken is refused before the load
     service = load(settings, console, traces)
     server = Server(service, key_file, certificate)
     try:
@@ -73,22 +81,18 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-def check_address(host: str, port: int) -> None:
-    """Check that the server can listen, before the bundle is loaded.
+def open_listeners(settings: Settings) -> list[socket.socket]:
+    """Bind the sockets of the settings; they do not listen yet.
 
     Raises:
-        UsageError: if the server cannot listen at the address.
+        UsageError: if the server cannot listen at an address.
     """
+    bound = bind(settings.port_hosts, settings.port) if settings.port_hosts else []
     try:
-        bound = bind(host, port)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"The server cannot listen at {host}, port {port} ({reason}).",
-            "Choose another address by --host and --port.",
-        ) from error
-    for listener in bound:
-        listener.close()
+        return [*bound, *([bind_unix(settings.uds)] if settings.uds else [])]
+    except UsageError:
+        close_all(bound)
+        raise
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -137,8 +141,6 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service, key_file),
-                host=settings.host,
-                port=settings.port,
                 http=Connection.within(
                     settings.receive_seconds, service.metrics.responses, service.health
                 ),
@@ -151,6 +153,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )
+        self._settings = settings
         self._health = service.health
         self._reloader = service.reloader
         self._key_file = key_file
@@ -169,28 +172,34 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and to handle SIGHUP."""
         try:
-            self._listeners = bind(self.config.host, self.config.port)
+            self._listeners = open_listeners(self._settings)
             for listener in self._listeners:
                 listener.listen(self.config.backlog)
-        except OSError as error:  # the address was taken meanwhile
-            reason = error.strerror or error
-            logger.error(
-                "cannot listen at %s, port %d (%s)", self.config.host, self.config.port, reason
-            )
+        except (UsageError, OSError) as error:  # the address was taken meanwhile
+            logger.error("%s", error)
             sys.exit(1)
         scheme = "http"
         if self._certificate is not None:
             self.config.ssl, scheme = self._certificate.context, "https"
-        await super().startup(self._listeners)
+        in_unix = [one for one in self._listeners if is_unix(one)]
+        await super().startup([one for one in self._listeners if one not in in_unix])
+        loop = asyncio.get_running_loop()
+        self.servers += [
+            await loop.create_unix_server(
+                self._connection, sock=one, ssl=self.config.ssl, backlog=self.config.backlog
+            )
+            for one in in_unix
+        ]
         places = " and ".join(urls(self._listeners, scheme))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
-            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reload)
+            loop.add_signal_handler(_RELOAD, self._reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections in the backlog, stop listening, and end in order."""
         loop = asyncio.get_running_loop()
         backlog = self.config.backlog
+        remove_paths(self._listeners)
         accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
         for server in self.servers:
             server.close()

@@ -70,12 +70,18 @@ class Settings(BaseSettings):
         "key, batch and deploy, each with its own --help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
-    host: str = Field(
-        "127.0.0.1",
-        min_length=1,  # an empty host would mean all addresses
-        description="address to listen on; :: for all of IPv6 and IPv4",
+    host: Annotated[list[str], NoDecode] = Field(
+        ["127.0.0.1"],
+        min_length=1,
+        description="address to listen on, or several, separated by commas; :: for all of IPv6 and "
+        "IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
+    uds: Location | None = Field(
+        None,
+        description="path of a Unix socket to listen on, and on no port unless --host or --port "
+        "is given too",
+    )
 
     ssl_certfile: Location | None = Field(
         None,
@@ -227,7 +233,7 @@ class Settings(BaseSettings):
         description="lowest level of the log; debug adds the requests for health and metrics",
     )
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
@@ -236,6 +242,12 @@ class Settings(BaseSettings):
         if names.startswith("["):
             return from_json(names)
         return [name for name in names.split(",") if name]
+
+    @property
+    def port_hosts(self) -> list[str]:
+        """The hosts at whose port the server listens; none if it has only a Unix socket."""
+        is_given = bool({"host", "port"} & self.model_fields_set)
+        return self.host if is_given or self.uds is None else []
 
     @property
     def served_name(self) -> str:

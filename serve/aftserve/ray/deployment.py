@@ -82,6 +82,7 @@ def deploy(
     Raises:
         AftexportError: if the bundle cannot be deployed.
     """
+    host = _host(settings)
     address = resolve(address)
     digest = Bundle.open(settings.bundle).digest
     options = deployment_options(settings)
@@ -94,11 +95,10 @@ def deploy(
     with connected(address, object_store_mib=_OBJECT_STORE_MIB):
         from ray import serve
 
-        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.start(http_options={"host": host, "port": settings.port})
         _start(_deployment(options).bind(settings, digest))
         interruption.check()
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        where = f"http://{host}:{settings.port}"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
         console.print(f"{settings.bundle.name} running on {where}", soft_wrap=True)
         if address is not None:
             return 0
@@ -107,6 +107,25 @@ def deploy(
         finally:
             serve.delete(NAME)  # waits for accepted requests, unlike shutdown
             serve.shutdown()
+
+
+def _host(settings: DeploymentSettings) -> str:
+    """Return the host of Ray's HTTP proxy.
+
+    Raises:
+        UsageError: if there are several, or a setting that the proxy lacks.
+    """
+    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
+        if getattr(settings, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for a server without Ray, got it for a deployment.",
+                "Remove it, and end TLS in a proxy before Ray Serve.",
+            )
+    if len(settings.host) > 1:
+        raise UsageError(
+            f"Ray Serve listens at one --host, got {', '.join(settings.host)}.", "Name one."
+        )
+    return settings.host[0]
 
 
 def _start(application: Any) -> None:
