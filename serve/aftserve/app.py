@@ -109,7 +109,7 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
                 "X-API-Key",
                 "X-Request-ID",
             ],
-            expose_headers=["Retry-After", "X-Request-ID"],
+            expose_headers=["Retry-After", "Server-Timing", "X-Request-ID"],
         )
 
 

@@ -160,7 +160,8 @@ class Service:
             for answered, one, result in zip(results, inputs, done, strict=True):
                 await self._explain(active, one, result.answer, options, answered.result)
         record = RequestRecord(began, admitted, predicted, time.monotonic())
-        record.count(self.metrics, [answered.result for answered in results])
+        counted = [answered.result for answered in results]
+        record.count(self.metrics, counted, self.traces.trace_id())
         record.trace(self.traces, inputs, done)
         return results
 

@@ -18,6 +18,7 @@ from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
 from aftserve.api.request_body import JSON, media_type, read_json
+from aftserve.api.server_timing import add_server_timing
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
@@ -140,6 +141,7 @@ async def _answer(
     inline = tokens if accepted is None else None
     work = service.classify(body.documents, deadline, body.given, options=options, inline=inline)
     answers = await run_until_disconnect(work, request.receive, deadline)
+    add_server_timing(request, answers)
     total = sum(answer.result.tokens_total for answer in answers)
     add_log_fields(request, documents=len(answers), tokens=total)
     if accepted is not None:

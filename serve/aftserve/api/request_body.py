@@ -2,7 +2,8 @@
 
 import codecs
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from email.message import Message
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_TYPE_CHARACTERS = 1024
+_REFUSED = re.compile(r"q=0(\.0*)?")
+"""Weight of a media type that a client does not accept."""
 JSON = "application/json"
 
 
@@ -108,6 +111,15 @@ def check_charset(request: Request) -> None:
 def media_type(request: Request) -> str:
     """Return the media type of a body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def accepted_type(request: Request, kinds: Collection[str]) -> str | None:
+    """Return the first of some media types in the Accept header of a request; None without one."""
+    for entry in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        if kind in kinds and not any(map(_REFUSED.fullmatch, parameters)):
+            return kind
+    return None
 
 
 def _one_of(*kinds: str) -> str:

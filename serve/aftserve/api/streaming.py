@@ -2,7 +2,6 @@
 
 import asyncio
 import codecs
-import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -48,16 +47,11 @@ LINES_TYPES = (
     "application/x-jsonlines",
 )
 """Names in use for JSON lines; none of these media types is registered."""
-_REFUSED = re.compile(r"q=0(\.0*)?")
 
 
 def accepted_lines(request: Request) -> str | None:
     """Return the name of JSON lines in the Accept header of a request; None without one."""
-    for entry in request.headers.get("accept", "").lower().split(","):
-        kind, *parameters = (part.strip() for part in entry.split(";"))
-        if kind in LINES_TYPES and not any(map(_REFUSED.fullmatch, parameters)):
-            return kind
-    return None
+    return request_body.accepted_type(request, LINES_TYPES)
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:

@@ -11,6 +11,8 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aftserve.observability.exemplars import request_id
+
 logger = logging.getLogger("aftserve.request")
 
 _NAME = re.compile(rb"[\w.:/=+-]{1,128}")
@@ -25,7 +27,8 @@ def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
 class AccessLogMiddleware:
     """ASGI middleware that names and times each request, and counts and logs its response.
 
-    The name is the client's ``X-Request-ID`` if that is well-formed.
+    The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
+    ``headers`` of the request's state, which go into any response.
 
     Args:
         app: the application.
@@ -53,16 +56,17 @@ class AccessLogMiddleware:
         given = dict(scope["headers"]).get(_HEADER, b"")
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
         fields: dict[str, Any] = {"request_id": name.decode()}
-        scope["state"]["fields"] = fields
+        added: dict[bytes, bytes] = {_HEADER: name} if self._names else {}
+        scope["state"] |= {"fields": fields, "headers": added}
+        request_id.set(name.decode())
         status = 0
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self._names:
-                    headers = [*message.get("headers", ()), (_HEADER, name)]
-                    message = {**message, "headers": headers}
+                headers = [*message.get("headers", ()), *added.items()]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:

@@ -27,6 +27,7 @@ from aftserve.api.open_inference.schemas import (
 )
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
+from aftserve.api.server_timing import add_server_timing
 from aftserve.errors import NotFoundError
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
@@ -166,6 +167,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
             message.documents, deadline, message.given, options=options, inline=inline
         )
         answers = await run_until_disconnect(work, request.receive, deadline)
+        add_server_timing(request, answers)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)
         responding = partial(
