@@ -130,11 +130,10 @@ async def _answer(
         classify = partial(
             service.classify, deadline=deadline, options=options, backlog=Backlog(), inline=tokens
         )
-        lines = await streaming.classify_lines(
-            request, classify, max_lines=service.settings.max_documents, deadline=deadline
+        max_lines = service.settings.max_documents
+        return await streaming.classify_lines(
+            request, classify, kind=kind, max_lines=max_lines, deadline=deadline
         )
-        add_log_fields(request, documents=len(lines))
-        return Response(b"".join(lines), media_type=kind)
     body = await _read(request, kind, service)
     service.traces.record("receive", request.state.started, time.monotonic())
     accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
