@@ -149,9 +149,13 @@ class Service:
             began = time.monotonic()
             inputs = await self._tokenize(active, documents, given, wanted, inline)
             admitted = time.monotonic()
-            predicted, done = await self._run_with_samples(
-                parity, inputs, deadline, wanted=wanted, backlog=backlog
-            )
+            try:
+                predicted, done = await self._run_with_samples(
+                    parity, inputs, deadline, wanted=wanted, backlog=backlog
+                )
+            except BaseException:  # also the cancellation at the client's deadline
+                self.metrics.inference.add_failed(time.monotonic() - began)
+                raise
         results = [
             self._result(active, one, _part(result, wanted), result.started - admitted, predicted)
             for one, result in zip(inputs, done, strict=True)

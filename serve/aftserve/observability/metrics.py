@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics_format
 from prometheus_client.registry import Collector
 
+from aftserve.observability.inference_stats import InferenceStats
 from aftserve.observability.output_queue import dropped_lines
 
 OPENMETRICS = openmetrics_format.CONTENT_TYPE_LATEST
@@ -110,7 +111,11 @@ _METRICS = {
 
 
 class Metrics:
-    """The server's metrics; times are in seconds, memory in bytes."""
+    """The server's metrics; times are in seconds, memory in bytes.
+
+    Attributes:
+        inference: the statistics of the Open Inference Protocol.
+    """
 
     responses: Counter
     stage_seconds: Histogram
@@ -138,6 +143,7 @@ class Metrics:
     ready: Gauge
 
     def __init__(self) -> None:
+        self.inference = InferenceStats()
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="", registry=self.registry)
         self.registry.register(_OutputCollector())
@@ -147,6 +153,7 @@ class Metrics:
 
     def observe_run(self, tokens: Sequence[int], seconds: float) -> None:
         """Count a run of documents of these lengths, padded to the longest."""
+        self.inference.runs[len(tokens)].add(seconds)
         self.run_documents.observe(len(tokens))
         self.run_seconds.observe(seconds)
         self.run_tokens.labels("document").inc(sum(tokens))

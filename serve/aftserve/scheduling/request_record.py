@@ -33,6 +33,16 @@ class RequestRecord:
         """Count the request and its documents in the metrics, with an exemplar of the request."""
         exemplar = exemplar_labels(trace_id)
         metrics.observe_prediction(self.predicted, self.ended - self.admitted)
+        timings = [result.timings for result in results]
+        run_end = max(one.queue_seconds + one.inference_seconds for one in timings)
+        queue = max(one.queue_seconds for one in timings)
+        metrics.inference.add_answered(
+            len(results),
+            tokenize=self.admitted - self.began,
+            queue=queue,
+            run=run_end - queue,
+            finish=max(0.0, self.ended - self.admitted - run_end),
+        )
         for result in results:
             metrics.document_tokens.observe(result.tokens_total)
             metrics.truncated_documents.inc(result.truncated)
