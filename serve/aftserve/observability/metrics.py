@@ -179,7 +179,10 @@ class Metrics:
                 format of Prometheus.
         """
         if openmetrics:
-            return openmetrics_format.generate_latest(self.registry), OPENMETRICS
+            content: bytes = openmetrics_format.generate_latest(  # type: ignore[no-untyped-call]
+                self.registry
+            )
+            return content, OPENMETRICS
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
