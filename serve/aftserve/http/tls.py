@@ -58,6 +58,7 @@ class ServerCertificate:
             _check_readable("--ssl-keyfile", self._key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(self._certificate, self._key, self._refuse_password)
