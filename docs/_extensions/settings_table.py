@@ -45,7 +45,9 @@ class ServerSettings(Directive):
             flag = name if name == "bundle" else "--" + name.replace("_", "-")
             term += nodes.literal(text=flag)
             default = schema.get("default")
-            default = "none" if default in (None, [], ".") else str(default)
+            if isinstance(default, list):
+                default = ", ".join(default)
+            default = "none" if default in (None, "", ".") else str(default)
             facts = nodes.paragraph()
             facts += nodes.literal(text=f"AFTSERVE_{name.upper()}")
             facts += nodes.Text(f" · {describe_type(schema)} · default: {default}")

@@ -1,7 +1,7 @@
 """The application: middleware and routers around a service."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import Depends, FastAPI, params
 from fastapi.middleware.cors import CORSMiddleware
@@ -10,6 +10,7 @@ from aftexport import __version__
 from aftserve.api import infer, operations, parity
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import handle_problems
+from aftserve.api.key_file import KeyFile
 from aftserve.api.open_inference import routes as open_inference
 from aftserve.api.openapi import describe_bodies
 from aftserve.api.origin_check import named_host, same_origin
@@ -20,17 +21,20 @@ from aftserve.http.head_requests import HeadMiddleware
 from aftserve.service import Service
 
 
-def create_app(service: Service, keys: Keys | None = None, *, replica: bool = False) -> FastAPI:
+def create_app(
+    service: Service, key_file: KeyFile | None = None, *, replica: bool = False
+) -> FastAPI:
     """Build the application around a service; its lifespan runs the scheduler.
 
     Args:
         service: the service that classifies.
-        keys: the API keys that clients need; None to serve everyone.
+        key_file: file of the API keys that clients need; None to serve everyone.
         replica: whether the server is a replica of Ray Serve. Then Ray's proxy names the
             responses, and a new deployment replaces the bundle. Otherwise POST /reload does,
             for API keys that are marked admin.
     """
-    app = _application(service)
+    app = _application(service, key_file)
+    keys = key_file.keys if key_file is not None else None
     _add_middleware(app, service, replica=replica)
     handle_problems(app)
     guards = _guards(service, keys)
@@ -46,10 +50,10 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
     return app
 
 
-def _application(service: Service) -> FastAPI:
+def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
+        async with service.running(), key_file.watch.running() if key_file else nullcontext():
             yield
 
     return FastAPI(
@@ -86,7 +90,12 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
         max_buffered_bytes=settings.max_buffered_bytes,
         seconds=settings.receive_seconds,
     )
-    app.add_middleware(AccessLogMiddleware, responses=service.metrics.responses, names=not replica)
+    app.add_middleware(
+        AccessLogMiddleware,
+        responses=service.metrics.responses,
+        names=not replica,
+        probes={*operations.PROBES, *open_inference.PROBES},
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -94,19 +103,20 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
             allow_methods=["GET", "POST"],
             allow_headers=[
                 "Authorization",
+                "Content-Encoding",
                 "Content-Type",
                 "Deadline-Seconds",
                 "X-API-Key",
                 "X-Request-ID",
             ],
-            expose_headers=["Retry-After", "X-Request-ID"],
+            expose_headers=["Retry-After", "Server-Timing", "X-Request-ID"],
         )
 
 
 def _guards(service: Service, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
     settings = service.settings
-    by_name = Depends(named_host(settings.host, settings.allowed_hosts))
+    by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
     if keys is None:
         return [by_name, Depends(same_origin(settings.cors_origins))]
     # A web page with an API key may send requests, under any host name unless some are listed.

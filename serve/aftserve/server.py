@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -18,11 +19,20 @@ from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
 from aftexport.system.installation import check_installed
-from aftserve.api.api_keys import Keys
+from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
-from aftserve.http.listeners import accept_waiting, bind, urls
+from aftserve.http.listeners import (
+    accept_waiting,
+    bind,
+    bind_unix,
+    close_all,
+    is_unix,
+    remove_paths,
+    urls,
+)
+from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import configure_logging
@@ -34,7 +44,9 @@ from aftserve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal that reloads the bundle; None on Windows, which lacks it."""
+"""The signal that reloads the files; None on Windows, which lacks it."""
+_LAST_HANDSHAKE_SECONDS = 1.0
+"""Time for the TLS handshake of a connection that is accepted at the end of the server."""
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -48,13 +60,14 @@ def serve(settings: Settings, console: Console) -> int:
     # The first process of a container ignores SIGTERM without a handler, also while it loads.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # keep modules out of every collection, which would delay requests
-    configure_logging(settings.log_format)
-    keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
+    configure_logging(settings.log_format, settings.log_level)
+    key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
+    certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
     traces = tracing.configure()
-    check_address(settings.host, settings.port)
+    close_all(open_listeners(settings))  # an address that is taken is refused before the load
     service = load(settings, console, traces)
-    server = Server(service, keys)
+    server = Server(service, key_file, certificate)
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
@@ -68,22 +81,18 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-def check_address(host: str, port: int) -> None:
-    """Check that the server can listen, before the bundle is loaded.
+def open_listeners(settings: Settings) -> list[socket.socket]:
+    """Bind the sockets of the settings; they do not listen yet.
 
     Raises:
-        UsageError: if the server cannot listen at the address.
+        UsageError: if the server cannot listen at an address.
     """
+    bound = bind(settings.port_hosts, settings.port) if settings.port_hosts else []
     try:
-        bound = bind(host, port)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"The server cannot listen at {host}, port {port} ({reason}).",
-            "Choose another address by --host and --port.",
-        ) from error
-    for listener in bound:
-        listener.close()
+        return [*bound, *([bind_unix(settings.uds)] if settings.uds else [])]
+    except UsageError:
+        close_all(bound)
+        raise
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -114,20 +123,24 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
 
 
 class Server(uvicorn.Server):
-    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the bundle.
+    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the files.
 
     Args:
         service: the service behind it.
-        keys: the API keys that clients need; None to serve everyone.
+        key_file: file of the API keys that clients need; None to serve everyone.
+        certificate: certificate for TLS; None to speak plain HTTP.
     """
 
-    def __init__(self, service: Service, keys: Keys | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        key_file: KeyFile | None = None,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         settings = service.settings
         super().__init__(
             uvicorn.Config(
-                create_app(service, keys),
-                host=settings.host,
-                port=settings.port,
+                create_app(service, key_file),
                 http=Connection.within(
                     settings.receive_seconds, service.metrics.responses, service.health
                 ),
@@ -140,40 +153,63 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )
+        self._settings = settings
         self._health = service.health
         self._reloader = service.reloader
+        self._key_file = key_file
+        self._certificate = certificate
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the server is told to stop."""
+        watch = self._certificate.watch.running() if self._certificate else nullcontext()
+        async with watch:
+            await super().serve(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and to handle SIGHUP."""
         try:
-            self._listeners = bind(self.config.host, self.config.port)
+            self._listeners = open_listeners(self._settings)
             for listener in self._listeners:
                 listener.listen(self.config.backlog)
-        except OSError as error:  # the address was taken meanwhile
-            reason = error.strerror or error
-            logger.error(
-                "cannot listen at %s, port %d (%s)", self.config.host, self.config.port, reason
-            )
+        except (UsageError, OSError) as error:  # the address was taken meanwhile
+            logger.error("%s", error)
             sys.exit(1)
-        await super().startup(self._listeners)
-        places = " and ".join(urls(self._listeners))
+        scheme = "http"
+        if self._certificate is not None:
+            self.config.ssl, scheme = self._certificate.context, "https"
+        in_unix = [one for one in self._listeners if is_unix(one)]
+        await super().startup([one for one in self._listeners if one not in in_unix])
+        loop = asyncio.get_running_loop()
+        self.servers += [
+            await loop.create_unix_server(
+                self._connection, sock=one, ssl=self.config.ssl, backlog=self.config.backlog
+            )
+            for one in in_unix
+        ]
+        places = " and ".join(urls(self._listeners, scheme))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
-            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloader.start)
+            loop.add_signal_handler(_RELOAD, self._reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections in the backlog, stop listening, and end in order."""
         loop = asyncio.get_running_loop()
         backlog = self.config.backlog
+        remove_paths(self._listeners)
         accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
         for server in self.servers:
             server.close()
-        for connection in accepted:
-            await loop.connect_accepted_socket(self._connection, connection)
+        tls: dict[str, Any] = {}
+        if self.config.ssl is not None:
+            tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": _LAST_HANDSHAKE_SECONDS}
+        connecting = (
+            loop.connect_accepted_socket(self._connection, one, **tls) for one in accepted
+        )
+        await asyncio.gather(*connecting, return_exceptions=True)  # a handshake may fail
         await super().shutdown(self._listeners)
 
     def _connection(self) -> asyncio.Protocol:
@@ -186,6 +222,13 @@ class Server(uvicorn.Server):
             _loop=asyncio.get_running_loop(),
         )
         return connection
+
+    def _reload(self) -> None:
+        """Read the bundle, the API keys and the certificate again."""
+        for one in (self._key_file, self._certificate):
+            if one is not None:
+                one.watch.start_reload()
+        self._reloader.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""

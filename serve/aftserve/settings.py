@@ -45,6 +45,9 @@ Host = Annotated[str, Field(pattern=r"^(\*|\[[0-9a-f:.]+\]|[^*/\s:A-Z\[\]]+)$")]
 Policy = Literal["exact", "reject", "head", "tail"]
 """Treatment of a document over the memory budget."""
 
+LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+"""The names of levels in uvicorn."""
+
 _MIB = 1 << 20
 
 
@@ -67,12 +70,28 @@ class Settings(BaseSettings):
         "key, batch and deploy, each with its own --help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
-    host: str = Field(
-        "127.0.0.1",
-        min_length=1,  # an empty host would mean all addresses
-        description="address to listen on; :: for all of IPv6 and IPv4",
+    host: Annotated[list[str], NoDecode] = Field(
+        ["127.0.0.1"],
+        min_length=1,
+        description="address to listen on, or several, separated by commas; :: for all of IPv6 and "
+        "IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
+    uds: Location | None = Field(
+        None,
+        description="path of a Unix socket to listen on, and on no port unless --host or --port "
+        "is given too",
+    )
+
+    ssl_certfile: Location | None = Field(
+        None,
+        description="a PEM file of the certificate chain, to speak HTTPS; without it, the server "
+        "speaks plain HTTP. It is read again on SIGHUP and when it changes",
+    )
+    ssl_keyfile: Location | None = Field(
+        None,
+        description="a PEM file of the private key; by default the file of --ssl-certfile has it",
+    )
 
     model_name: str | None = Field(
         None,
@@ -117,7 +136,7 @@ class Settings(BaseSettings):
     api_keys: Location | None = Field(
         None,
         description="a TOML file of API keys, made by aftserve key NAME; without it, no key is "
-        "needed",
+        "needed. It is read again on SIGHUP and when it changes",
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],
@@ -209,8 +228,12 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="format of the log, which has one line for each event"
     )
+    log_level: LogLevel = Field(
+        "info",
+        description="lowest level of the log; debug adds the requests for health and metrics",
+    )
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
@@ -219,6 +242,12 @@ class Settings(BaseSettings):
         if names.startswith("["):
             return from_json(names)
         return [name for name in names.split(",") if name]
+
+    @property
+    def port_hosts(self) -> list[str]:
+        """The hosts at whose port the server listens; none if it has only a Unix socket."""
+        is_given = bool({"host", "port"} & self.model_fields_set)
+        return self.host if is_given or self.uds is None else []
 
     @property
     def served_name(self) -> str:

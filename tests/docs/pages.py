@@ -16,6 +16,7 @@ PAGES = {str(path.relative_to(REPOSITORY)): path.read_text("utf-8") for path in 
 
 NOT_RUN = {
     "deployment": "serves from a Ray of its own until it is stopped",
+    "certificate": "needs a certificate",
     "docker": "needs a docker engine",
     "fragment": "is a part of a file",
     "gpu": "needs an NVIDIA GPU",

@@ -20,7 +20,7 @@ def test_flag_overrides_environment_and_file(file: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("AFTSERVE_PORT", "2")
     monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "20")
     settings = Settings.read(["bundle", "--config", str(file), "--max-tokens", "30"])
-    assert (settings.host, settings.port, settings.max_tokens) == ("0.0.0.0", 2, 30)
+    assert (settings.host, settings.port, settings.max_tokens) == (["0.0.0.0"], 2, 30)
 
 
 def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         ["--max-queue-seconds", "inf"],
         ["--idle-seconds", "nan"],
         ["--model-name", "organization/model"],
+        ["--log-level", "verbose"],
     ],
 )
 def test_value_out_of_range_names_flag(words: list[str]) -> None:
@@ -116,6 +117,25 @@ def test_invalid_origin_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) 
 def test_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AFTSERVE_{name.upper()}", "")
     assert Settings.read([]) == Settings()
+
+
+@pytest.mark.parametrize(
+    "words", [["--host", "::1", "--host", "a"], ["--host", "::1,a"], ["--host", '["::1","a"]']]
+)
+def test_several_hosts_are_read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.read(["bundle", *words]).host == ["::1", "a"]
+    monkeypatch.setenv("AFTSERVE_HOST", words[1])
+    assert Settings.read(["bundle"]).host[0] == "::1"
+
+
+def test_unix_socket_replaces_default_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = ["127.0.0.1"]
+    assert Settings.read(["bundle"]).port_hosts == default
+    assert Settings.read(["bundle", "--uds", "s"]).port_hosts == []
+    assert Settings.read(["bundle", "--uds", "s", "--port", "1"]).port_hosts == default
+    assert Settings.read(["bundle", "--uds", "s", "--host", "::"]).port_hosts == ["::"]
+    monkeypatch.setenv("AFTSERVE_PORT", "1")
+    assert Settings.read(["bundle", "--uds", "s"]).port_hosts == default
 
 
 def test_empty_api_keys_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +189,7 @@ def test_unknown_variable_is_refused(
 
 def test_only_port_may_be_kubernetes_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_HOST", "tcp://10.0.0.1:80")
-    assert Settings.read(["bundle"]).host == "tcp://10.0.0.1:80"
+    assert Settings.read(["bundle"]).host == ["tcp://10.0.0.1:80"]
 
 
 def test_variable_names_ignore_case(monkeypatch: pytest.MonkeyPatch) -> None:

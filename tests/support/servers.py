@@ -59,7 +59,7 @@ def serving(
             stderr=file,
         )
     try:
-        address = _written(process, log, r"running on (http://\S+)\s")
+        address = _written(process, log, r"running on (https?://\S+)\s")
         if measured:
             _written(process, log, "(measured the costs)")
         yield address, process

@@ -7,7 +7,7 @@ import secrets
 import time
 import tomllib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,6 +131,19 @@ class Keys:
         for exposure in exposed:
             logger.warning("--api-keys: %s", exposure)
         return cls(keys)
+
+    @property
+    def owners(self) -> Collection[str]:
+        """The names of the owners."""
+        return self._digests.keys()
+
+    def replace(self, keys: "Keys") -> None:
+        """Use other keys from now on; an owner whose rate stays keeps its counted requests."""
+        rates = keys._rates.copy()
+        for name, windows in self._rates.items():
+            if [one.rate for one in rates.get(name, ())] == [one.rate for one in windows]:
+                rates[name] = windows
+        self._digests, self._rates, self._admins = keys._digests, rates, keys._admins
 
     def owner(self, *given: str) -> str:
         """Return the owner of one of these keys, in a time that does not depend on the keys.

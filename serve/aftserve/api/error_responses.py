@@ -17,11 +17,12 @@ from aftserve.errors import DocumentTooLongError, RefusedError
 logger = logging.getLogger("aftserve.problems")
 
 _DESCRIPTIONS = {
+    400: "The compressed body is broken.",
     401: "The API key is missing or wrong.",
     403: "The request comes from a page of another origin, or names another host.",
     408: "The request arrived too slowly.",
     413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
-    415: "The body has another type, or is compressed.",
+    415: "The body has another type, or an unknown content encoding.",
     422: "The request is malformed, or a document cannot be classified.",
     429: "The queue or the key's rate is at its limit; Retry-After has the seconds until a retry.",
     500: "The engine failed on this document.",

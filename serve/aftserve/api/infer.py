@@ -18,6 +18,7 @@ from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
 from aftserve.api.request_body import JSON, media_type, read_json
+from aftserve.api.server_timing import add_server_timing
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
@@ -129,17 +130,17 @@ async def _answer(
         classify = partial(
             service.classify, deadline=deadline, options=options, backlog=Backlog(), inline=tokens
         )
-        lines = await streaming.classify_lines(
-            request, classify, max_lines=service.settings.max_documents, deadline=deadline
+        max_lines = service.settings.max_documents
+        return await streaming.classify_lines(
+            request, classify, kind=kind, max_lines=max_lines, deadline=deadline
         )
-        add_log_fields(request, documents=len(lines))
-        return Response(b"".join(lines), media_type=kind)
     body = await _read(request, kind, service)
     service.traces.record("receive", request.state.started, time.monotonic())
     accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
     inline = tokens if accepted is None else None
     work = service.classify(body.documents, deadline, body.given, options=options, inline=inline)
     answers = await run_until_disconnect(work, request.receive, deadline)
+    add_server_timing(request, answers)
     total = sum(answer.result.tokens_total for answer in answers)
     add_log_fields(request, documents=len(answers), tokens=total)
     if accepted is not None:

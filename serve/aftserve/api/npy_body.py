@@ -12,6 +12,7 @@ from aftexport.errors import InputError
 from aftserve.api.request_body import NotJsonError, check_encoding
 from aftserve.api.streaming import body_parts
 from aftserve.http.body_limits import BodyTooLargeError
+from aftserve.http.content_codings import CODINGS, coding_of
 from aftserve.model.classifier import Classifier
 from aftserve.model.feature_tokens import FeatureSpace, FeatureTokens, FeatureWriter
 from aftserve.model.npy_file import SAVE, NpyHeader, check_header, is_npy, parse_header
@@ -33,7 +34,7 @@ async def read_npy(
         max_bytes: maximum size of the body.
 
     Raises:
-        NotJsonError: if it is compressed, or not a .npy file.
+        NotJsonError: if its encoding is unknown, or it is not a .npy file.
         InputError: if it is not a document of the model.
         DocumentTooLongError: if it has too many tokens.
         BodyTooLargeError: if it has too many bytes.
@@ -84,7 +85,8 @@ def _check_size(request: Request, header: NpyHeader, max_bytes: int) -> None:
             "Send a shorter document.",
         )
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) != expected:
+    is_compressed = coding_of(request.scope["headers"]) in CODINGS
+    if not is_compressed and announced.isdigit() and int(announced) != expected:
         raise InputError(
             f"The body must have {expected} bytes by the header of the .npy file, got {announced}.",
             SAVE,

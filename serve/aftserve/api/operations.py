@@ -3,14 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Response, params
+from fastapi import APIRouter, Request, Response, params
 
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.info import describe
+from aftserve.api.request_body import accepted_type
+from aftserve.observability.metrics import OPENMETRICS
 from aftserve.schemas import Info, Problem, Reload, Status
 from aftserve.service import Service
 
-_METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+PROBES = ("/healthz", "/readyz", "/metrics")
+"""The paths that load balancers and monitors ask every few seconds."""
+_METRICS_RESPONSE = {
+    "content": {
+        kind: {"schema": {"type": "string"}}
+        for kind in ("text/plain", "application/openmetrics-text")
+    }
+}
 
 
 def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
@@ -47,9 +56,11 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         responses={**refusals, 200: _METRICS_RESPONSE},
         **guarded,
     )
-    async def metrics() -> Response:
-        """All metrics, in the text format of Prometheus."""
-        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+    async def metrics(request: Request) -> Response:
+        """All metrics, in the text format of Prometheus, or in OpenMetrics if that is accepted."""
+        accepted = accepted_type(request, [OPENMETRICS.partition(";")[0]])
+        content, kind = service.metrics.exposition(openmetrics=accepted is not None)
+        return Response(content, media_type=kind)
 
     return router
 

@@ -35,16 +35,19 @@ class _Place(NamedTuple):
     port: int
 
 
-def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitable[None]]:
+def named_host(
+    hosts: Sequence[str], allowed_hosts: Sequence[str]
+) -> Callable[..., Awaitable[None]]:
     """Return a dependency that refuses a request whose Host header names another server.
 
     Args:
-        host: the address that the server listens on.
+        hosts: the addresses that the server listens on; none if it has only a Unix socket.
         allowed_hosts: host names that are accepted beside names of loopback; ``*`` accepts all.
-            If it is empty, only a server on loopback checks the name.
+            If it is empty, only a server on loopback or a Unix socket checks the name.
     """
-    any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
-    own = {_canonical(name) for name in (host, *allowed_hosts)} - _ALL_ADDRESSES
+    is_local = all(_is_loopback(_canonical(host)) for host in hosts)
+    any_host = "*" in allowed_hosts or not (allowed_hosts or is_local)
+    own = {_canonical(name) for name in (*hosts, *allowed_hosts)} - _ALL_ADDRESSES
 
     async def check(request: Request) -> None:
         # Do not use Starlette's URL: for a malformed host it has the server's own address.

@@ -2,7 +2,8 @@
 
 import codecs
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from email.message import Message
 from typing import Any, TypeVar
 
@@ -14,18 +15,30 @@ from starlette.requests import ClientDisconnect, Request
 from aftexport.errors import InputError
 from aftexport.system.gc import collection_paused
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.http.content_codings import CODINGS, IDENTITY, coding_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_TYPE_CHARACTERS = 1024
+_REFUSED = re.compile(r"q=0(\.0*)?")
+"""Weight of a media type that a client does not accept."""
 JSON = "application/json"
 
 
 class NotJsonError(RefusedError):
-    """The endpoint does not take bodies of this type or encoding."""
+    """The endpoint does not take bodies of this type."""
 
     status = 415
+
+
+class UnknownEncodingError(NotJsonError):
+    """The server does not expand bodies of this content encoding."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers with the encodings that it expands, as RFC 7694 asks."""
+        return {"Accept-Encoding": ", ".join(CODINGS)}
 
 
 async def read_json(
@@ -44,7 +57,7 @@ async def read_json(
         max_entries: maximum length of the lists, by field.
 
     Raises:
-        NotJsonError: if its headers say that it is not JSON, or that it is compressed.
+        NotJsonError: if its headers say that it is not JSON, or of an unknown encoding.
         InputError: if it is not JSON, or has a field that the model lacks.
         DocumentTooLongError: if a list has too many entries.
         RequestValidationError: if a field does not fit the model.
@@ -63,7 +76,7 @@ async def read_json(
 
 
 async def receive(request: Request) -> bytes:
-    """Receive a body of any type; raise NotJsonError if it is compressed."""
+    """Receive a body of any type; raise NotJsonError if its encoding is unknown."""
     check_encoding(request)
     try:
         return await request.body()
@@ -72,12 +85,12 @@ async def receive(request: Request) -> bytes:
 
 
 def check_encoding(request: Request) -> None:
-    """Raise NotJsonError if a body is compressed."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise NotJsonError(
-            f"The body's content encoding must be identity, got {encoding[:100]}.",
-            "Send it uncompressed.",
+    """Raise NotJsonError if a body has an unknown encoding."""
+    coding = coding_of(request.scope["headers"])
+    if coding not in (IDENTITY, *CODINGS):
+        raise UnknownEncodingError(
+            f"The body's content encoding must be {_one_of(*CODINGS)}, got {coding[:100]}.",
+            "Compress it by one of these, or send it uncompressed.",
         )
 
 
@@ -98,6 +111,15 @@ def check_charset(request: Request) -> None:
 def media_type(request: Request) -> str:
     """Return the media type of a body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def accepted_type(request: Request, kinds: Collection[str]) -> str | None:
+    """Return the first of some media types in the Accept header of a request; None without one."""
+    for entry in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        if kind in kinds and not any(map(_REFUSED.fullmatch, parameters)):
+            return kind
+    return None
 
 
 def _one_of(*kinds: str) -> str:

@@ -2,28 +2,28 @@
 
 import asyncio
 import codecs
-import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import anyio.to_thread
 import numpy as np
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api import request_body
 from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
+from aftserve.api.lines_response import LinesResponse
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.http.access_log import add_log_fields
 from aftserve.model.classifier import Classifier
 from aftserve.model.document_checks import PIECE_CHARACTERS
 from aftserve.model.results import DocumentAnswer
 from aftserve.schemas import DocumentRequest, LineProblem
 from aftserve.types import Document, ExtraFields, Tokens
-
-T = TypeVar("T")
 
 
 class Classify(Protocol):
@@ -48,16 +48,11 @@ LINES_TYPES = (
     "application/x-jsonlines",
 )
 """Names in use for JSON lines; none of these media types is registered."""
-_REFUSED = re.compile(r"q=0(\.0*)?")
 
 
 def accepted_lines(request: Request) -> str | None:
     """Return the name of JSON lines in the Accept header of a request; None without one."""
-    for entry in request.headers.get("accept", "").lower().split(","):
-        kind, *parameters = (part.strip() for part in entry.split(";"))
-        if kind in LINES_TYPES and not any(map(_REFUSED.fullmatch, parameters)):
-            return kind
-    return None
+    return request_body.accepted_type(request, LINES_TYPES)
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
@@ -71,7 +66,7 @@ async def read_text(request: Request, classifier: Classifier) -> str:
         classifier: the classifier with the tokenizer and the limits.
 
     Raises:
-        NotJsonError: if its headers name another encoding, or it is compressed.
+        NotJsonError: if its headers name another charset, or an unknown encoding.
         InputError: if it is not UTF-8, or the bundle has no tokenizer.
         DocumentTooLongError: if it is over a limit.
         ClientGoneError: if the client left before the end of the body.
@@ -104,7 +99,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
         The bytes as token ids.
 
     Raises:
-        NotJsonError: if the body is compressed.
+        NotJsonError: if the encoding of the body is unknown.
         DocumentTooLongError: if it is over the limit.
         ClientGoneError: if the client left before the end of the body.
     """
@@ -123,25 +118,27 @@ def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool 
 
 
 async def classify_lines(
-    request: Request, classify: Classify, *, max_lines: int, deadline: float
-) -> list[bytes]:
+    request: Request, classify: Classify, *, kind: str, max_lines: int, deadline: float
+) -> Response:
     """Classify each line as it arrives; a line that fails does not delay the others.
 
     Args:
         request: a request whose body has not been received.
         classify: function that classifies documents.
+        kind: media type of the answer.
         max_lines: maximum number of lines.
         deadline: the client's deadline by ``time.monotonic``.
 
     Returns:
-        A line with the result or the problem of each line, in order.
+        A response with the result or the problem of each line, in order. It begins once the body
+        has arrived and the first line is done: a client may read nothing before it has sent all.
 
     Raises:
-        NotJsonError: if its headers name another encoding, or it is compressed.
+        NotJsonError: if its headers name another charset, or an unknown encoding.
         InputError: if there are no lines.
         DocumentTooLongError: if there are too many lines.
         ClientGoneError: if the client left.
-        DeadlineError: if the deadline passed.
+        DeadlineError: if the deadline passed before the first line was done.
     """
     tasks: list[asyncio.Task[bytes]] = []
     request_body.check_charset(request)
@@ -155,14 +152,20 @@ async def classify_lines(
             tasks.append(asyncio.create_task(_classify_line(line, classify)))
         if not tasks:
             raise InputError("The request has no lines.", 'Send at least one: {"text": "..."}.')
-        return await run_until_disconnect(_all(tasks), request.receive, deadline)
-    finally:
+        await run_until_disconnect(_first(tasks), request.receive, deadline)
+    except BaseException:
         for task in tasks:
             task.cancel()
+        raise
+    add_log_fields(request, documents=len(tasks))
+    if all(task.done() for task in tasks):
+        return Response(b"".join(task.result() for task in tasks), media_type=kind)
+    return LinesResponse(tasks, kind, deadline)
 
 
-async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
-    return [await task for task in tasks]
+async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
+    await asyncio.sleep(0)  # tasks that are done together have their turn
+    return await tasks[0]
 
 
 async def _classify_line(line: bytes, classify: Classify) -> bytes:
@@ -195,7 +198,7 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
     """Yield the parts of a body as they arrive.
 
     Raises:
-        NotJsonError: if it is compressed.
+        NotJsonError: if its encoding is unknown.
         ClientGoneError: if the client left before its end.
     """
     request_body.check_encoding(request)

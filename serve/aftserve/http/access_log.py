@@ -4,11 +4,14 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Container
 from typing import Any
 
 from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aftserve.observability.exemplars import request_id
 
 logger = logging.getLogger("aftserve.request")
 
@@ -24,18 +27,24 @@ def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
 class AccessLogMiddleware:
     """ASGI middleware that names and times each request, and counts and logs its response.
 
-    The name is the client's ``X-Request-ID`` if that is well-formed.
+    The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
+    ``headers`` of the request's state, which go into any response.
 
     Args:
         app: the application.
         responses: counter of responses by path and status.
         names: whether to send the name in the response; a proxy may do so itself.
+        probes: paths of the routes that machines ask every few seconds. The log has their
+            requests at the level of debug, unless the response is an error.
     """
 
-    def __init__(self, app: ASGIApp, responses: Counter, *, names: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, responses: Counter, *, names: bool, probes: Container[str] = ()
+    ) -> None:
         self._app = app
         self._responses = responses
         self._names = names
+        self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
@@ -47,16 +56,17 @@ class AccessLogMiddleware:
         given = dict(scope["headers"]).get(_HEADER, b"")
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
         fields: dict[str, Any] = {"request_id": name.decode()}
-        scope["state"]["fields"] = fields
+        added: dict[bytes, bytes] = {_HEADER: name} if self._names else {}
+        scope["state"] |= {"fields": fields, "headers": added}
+        request_id.set(name.decode())
         status = 0
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if self._names:
-                    headers = [*message.get("headers", ()), (_HEADER, name)]
-                    message = {**message, "headers": headers}
+                headers = [*message.get("headers", ()), *added.items()]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -68,4 +78,6 @@ class AccessLogMiddleware:
             self._responses.labels(path, str(status)).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)
             asked = scope["raw_path"].decode("ascii", "backslashreplace")
-            logger.info("%s %s %d", scope["method"], asked, status, extra={"fields": fields})
+            is_quiet = path in self._probes and status < 400
+            level = logging.DEBUG if is_quiet else logging.INFO
+            logger.log(level, "%s %s %d", scope["method"], asked, status, extra={"fields": fields})

@@ -1,16 +1,22 @@
-"""Limits on request bodies: the time and size of each, and the size of all together."""
+"""Limits on request bodies: the time and size of each, and the size of all together.
+
+The limits on sizes hold for the bytes that arrive, and for the expanded bytes of a compressed body.
+"""
 
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aftserve.errors import BusyError, RefusedError
+from aftserve.http.content_codings import CODINGS, BodyExpander, coding_of
 
 _SETTLE_SECONDS = 0.1
+_PART_BYTES = 1 << 16
+"""Maximum bytes of a compressed body that are expanded at once."""
 
 
 class BodyTooLargeError(RefusedError):
@@ -27,6 +33,9 @@ class SlowClientError(RefusedError):
 
 class BodyLimitMiddleware:
     """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
+
+    It expands bodies that are compressed by one of ``CODINGS``, part by part. The application gets
+    the headers of the compressed body.
 
     If a client is refused while it still sends, the rest of its body is received and discarded
     until its time is up. Otherwise the client would never read the reason. The connection is kept
@@ -84,7 +93,7 @@ class _Body:
     def __init__(
         self,
         limits: BodyLimitMiddleware,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: Sequence[tuple[bytes, bytes]],
         receive: Receive,
         deadline: float,
     ) -> None:
@@ -100,6 +109,10 @@ class _Body:
         self._held = 0
         self._max_bytes = limits.max_bytes
         self._holds = True
+        self._expanded_bytes = 0
+        coding = coding_of(headers)
+        is_expanded = coding in CODINGS and not self.complete
+        self._expander = BodyExpander(coding) if is_expanded else None
 
     def allow(self, max_bytes: int) -> None:
         """Allow another size for a body that goes to a file as it arrives, and is not held."""
@@ -108,15 +121,41 @@ class _Body:
 
     async def receive(self) -> Message:
         """Return the next part, or the client's disconnect."""
+        if self._expander is not None:
+            return await self._receive_expanded(self._expander)
         if self.complete:
             return await self._receive()
+        message = await self._receive_part()
+        self._hold(len(message.get("body", b"")))
+        return message
+
+    async def _receive_part(self) -> Message:
+        """Return the next part as it arrives, or the client's disconnect."""
         self._check(self._announced)
         self._awaits_interim = False
         message = await self._next(self._deadline)
         self._check(self._bytes)
-        if self._holds:
-            self._hold(len(message.get("body", b"")))
         return message
+
+    async def _receive_expanded(self, expander: BodyExpander) -> Message:
+        """Return the next part of the expanded body, or the client's disconnect."""
+        while True:
+            while not expander.needs_input:
+                part = expander.step(_PART_BYTES)
+                await asyncio.sleep(0)  # other requests have their turn between steps
+                if part:
+                    self._expanded_bytes += len(part)
+                    self._check(self._expanded_bytes, "after expansion ")
+                    self._hold(len(part))
+                    return {"type": "http.request", "body": part, "more_body": True}
+            if self.complete:
+                expander.finish()
+                self._expander = None
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await self._receive_part()
+            if message["type"] == "http.disconnect":
+                return message
+            expander.feed(message.get("body", b""))
 
     async def settle(self) -> None:
         """Receive the rest of the body for a moment; headers and body often arrive apart."""
@@ -155,14 +194,16 @@ class _Body:
         self._bytes += len(message.get("body", b""))
         return message
 
-    def _check(self, count: int) -> None:
+    def _check(self, count: int, when: str = "") -> None:
         if count > self._max_bytes:
             raise BodyTooLargeError(
-                f"The body must have at most {self._max_bytes} bytes, got more.",
+                f"The body must {when}have at most {self._max_bytes} bytes, got more.",
                 "Send several smaller requests.",
             )
 
     def _hold(self, count: int) -> None:
+        if not self._holds:
+            return
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:

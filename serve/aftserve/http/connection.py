@@ -39,6 +39,8 @@ _FIRST_REQUEST_SECONDS = 0.5
 """Time from the start of a connection for its first request, if the server ends meanwhile."""
 _LAST_REQUEST_SECONDS = 0.05
 """Time from the end of the server for a request that is on its way."""
+_LAST_ANSWER_SECONDS = 2.0
+"""Time for an idle client to end TLS, if the server ends."""
 
 
 class Connection(HttpToolsProtocol):
@@ -109,6 +111,8 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection as long as a complete request is unanswered."""
+        if self.scheme == "https":
+            return False  # TLS has no half-closed connections in asyncio
         self._half_closed = True
         if self._owes_answer and self._probe is None:
             self._probe = DepartureProbe(self.transport, self._may_send_interim)
@@ -214,6 +218,10 @@ class Connection(HttpToolsProtocol):
         if self._idle and not self._has_partial_request and not self.transport.is_closing():
             self.transport.close()
             self._unread.start_if_closing()
+            if self.scheme == "https":
+                # A client that keeps an idle connection does not read the end of TLS, which
+                # asyncio awaits for 30 s.
+                self.loop.call_later(_LAST_ANSWER_SECONDS, self.transport.abort)
 
     @property
     def _idle(self) -> bool:

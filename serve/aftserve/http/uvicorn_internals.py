@@ -33,6 +33,7 @@ ATTRIBUTES = (
     "HttpToolsProtocol().loop",
     "HttpToolsProtocol().parser",
     "HttpToolsProtocol().pipeline",
+    "HttpToolsProtocol().scheme",
     "HttpToolsProtocol().scope",
     "HttpToolsProtocol().timeout_keep_alive_task",
     "HttpToolsProtocol().transport",

@@ -7,16 +7,23 @@ from typing import Any
 
 from aftexport.console import one_line
 
+_OWN_LOGGERS = ("aftserve", "aftexport", "uvicorn")
 
-def configure_logging(form: str) -> None:
-    """Send every log record to standard error, one line each.
+
+def configure_logging(form: str, level: str = "info") -> None:
+    """Send every log record of this level or above to standard error, one line each.
 
     Args:
         form: ``text``, or ``json`` for one JSON object on each line.
+        level: name of the level, in lower case. Records of ``debug`` are those of the server and
+            of uvicorn, because other libraries would fill the log.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
+    for name in _OWN_LOGGERS:
+        logging.getLogger(name).setLevel(number)
     # The access log has a line for each request, with its name and times.
     logging.getLogger("uvicorn.access").disabled = True
 

@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics_format
 from prometheus_client.registry import Collector
 
+from aftserve.observability.inference_stats import InferenceStats
 from aftserve.observability.output_queue import dropped_lines
 
+OPENMETRICS = openmetrics_format.CONTENT_TYPE_LATEST
+"""Content type of OpenMetrics 1.0."""
 # From a short document without a queue to a very long one after a queue.
 _FRACTIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 _SECONDS = (*_FRACTIONS, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -107,9 +111,11 @@ _METRICS = {
 
 
 class Metrics:
-    """The server's metrics; times are in seconds, memory in bytes."""
+    """The server's metrics; times are in seconds, memory in bytes.
 
-    content_type = CONTENT_TYPE_LATEST
+    Attributes:
+        inference: the statistics of the Open Inference Protocol.
+    """
 
     responses: Counter
     stage_seconds: Histogram
@@ -137,6 +143,7 @@ class Metrics:
     ready: Gauge
 
     def __init__(self) -> None:
+        self.inference = InferenceStats()
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="", registry=self.registry)
         self.registry.register(_OutputCollector())
@@ -146,6 +153,7 @@ class Metrics:
 
     def observe_run(self, tokens: Sequence[int], seconds: float) -> None:
         """Count a run of documents of these lengths, padded to the longest."""
+        self.inference.runs[len(tokens)].add(seconds)
         self.run_documents.observe(len(tokens))
         self.run_seconds.observe(seconds)
         self.run_tokens.labels("document").inc(sum(tokens))
@@ -163,9 +171,19 @@ class Metrics:
         self.bundle.labels(digest).set(1)
         self.bundle_loaded.set(since)
 
-    def exposition(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
+    def exposition(self, *, openmetrics: bool = False) -> tuple[bytes, str]:
+        """Return all metrics, and the content type.
+
+        Args:
+            openmetrics: whether the format is OpenMetrics, which has exemplars, and not the text
+                format of Prometheus.
+        """
+        if openmetrics:
+            content: bytes = openmetrics_format.generate_latest(  # type: ignore[no-untyped-call]
+                self.registry
+            )
+            return content, OPENMETRICS
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class _OutputCollector(Collector):

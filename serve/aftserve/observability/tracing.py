@@ -57,6 +57,15 @@ class Traces:
         )
         span.end(int((epoch + end) * 1e9))
 
+    def trace_id(self) -> str | None:
+        """Return the number of the current request's trace; None without one that is recorded."""
+        if self.provider is None:
+            return None
+        from opentelemetry import trace
+
+        context = trace.get_current_span().get_span_context()
+        return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
+
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most."""
         if self.provider is None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
 from aftexport.system.signals import Interruption
-from aftserve.api.api_keys import Keys
+from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.observability import tracing
 from aftserve.observability.logging import configure_logging
@@ -46,8 +46,8 @@ class Replica:
     """
 
     def __init__(self, settings: Settings, digest: str) -> None:
-        configure_logging(settings.log_format)
-        self._keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
+        configure_logging(settings.log_format, settings.log_level)
+        self._key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
         self._service = load(settings, Console(quiet=True), tracing.configure())
         if self._service.active.bundle.digest != digest:
             raise BundleError(
@@ -56,7 +56,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Ray Serve runs its lifespan."""
-        return create_app(self._service, self._keys, replica=True)
+        return create_app(self._service, self._key_file, replica=True)
 
     def check_health(self) -> None:
         """Raise if the replica does not answer; Ray Serve then replaces it."""
@@ -82,6 +82,7 @@ def deploy(
     Raises:
         AftexportError: if the bundle cannot be deployed.
     """
+    host = _host(settings)
     address = resolve(address)
     digest = Bundle.open(settings.bundle).digest
     options = deployment_options(settings)
@@ -94,11 +95,10 @@ def deploy(
     with connected(address, object_store_mib=_OBJECT_STORE_MIB):
         from ray import serve
 
-        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.start(http_options={"host": host, "port": settings.port})
         _start(_deployment(options).bind(settings, digest))
         interruption.check()
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        where = f"http://{host}:{settings.port}"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
         console.print(f"{settings.bundle.name} running on {where}", soft_wrap=True)
         if address is not None:
             return 0
@@ -107,6 +107,25 @@ def deploy(
         finally:
             serve.delete(NAME)  # waits for accepted requests, unlike shutdown
             serve.shutdown()
+
+
+def _host(settings: DeploymentSettings) -> str:
+    """Return the host of Ray's HTTP proxy.
+
+    Raises:
+        UsageError: if there are several, or a setting that the proxy lacks.
+    """
+    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
+        if getattr(settings, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for a server without Ray, got it for a deployment.",
+                "Remove it, and end TLS in a proxy before Ray Serve.",
+            )
+    if len(settings.host) > 1:
+        raise UsageError(
+            f"Ray Serve listens at one --host, got {', '.join(settings.host)}.", "Name one."
+        )
+    return settings.host[0]
 
 
 def _start(application: Any) -> None:

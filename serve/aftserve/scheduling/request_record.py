@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aftserve.model.inputs import TokenizedDocument
+from aftserve.observability.exemplars import exemplar_labels
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces
 from aftserve.scheduling.job import Result
@@ -26,15 +27,28 @@ class RequestRecord:
     predicted: float
     ended: float
 
-    def count(self, metrics: Metrics, results: Sequence[DocumentResult]) -> None:
-        """Count the request and its documents in the metrics."""
+    def count(
+        self, metrics: Metrics, results: Sequence[DocumentResult], trace_id: str | None
+    ) -> None:
+        """Count the request and its documents in the metrics, with an exemplar of the request."""
+        exemplar = exemplar_labels(trace_id)
         metrics.observe_prediction(self.predicted, self.ended - self.admitted)
+        timings = [result.timings for result in results]
+        run_end = max(one.queue_seconds + one.inference_seconds for one in timings)
+        queue = max(one.queue_seconds for one in timings)
+        metrics.inference.add_answered(
+            len(results),
+            tokenize=self.admitted - self.began,
+            queue=queue,
+            run=run_end - queue,
+            finish=max(0.0, self.ended - self.admitted - run_end),
+        )
         for result in results:
             metrics.document_tokens.observe(result.tokens_total)
             metrics.truncated_documents.inc(result.truncated)
             for stage in ("tokenize", "queue", "inference"):
                 seconds = getattr(result.timings, f"{stage}_seconds")
-                metrics.stage_seconds.labels(stage).observe(seconds)
+                metrics.stage_seconds.labels(stage).observe(seconds, exemplar)
 
     def trace(
         self, traces: Traces, inputs: Sequence[TokenizedDocument], done: Sequence[Result]

@@ -75,7 +75,7 @@ def test_proxy_may_forward_allowed_host(proxied: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "model.example"])
 def test_allowed_hosts_hold_at_every_address(host: str) -> None:
-    check = named_host(host, ["a.example", "[2001:db8::1]"])
+    check = named_host([host], ["a.example", "[2001:db8::1]"])
     for name in (*NAMES, "a.example", "A.EXAMPLE.:443", "[2001:DB8:0::1]:80"):
         asyncio.run(check(request("GET", host=[name])))
     for name in (
@@ -113,7 +113,7 @@ def test_public_server_enforces_allowed_hosts(bundle_folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(("host", "allowed"), [("0.0.0.0", []), ("::", []), ("127.0.0.1", ["*"])])
 def test_unrestricted_server_accepts_any_host(host: str, allowed: list[str]) -> None:
     for name in ("attacker.example", "10.0.0.1:80"):
-        asyncio.run(named_host(host, allowed)(request("GET", host=[name])))
+        asyncio.run(named_host([host], allowed)(request("GET", host=[name])))
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

@@ -143,7 +143,7 @@ def test_mismatched_manifest_refused_before_serving(
 
     monkeypatch.setattr(Server, "run", lambda _: None)
     # Logging stays configured for the whole process: later tests would write to a closed stream.
-    monkeypatch.setattr(server, "configure_logging", lambda _: None)
+    monkeypatch.setattr(server, "configure_logging", lambda *_: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])
     assert code == 2

@@ -90,11 +90,12 @@ def test_endless_work_gets_error_at_shutdown(
 
 
 _PAUSING = """
-import signal, sys, time
+import signal, time
+from aftexport.system.process_end import end_process
 from aftserve.cli import main
 
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1))
-sys.exit(main())
+end_process(main)
 """
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -22,7 +22,7 @@ UNWANTED = {
     "415 type": POST.replace(b"application/json", b"image/png"),
     "405": POST.replace(b"/infer", b"/info"),
     "404": POST.replace(b"/infer", b"/absent"),
-    "415 encoding": POST.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"),
+    "415 encoding": POST.replace(b"\r\n\r\n", b"\r\nContent-Encoding: br\r\n\r\n"),
     "403": POST.replace(b"\r\n\r\n", b"\r\nSec-Fetch-Site: cross-site\r\n\r\n"),
     "405 chunks": (head(None) + b"e\r\n" + BODY + b"\r\n0\r\n\r\n").replace(b"/infer", b"/info"),
     "405 long": (head(100_014) + BODY + b" " * 100_000).replace(b"/infer", b"/info"),

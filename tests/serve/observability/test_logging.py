@@ -1,15 +1,24 @@
 """Log lines and metrics of requests."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from app_server import address_of, running
 from clients import eventually, http, metric
 from commands import run_python
+from prometheus_client import Counter, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from servers import serving
+
+from aftserve.http.access_log import AccessLogMiddleware
+from aftserve.observability.exemplars import exemplar_labels, request_id
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,72 @@ def test_message_cannot_forge_log_line(tmp_path: Path) -> None:
     assert line.endswith(r"it says a\n2026-01-01 INFO b\x1b[31m c=\r")
 
 
+PROBES = [
+    "/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready",
+    "/v2/models/MODEL/ready", "/v2/models/MODEL/versions/1/ready",
+]  # fmt: skip
+
+
+def test_probes_are_missing_at_info(address: str, log: Path, bundle_folder: Path) -> None:
+    name = bundle_folder.name.removesuffix(".bundle")
+    for number, path in enumerate(PROBES):
+        headers = {"X-Request-ID": f"probe-{number}"}
+        assert http.get(address + path.replace("MODEL", name), headers=headers).is_success
+    http.get(f"{address}/v2/models/absent/ready", headers={"X-Request-ID": "absent"})
+    assert line_of(log, "absent")["message"] == "GET /v2/models/absent/ready 404"
+    assert not [line for line in lines(log) if line.get("request_id", "").startswith("probe-")]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        ("/healthz", 200, logging.DEBUG),
+        ("/healthz", 503, logging.INFO),
+        ("/infer", 200, logging.INFO),
+    ],
+)
+def test_probe_is_logged_at_debug(
+    path: str, status: int, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["route"] = SimpleNamespace(path=path)
+        await send({"type": "http.response.start", "status": status})
+        await send({"type": "http.response.body"})
+
+    responses = Counter("responses", "", ["path", "status"], registry=None)
+    logged = AccessLogMiddleware(app, responses, names=True, probes={"/healthz"})
+    caplog.set_level(logging.DEBUG, "aftserve.request")
+    with running(logged) as server:
+        http.get(address_of(server) + path)
+        eventually(lambda: [one for one in caplog.records if one.name == "aftserve.request"], "it")
+    (record,) = [one for one in caplog.records if one.name == "aftserve.request"]
+    assert (record.getMessage(), record.levelno) == (f"GET {path} {status}", level)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", ["aftserve.a DEBUG", "aftserve.a INFO", "other INFO", "other ERROR"]),
+        ("error", ["other ERROR"]),
+    ],
+)
+def test_level_hides_lower_lines(level: str, expected: list[str], tmp_path: Path) -> None:
+    code = f"""
+import logging
+from aftserve.observability.logging import configure_logging
+configure_logging("text", {level!r})
+logging.getLogger("aftserve.a").debug("")
+logging.getLogger("aftserve.a").info("")
+logging.getLogger("other").debug("")
+logging.getLogger("other").info("")
+logging.getLogger("other").error("")
+"""
+    outcome = run_python("-c", code, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    found = [re.search(r" ([A-Z]+) ([a-z.]+):", line) for line in outcome.err.splitlines()]
+    assert [f"{one[2]} {one[1]}" for one in found if one] == expected
+
+
 def test_unknown_paths_share_one_series(address: str) -> None:
     for number in range(5):
         http.get(f"{address}/nothing-{number}")
@@ -115,3 +190,77 @@ def test_every_stage_is_measured(address: str) -> None:
     assert [a - b for a, b in zip(after, before, strict=True)] == [2, 2, 2]
     assert metric(address, "process_resident_memory_bytes") > 1 << 20
     assert metric(address, "aftserve_truncated_documents_total") == 0
+
+
+def test_response_times_its_stages(address: str) -> None:
+    answer = http.post(f"{address}/infer", json={"texts": ["a" * 3000, "b"]})
+    timings = [one["timings"] for one in answer.json()["results"]]
+    expected = {
+        name: 1000 * max(one[f"{stage}_seconds"] for one in timings)
+        for name, stage in [("tokenize", "tokenize"), ("queue", "queue"), ("compute", "inference")]
+    }
+    found = dict(re.findall(r"(\w+);dur=(\d+\.\d{3})", answer.headers["Server-Timing"]))
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        expected, abs=1e-3
+    )
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    protocol = http.post(f"{address}/v2/models/model/infer", json={"inputs": [tensor]})
+    assert "queue;dur=" in protocol.headers["Server-Timing"]
+    assert "Server-Timing" not in http.get(f"{address}/info").headers
+
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+def test_exemplar_names_request(address: str) -> None:
+    headers = {"X-Request-ID": "exemplary/1"}
+    assert http.post(f"{address}/infer", json={"text": "a"}, headers=headers).is_success
+    scraped = http.get(f"{address}/metrics", headers={"Accept": f"{OPENMETRICS};version=1.0.0"})
+    assert scraped.headers["Content-Type"] == f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+    families = {one.name: one for one in text_string_to_metric_families(scraped.text)}
+    exemplars = [
+        sample.exemplar
+        for sample in families["aftserve_stage_seconds"].samples
+        if sample.exemplar and sample.exemplar.labels == {"request_id": "exemplary/1"}
+    ]
+    assert len(exemplars) == 3
+    assert "aftserve_responses" in families
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "text/plain"),
+        ("text/plain", "text/plain"),
+        (f"{OPENMETRICS};q=0, text/plain", "text/plain"),
+        (f"{OPENMETRICS}; version=x;q=0.5, text/plain;version=0.0.4;q=0.3", OPENMETRICS),
+    ],
+)
+def test_metrics_format_is_negotiated(accept: str, kind: str, address: str) -> None:
+    answer = http.get(f"{address}/metrics", headers={"Accept": accept})
+    assert answer.headers["Content-Type"].startswith(f"{kind};")
+    assert answer.text.endswith("# EOF\n") == (kind == OPENMETRICS)
+
+
+@pytest.mark.parametrize(
+    ("name", "trace", "expected"),
+    [
+        (None, None, None),
+        ("a", None, {"request_id": "a"}),
+        ("a", "0" * 32, {"trace_id": "0" * 32, "request_id": "a"}),
+        ("a" * 118, None, {"request_id": "a" * 118}),
+        ("a" * 119, None, None),
+        ("a" * 79, "0" * 32, {"trace_id": "0" * 32}),
+    ],
+)
+def test_exemplar_keeps_limit_of_format(
+    name: str | None, trace: str | None, expected: dict[str, str] | None
+) -> None:
+    def labels() -> dict[str, str] | None:
+        request_id.set(name)
+        return exemplar_labels(trace)
+
+    found = copy_context().run(labels)
+    assert found == expected
+    if found is not None:
+        Histogram("seconds", "", registry=None).observe(1, found)

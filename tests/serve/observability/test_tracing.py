@@ -58,6 +58,9 @@ def test_request_span_has_stage_spans(
             url = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
             answer = http.post(url, json=body, headers=headers)
             assert answer.status_code == 200
+            accepted = {"Accept": "application/openmetrics-text"}
+            metrics = http.get(f"{server}/metrics", headers=accepted).text
+            assert f'trace_id="{TRACE}"' in metrics
             process.terminate()  # the server sends its last spans as it ends
             assert process.wait(30) == 0
     assert not [request for request in received if SECRET.encode() in request.SerializeToString()]

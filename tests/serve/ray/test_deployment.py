@@ -260,3 +260,13 @@ def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> No
         assert list(Path(folder).glob("aftserve-*")) == []
     with pytest.raises(httpx.ConnectError):
         http.get(f"http://{place}/healthz")
+
+
+@pytest.mark.parametrize(
+    "words", [["--uds", "x"], ["--ssl-certfile", "x"], ["--host", "127.0.0.1,::1"]]
+)
+def test_address_that_ray_lacks_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "absent", "--engine", "ray", *words]) == 2
+    assert words[0] in capsys.readouterr().err

@@ -15,6 +15,7 @@ from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_discon
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames, outputs_of
+from aftserve.api.open_inference.model_config import ModelConfig, model_config
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -24,9 +25,12 @@ from aftserve.api.open_inference.schemas import (
     ProtocolProblem,
     Ready,
     ServerMetadata,
+    TensorMetadata,
 )
+from aftserve.api.open_inference.statistics import Statistics, statistics_of
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
+from aftserve.api.server_timing import add_server_timing
 from aftserve.errors import NotFoundError
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
@@ -47,6 +51,9 @@ _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
+"""The paths that load balancers ask every few seconds."""
 
 JsonBytes = Annotated[
     int | None,
@@ -74,6 +81,16 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     def check_name(name: str) -> None:
         check_version(name, VERSION)
 
+    @router.get(
+        f"{_ROOT}/models/stats",
+        tags=["Open Inference Protocol"],
+        dependencies=guards,
+        responses={status: _PROBLEMS[status] for status in GUARDED},
+    )
+    async def stats() -> Statistics:
+        """The statistics of all models; the server has one."""
+        return statistics_of(service.metrics.inference, model_name, VERSION)
+
     for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
         checks = [*guards, Depends(check)]
         router.include_router(_model_router(service, path, checks))
@@ -87,9 +104,7 @@ def _server_router(service: Service) -> APIRouter:
     @router.get(_ROOT)
     async def server() -> ServerMetadata:
         """The server."""
-        return ServerMetadata(
-            name="aftserve", version=__version__, extensions=["binary_tensor_data"]
-        )
+        return ServerMetadata(name="aftserve", version=__version__, extensions=_EXTENSIONS)
 
     @router.get(f"{_ROOT}/health/live")
     async def live() -> Live:
@@ -124,13 +139,41 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
             name=name,
             versions=[VERSION],
             platform=_PLATFORMS.get(engine, engine),
-            inputs=list(
-                messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
-            ),
+            inputs=list(_inputs(service)),
             outputs=list(outputs_of(classifier.manifest)),
         )
 
+    @router.get("/config")
+    async def config(name: str) -> ModelConfig:
+        """The model's configuration, by Triton's extension of the protocol."""
+        classifier = service.model.classifier
+        engine = classifier.engine.name
+        return model_config(
+            name=name,
+            version=VERSION,
+            platform=_PLATFORMS.get(engine, engine),
+            engine=engine,
+            inputs=_inputs(service),
+            outputs=outputs_of(classifier.manifest),
+            parameters={
+                "bundle": service.active.bundle.digest,
+                "long_documents": service.settings.long_documents,
+                "max_documents": str(service.settings.max_documents),
+                "max_tokens": str(classifier.max_tokens),
+            },
+        )
+
+    @router.get("/stats")
+    async def stats(name: str) -> Statistics:
+        """Counts and times since the server started, by Triton's extension of the protocol."""
+        return statistics_of(service.metrics.inference, name, VERSION)
+
     return router
+
+
+def _inputs(service: Service) -> Sequence[TensorMetadata]:
+    classifier = service.model.classifier
+    return messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
 
 
 def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
@@ -164,6 +207,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
             message.documents, deadline, message.given, options=options, inline=inline
         )
         answers = await run_until_disconnect(work, request.receive, deadline)
+        add_server_timing(request, answers)
         tokens = sum(answer.result.tokens_total for answer in answers)
         add_log_fields(request, documents=len(answers), tokens=tokens)
         responding = partial(

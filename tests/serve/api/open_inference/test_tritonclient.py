@@ -1,5 +1,6 @@
 """Triton's own HTTP client, unmodified, against the server."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import tiny_models
 import tritonclient.http as triton
+from google.protobuf import json_format
+from triton_schema import MODEL_CONFIG
 from tritonclient.utils import InferenceServerException
 
 MODEL = "model"
@@ -123,3 +126,68 @@ def test_errors_reach_client(protocol: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="outside the vocabulary") as raised:
         protocol.infer(MODEL, [bad])
     assert raised.value.status() == "422"
+
+
+def test_config_follows_tritons_schema(
+    protocol: triton.InferenceServerClient, client: httpx.Client
+) -> None:
+    config = protocol.get_model_config(MODEL)
+    assert config == protocol.get_model_config(MODEL, "1")
+    checked = json_format.ParseDict(config, MODEL_CONFIG.ModelConfig())
+    assert (checked.name, checked.max_batch_size) == (MODEL, 0)
+    assert [*checked.version_policy.specific.versions] == [1]
+    assert checked.instance_group[0].kind == MODEL_CONFIG.ModelInstanceGroup.KIND_CPU
+    metadata = protocol.get_model_metadata(MODEL)
+    for found, tensors in ((checked.input, "inputs"), (checked.output, "outputs")):
+        types = {one["name"]: one["datatype"] for one in metadata[tensors]}
+        assert {one.name: [*one.dims] for one in found} == {
+            one["name"]: one["shape"] for one in metadata[tensors]
+        }
+        for one in found:
+            name = MODEL_CONFIG.DataType.Name(one.data_type).removeprefix("TYPE_")
+            assert name == types[one.name].replace("BYTES", "STRING")
+    assert [one.name for one in checked.input if one.optional] == ["text", "input_ids", "lengths"]
+    info = client.get("/info").json()
+    assert checked.parameters["max_tokens"].string_value == str(info["limits"]["max_tokens"])
+    assert checked.parameters["bundle"].string_value == info["bundle"]
+    with pytest.raises(InferenceServerException, match="no model 'another'"):
+        protocol.get_model_config("another")
+
+
+def test_statistics_count_requests(
+    protocol: triton.InferenceServerClient, client: httpx.Client
+) -> None:
+    def read() -> dict[str, Any]:
+        (found,) = protocol.get_inference_statistics(MODEL)["model_stats"]
+        return dict(found)
+
+    before = read()
+    since = time.time()
+    protocol.infer(MODEL, [texts(TEXTS, binary=False)])
+    timings = client.post("/infer", json={"text": TEXTS[2]}).json()["timings"]
+    assert client.post("/infer", json={"text": ""}).status_code == 422  # no inference
+    refused = client.post("/infer", json={"text": "a"}, headers={"Deadline-Seconds": "1e-9"})
+    assert refused.status_code in (413, 429, 504)
+    after = read()
+    assert (after["name"], after["version"]) == (MODEL, "1")
+    assert after["inference_count"] == before["inference_count"] + 4
+    assert after["last_inference"] >= int(1000 * since)
+    stages = after["inference_stats"]
+
+    def added(stage: str, field: str) -> int:
+        return int(stages[stage][field] - before["inference_stats"][stage][field])
+
+    names = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+    assert [added(name, "count") for name in names] == [2] * 5
+    assert added("fail", "count") == 1
+    assert sum(added(name, "ns") for name in names[1:]) == pytest.approx(
+        added("success", "ns"), abs=10
+    )
+    assert added("compute_infer", "ns") >= 1e9 * timings["inference_seconds"] - 1
+    runs = {one["batch_size"]: one["compute_infer"] for one in after["batch_stats"]}
+    assert after["execution_count"] == sum(one["count"] for one in runs.values())
+    assert after["execution_count"] > before["execution_count"]
+    documents = sum(size * one["count"] for size, one in runs.items())
+    assert documents >= after["inference_count"]
+    assert protocol.get_inference_statistics()["model_stats"][0]["name"] == MODEL
+    assert {"model_configuration", "statistics"} <= {*protocol.get_server_metadata()["extensions"]}

@@ -1,0 +1,121 @@
+"""The configuration of the model, by Triton's extension of the protocol."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from aftserve.api.open_inference.schemas import TensorMetadata
+
+_DOCUMENTS = ("text", "input_ids")
+"""Inputs of which a request has one, if the model has both."""
+
+
+class ConfigInput(BaseModel):
+    """An input; -1 is any size. The first axis is that of the documents."""
+
+    name: str
+    data_type: str = Field(description="The type with the prefix `TYPE_`; texts are TYPE_STRING.")
+    dims: list[int]
+    optional: bool
+
+
+class ConfigOutput(BaseModel):
+    """An output; see the inputs."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class ConfigParameter(BaseModel):
+    """The value of a parameter."""
+
+    string_value: str
+
+
+class VersionChoice(BaseModel):
+    """The versions that are served."""
+
+    versions: list[int]
+
+
+class VersionPolicy(BaseModel):
+    """The choice of versions."""
+
+    specific: VersionChoice
+
+
+class InstanceGroup(BaseModel):
+    """The engine."""
+
+    name: str
+    kind: Literal["KIND_CPU", "KIND_GPU"]
+    count: int
+
+
+class ModelConfig(BaseModel):
+    """The part of Triton's ModelConfig that the server has.
+
+    `max_batch_size` is 0, which means that the shapes name every axis. A request may have several
+    documents: the parameter `max_documents` has their maximum number.
+    """
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: VersionPolicy
+    max_batch_size: int
+    input: list[ConfigInput]
+    output: list[ConfigOutput]
+    instance_group: list[InstanceGroup]
+    parameters: dict[str, ConfigParameter]
+
+
+def model_config(
+    *,
+    name: str,
+    version: str,
+    platform: str,
+    engine: str,
+    inputs: Sequence[TensorMetadata],
+    outputs: Sequence[TensorMetadata],
+    parameters: dict[str, str],
+) -> ModelConfig:
+    """Return the configuration of a model.
+
+    Args:
+        name, version: name and version of the model.
+        platform: name of the platform in the metadata.
+        engine: name of the engine.
+        inputs, outputs: the tensors of the metadata.
+        parameters: further values by name.
+    """
+    has_choice = {*_DOCUMENTS} <= {one.name for one in inputs}
+    optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
+    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if engine == "tensorrt" else "KIND_CPU"
+    return ModelConfig(
+        name=name,
+        platform=platform,
+        backend=engine,
+        version_policy=VersionPolicy(specific=VersionChoice(versions=[int(version)])),
+        max_batch_size=0,
+        input=[
+            ConfigInput(
+                name=one.name,
+                data_type=_type_of(one),
+                dims=one.shape,
+                optional=one.name in optional,
+            )
+            for one in inputs
+        ],
+        output=[
+            ConfigOutput(name=one.name, data_type=_type_of(one), dims=one.shape) for one in outputs
+        ],
+        instance_group=[InstanceGroup(name=name, kind=kind, count=1)],
+        parameters={key: ConfigParameter(string_value=text) for key, text in parameters.items()},
+    )
+
+
+def _type_of(tensor: TensorMetadata) -> str:
+    return "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"

@@ -1,0 +1,129 @@
+"""The certificate of a server that speaks TLS, which takes effect when its files change."""
+
+import logging
+import ssl
+from pathlib import Path
+
+from aftexport.errors import UsageError
+from aftserve.observability.file_watch import FileWatch
+
+logger = logging.getLogger("aftserve.tls")
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_KEY = b"PRIVATE KEY-----"
+
+
+class ServerCertificate:
+    """A certificate with its private key.
+
+    Args:
+        certificate: a PEM file with the server's certificate, then those of the authorities
+            between it and the root.
+        key: a PEM file with the private key; None if it is in the file of the certificate.
+
+    Attributes:
+        watch: watch that reads the files again. A new certificate is for new connections.
+        context: the context of all connections; it hands each to the context in use.
+
+    Raises:
+        UsageError: if a file cannot be read, or the key is not that of the certificate.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        self._certificate = certificate
+        self._key = key
+        self.watch = FileWatch(
+            [certificate, *([key] if key else [])],
+            self._read,
+            self._use,
+            name="certificates",
+            logger=logger,
+        )
+        self.context = self._current = self._read()
+        # A certificate that is loaded into the context in use may come without its key.
+        self.context.sni_callback = self._hand_over
+
+    def _hand_over(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        """Give a connection the context in use; OpenSSL asks also without a server name."""
+        connection.context = self._current
+
+    def _use(self, context: ssl.SSLContext) -> str:
+        self._current = context
+        return str(self._certificate)
+
+    def _read(self) -> ssl.SSLContext:
+        """Return a context of the files."""
+        _check_readable("--ssl-certfile", self._certificate)
+        if self._key is not None:
+            _check_readable("--ssl-keyfile", self._key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self._certificate, self._key, self._refuse_password)
+        except (ssl.SSLError, OSError) as error:
+            raise self._explain(error) from error
+        return context
+
+    def _refuse_password(self) -> str:
+        raise UsageError(
+            f"{self._key_place}: the private key must not be encrypted.",
+            "Decrypt it by openssl pkey, into a file that only the server's user may read.",
+        )
+
+    def _explain(self, error: OSError) -> UsageError:
+        """Return the error for files that OpenSSL refuses."""
+        if _CERTIFICATE not in self._certificate.read_bytes():
+            return UsageError(
+                f"--ssl-certfile {self._certificate}: expected a certificate in PEM, got none.",
+                "Name the file of the certificate chain, with the server's certificate first.",
+            )
+        if _KEY not in (self._key or self._certificate).read_bytes():
+            return UsageError(
+                f"{self._key_place}: expected a private key in PEM, got none.",
+                "Name the file of the private key by --ssl-keyfile.",
+            )
+        reason = getattr(error, "reason", None)
+        if reason == "KEY_VALUES_MISMATCH":
+            return UsageError(
+                f"{self._key_place}: the private key is not that of the certificate in "
+                f"{self._certificate}.",
+                "Name the files that were made together.",
+            )
+        return UsageError(
+            f"--ssl-certfile {self._certificate}: OpenSSL refuses the certificate or its key "
+            f"({reason or error}).",
+            "Check both by openssl x509 and openssl pkey.",
+        )
+
+    @property
+    def _key_place(self) -> str:
+        if self._key is None:
+            return f"--ssl-certfile {self._certificate}"
+        return f"--ssl-keyfile {self._key}"
+
+
+def server_certificate(certificate: Path | None, key: Path | None) -> ServerCertificate | None:
+    """Return the certificate of a server; None without one.
+
+    Raises:
+        UsageError: if there is a key without a certificate, or the files cannot be used.
+    """
+    if certificate is not None:
+        return ServerCertificate(certificate, key)
+    if key is not None:
+        raise UsageError(
+            f"--ssl-keyfile {key} needs a certificate, got none.", "Name it by --ssl-certfile."
+        )
+    return None
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: {error.strerror or error}.",
+            "Name a PEM file that the server's user may read.",
+        ) from error
