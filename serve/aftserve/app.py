@@ -8,6 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve.api import infer, operations, parity
+from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import handle_problems
 from aftserve.api.open_inference import routes as open_inference
@@ -32,8 +33,10 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
     """
     app = _application(service)
     _add_middleware(app, service, replica=replica)
-    handle_problems(app)
     guards = _guards(service, keys)
+    adapters = create_adapters(service, guards)
+    parts = adapters.values()
+    handle_problems(app, {path: body for one in parts for path, body in one.error_bodies.items()})
     app.include_router(operations.create_router(service, guards))
     if keys is not None and not replica:
         admin = [*guards[:-1], Depends(keys.dependency(admin=True))]
@@ -42,7 +45,8 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
     app.include_router(parity.create_router(service, guards))
     app.include_router(open_inference.create_router(service, guards))
     app.include_router(page.create_router())
-    describe_bodies(app, service)
+    include_adapters(app, adapters)
+    describe_bodies(app, service, [one.describe for one in parts if one.describe is not None])
     return app
 
 

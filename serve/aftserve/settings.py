@@ -17,6 +17,7 @@ from pydantic_settings import (
 
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, parse_adapters
 from aftserve.setting_sources import (
     PREFIX,
     ConfigFile,
@@ -78,6 +79,12 @@ class Settings(BaseSettings):
         None,
         pattern="^[^/]+$",  # it is one part of a path
         description="name of the model below /v2; by default the bundle's folder without .bundle",
+    )
+    api: Annotated[list[str], NoDecode] = Field(
+        [*ADAPTERS],
+        description="format of another server to answer beside /infer and /v2: "
+        f"{', '.join(ADAPTERS)}, or package.module:callable for an adapter of your own. Repeat it, "
+        f"or separate names by commas; {NO_ADAPTER} for none of them",
     )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
         "auto",
@@ -210,7 +217,7 @@ class Settings(BaseSettings):
         "text", description="format of the log, which has one line for each event"
     )
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("api", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
@@ -219,6 +226,8 @@ class Settings(BaseSettings):
         if names.startswith("["):
             return from_json(names)
         return [name for name in names.split(",") if name]
+
+    _known_adapters = field_validator("api", mode="after")(parse_adapters)
 
     @property
     def served_name(self) -> str:

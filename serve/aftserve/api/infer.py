@@ -1,6 +1,5 @@
 """The endpoint that classifies documents."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
 from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
@@ -135,13 +135,17 @@ async def _answer(
         add_log_fields(request, documents=len(lines))
         return Response(b"".join(lines), media_type=kind)
     body = await _read(request, kind, service)
-    service.traces.record("receive", request.state.started, time.monotonic())
     accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
     inline = tokens if accepted is None else None
-    work = service.classify(body.documents, deadline, body.given, options=options, inline=inline)
-    answers = await run_until_disconnect(work, request.receive, deadline)
-    total = sum(answer.result.tokens_total for answer in answers)
-    add_log_fields(request, documents=len(answers), tokens=total)
+    answers = await answer_documents(
+        request,
+        service,
+        body.documents,
+        deadline,
+        given=body.given,
+        options=options,
+        inline=inline,
+    )
     if accepted is not None:
         return PartsResponse(answer_lines(answers[0], deadline), accepted)
     if any(answer.tokens.results for answer in answers):

@@ -1,12 +1,13 @@
 """The OpenAPI document, with the limits of the active bundle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
+from aftserve.api.document_schemas import TEXT, ids_schema, several
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.api.streaming import BYTES
@@ -15,8 +16,16 @@ from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
 
 
-def describe_bodies(app: FastAPI, service: Service) -> None:
-    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload."""
+def describe_bodies(
+    app: FastAPI, service: Service, describers: Sequence[Callable[[Schema], None]]
+) -> None:
+    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload.
+
+    Args:
+        app: the application.
+        service: the service with the bundle.
+        describers: functions of adapters that put the limits into their part of a document.
+    """
     document = app.openapi
 
     def openapi() -> Schema:
@@ -39,6 +48,8 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
         for parameter in described["paths"]["/infer"]["post"]["parameters"]:
             if (values := names.get(parameter["name"])) is not None:
                 _name_values(parameter["schema"], values)
+        for describe in describers:
+            describe(described)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -60,17 +71,9 @@ def _bodies(
     has_tokenizer: bool,
     extras: tuple[ExtraInput, ...],
 ) -> dict[str, Schema]:
-    # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
-    text = {"type": "string", "minLength": 1}
-    ids: Schema = {
-        "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": (vocab_size or 1) - 1},
-        "minItems": min_tokens,
-        "description": "Token ids of one document.",
-    }
-    several = {"type": "array", "minItems": 1}
-    one = {"text": text, "input_ids": ids}
-    many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
+    ids = ids_schema(vocab_size, min_tokens)
+    one = {"text": TEXT, "input_ids": ids}
+    many = {"text": TEXT, "texts": several(TEXT), "input_ids": several(ids)}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
     if features:
@@ -81,7 +84,7 @@ def _bodies(
             "minItems": min_tokens,
             "description": "Features of each token of one document.",
         }
-        one, many = {"input_features": rows}, {"input_features": several | {"items": rows}}
+        one, many = {"input_features": rows}, {"input_features": several(rows)}
     template = COMPONENTS + "{model}"
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
@@ -110,8 +113,8 @@ def _fields_beside(
         "properties": {extra.name: _values(extra) for extra in extras},
         "additionalProperties": False,
     }
-    several: Schema = {"type": "array", "items": fields, "minItems": 1}
-    return {name: fields if single is None or name in single else several for name in forms}
+    lists = several(fields)
+    return {name: fields if single is None or name in single else lists for name in forms}
 
 
 def _values(extra: ExtraInput) -> Schema:
