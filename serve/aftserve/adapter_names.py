@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 ADAPTERS = {
     "vllm": "aftserve.api.adapters.vllm:create",
+    "tei": "aftserve.api.adapters.tei:create",
 }
 """The callable of each adapter, by its name."""
 NO_ADAPTER = "none"

@@ -89,8 +89,12 @@ def _bodies(
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
         **protocol.pop("$defs"),
-        "DocumentRequest": _exactly_one(DocumentRequest, one, _fields_beside(one, extras, None)),
-        "InferRequest": _exactly_one(InferRequest, many, _fields_beside(many, extras, ("text",))),
+        "DocumentRequest": _exactly_one(
+            DocumentRequest, one, _fields_beside(one, extras, None), has_extras=bool(extras)
+        ),
+        "InferRequest": _exactly_one(
+            InferRequest, many, _fields_beside(many, extras, ("text",)), has_extras=bool(extras)
+        ),
         "InferenceRequest": protocol,
     }
 
@@ -98,15 +102,17 @@ def _bodies(
 def _fields_beside(
     forms: Mapping[str, Schema], extras: Sequence[ExtraInput], single: Sequence[str] | None
 ) -> dict[str, Schema]:
-    """Return the schema of ``inputs`` beside each form; empty without extra inputs.
+    """Return the schema of ``inputs`` beside each form.
 
     Args:
         forms: the forms of a body.
         extras: the extra inputs of the model.
         single: the forms of one document; None if all are.
     """
+    is_single = {name: single is None or name in single for name in forms}
     if not extras:
-        return {}
+        nothing: Schema = {"type": ["object", "null"], "maxProperties": 0}
+        return {name: nothing if is_single[name] else {"type": "null"} for name in forms}
     fields: Schema = {
         "type": "object",
         "required": [extra.name for extra in extras],
@@ -114,7 +120,7 @@ def _fields_beside(
         "additionalProperties": False,
     }
     lists = several(fields)
-    return {name: fields if single is None or name in single else lists for name in forms}
+    return {name: fields if is_single[name] else lists for name in forms}
 
 
 def _values(extra: ExtraInput) -> Schema:
@@ -128,21 +134,26 @@ def _values(extra: ExtraInput) -> Schema:
 
 
 def _exactly_one(
-    model: type[BaseModel], forms: Mapping[str, Schema], fields: Mapping[str, Schema]
+    model: type[BaseModel],
+    forms: Mapping[str, Schema],
+    fields: Mapping[str, Schema],
+    *,
+    has_extras: bool,
 ) -> Schema:
     """Return the schema of an object with exactly one of the forms; the others may be null.
 
     Args:
         model: the model of the body.
         forms: the schema of each form.
-        fields: the schema of ``inputs`` beside each form; empty for no ``inputs``.
+        fields: the schema of ``inputs`` beside each form.
+        has_extras: whether ``inputs`` is required.
     """
     absent = {name: {"type": "null"} for name in model.model_fields}
     alternatives = [
         {
             "type": "object",
-            "required": [name, *(["inputs"] if fields else [])],
-            "properties": absent | {name: schema} | ({"inputs": fields[name]} if fields else {}),
+            "required": [name, *(["inputs"] if has_extras else [])],
+            "properties": absent | {name: schema} | {"inputs": fields[name]},
             "additionalProperties": False,
         }
         for name, schema in forms.items()

@@ -6,7 +6,12 @@ from fastapi import Query
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.heads import Head
+from aftexport.heads import (
+    BinaryClassification,
+    Head,
+    MultiLabelClassification,
+    SingleLabelClassification,
+)
 from aftserve.api.openapi_body import Schema
 from aftserve.errors import NotFoundError
 from aftserve.service import Service
@@ -18,6 +23,14 @@ Output = Annotated[
         "fit the format.",
     ),
 ]
+
+
+WITH_LABELS: tuple[type[Head], ...] = (
+    SingleLabelClassification,
+    BinaryClassification,
+    MultiLabelClassification,
+)
+"""The heads whose answers have a probability of every label."""
 
 
 def check_model(name: str | None, service: Service) -> None:

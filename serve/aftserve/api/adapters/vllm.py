@@ -7,22 +7,17 @@ https://docs.sglang.io/supported_models/classify_models.html
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, params
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.heads import (
-    BinaryClassification,
-    Head,
-    MultiLabelClassification,
-    SingleLabelClassification,
-)
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import documents_of
 from aftserve.api.adapters.model_choice import (
+    WITH_LABELS,
     Output,
     check_model,
     choose_head,
@@ -44,10 +39,20 @@ PATHS = ("/classify", "/v1/classify")
 """The path of vLLM, and that of SGLang."""
 
 
+def _check_true(given: bool) -> bool:
+    if not given:
+        raise ValueError("the tokenizer adds its special tokens, leave this field out")
+    return given
+
+
+OnlyTrue = Annotated[bool, AfterValidator(_check_true), WithJsonSchema({"const": True})]
+"""True; a Literal would also take 1."""
+
+
 class ClassificationRequest(BaseModel):
     """Documents to classify."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     input: Any = Field(description="A text, token ids, or a list of either.")
     model: str | None = Field(None, description="Name of the model.")
@@ -57,8 +62,8 @@ class ClassificationRequest(BaseModel):
     request_id: str | None = Field(None, description="Name of the request, for `id`.")
     rid: str | None = Field(None, description="The same, as SGLang names it.")
     user: str | None = Field(None, description="Ignored.")
-    priority: Literal[0] = Field(0, description="Every request has the same priority.")
-    add_special_tokens: Literal[True] = Field(True, description="The tokenizer decides.")
+    priority: int = Field(0, ge=0, le=0, description="Every request has the same priority.")
+    add_special_tokens: OnlyTrue = Field(True, description="The tokenizer decides.")
     truncate_prompt_tokens: None = Field(None, description="A request cannot cut documents.")
 
 
@@ -148,20 +153,13 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         changes = {"input": field, "model": model_schema(service)}
         put_body(document, ClassificationRequest, changes)
         for path in PATHS:
-            put_outputs(document, path, heads_for_documents(classifier.manifest, *_KINDS))
+            put_outputs(document, path, heads_for_documents(classifier.manifest, *WITH_LABELS))
 
     return Adapter(router, error_body, describe)
 
 
-_KINDS: tuple[type[Head], ...] = (
-    SingleLabelClassification,
-    BinaryClassification,
-    MultiLabelClassification,
-)
-
-
 def _heads(manifest: Manifest) -> list[str]:
-    if names := heads_for_documents(manifest, *_KINDS):
+    if names := heads_for_documents(manifest, *WITH_LABELS):
         return names
     raise InputError(
         "The model does not support classification of documents.",
