@@ -44,11 +44,15 @@ def several(schema: Schema) -> Schema:
 def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, Schema]) -> None:
     """Put the schema of a body into an OpenAPI document.
 
+    The models in it get names of their own, because other bodies may have models of equal names.
+
     Args:
         document: the document.
         model: the model of the body.
         properties: schemas that replace those of the model.
     """
-    schema = model.model_json_schema(ref_template=COMPONENTS + "{model}")
+    start = f"{model.__name__}."
+    schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")
     schema["properties"] |= properties
-    document["components"]["schemas"] |= schema.pop("$defs", {}) | {model.__name__: schema}
+    parts = {f"{start}{name}": part for name, part in schema.pop("$defs", {}).items()}
+    document["components"]["schemas"] |= parts | {model.__name__: schema}
