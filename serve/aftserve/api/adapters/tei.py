@@ -140,22 +140,21 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         answers = await answer(request, documents, name, deadline_seconds)
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 
-    def describe(document: Schema) -> None:
-        classifier = service.model.classifier
-        forms = document_schemas(classifier)
-        lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
-        singles = [TEXT, *lists] if TEXT in forms else lists
-        put_body(
-            document,
-            PredictRequest,
-            {"inputs": any_of([*singles, several(any_of(lists))] if forms else [])},
-        )
-        put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
-        heads = heads_for_documents
-        put_outputs(document, PREDICT, heads(classifier.manifest, *WITH_LABELS))
-        put_outputs(document, EMBED, heads(classifier.manifest, FeatureExtraction))
+    return Adapter(router, error_body, lambda document: _describe(document, service))
 
-    return Adapter(router, error_body, describe)
+
+def _describe(document: Schema, service: Service) -> None:
+    """Put the limits of the active bundle into an OpenAPI document."""
+    classifier = service.model.classifier
+    forms = document_schemas(classifier)
+    lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
+    singles = [TEXT, *lists] if TEXT in forms else lists
+    predicted = [*singles, several(any_of(lists))] if forms else []
+    put_body(document, PredictRequest, {"inputs": any_of(predicted)})
+    put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
+    manifest = classifier.manifest
+    put_outputs(document, PREDICT, heads_for_documents(manifest, *WITH_LABELS))
+    put_outputs(document, EMBED, heads_for_documents(manifest, FeatureExtraction))
 
 
 def _labelled(manifest: Manifest) -> list[str]:

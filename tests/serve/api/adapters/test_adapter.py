@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from servers import serving
 
 from aftexport.errors import UsageError
+from aftserve import adapter_names
 from aftserve.adapter_names import ADAPTERS
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import make_key
@@ -20,6 +21,18 @@ from aftserve.settings import Settings
 
 PAGE = "docs/how-to/other-apis.md"
 (SHOWN,) = [block for block in BLOCKS if (block.page, block.mark) == (PAGE, "file")]
+REFUSALS = {
+    "/classify": ["error"],
+    "/v1/classify": ["error"],
+    "/predict": ["error", "error_type"],
+    "/embed": ["error", "error_type"],
+    "/v1/models": ["error"],
+    "/v1/models/model": ["error"],
+    "/v1/decisions": ["error"],
+    "/v1/systemone": ["detail"],
+    "/plain": ["problem"],
+}
+"""The fields of an error at each path."""
 CLASHING = SHOWN.text.replace("/plain", "/infer")
 
 
@@ -64,15 +77,16 @@ def test_help_and_page_list_names(tmp_path: Path) -> None:
 def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) -> None:
     key, section = make_key("alice", None)
     (here / "keys.toml").write_text(section)
-    options = ("--api", "vllm", "--api", "plain:create", "--api-keys", "keys.toml")
+    options = ("--api", f"{','.join(ADAPTERS)},plain:create", "--api-keys", "keys.toml")
     with (
         serving(bundle_folder, here / "log", *options) as (address, _),
         httpx.Client(base_url=address, timeout=60) as client,
     ):
         own, named = {"content": "A contract"}, {"json": {"input": "A contract"}}
-        for path, refusal in (("/plain", "problem"), ("/classify", "error")):
-            refused = client.post(path, content="a")
-            assert (refused.status_code, [*refused.json()]) == (401, [refusal])
+        for path, fields in REFUSALS.items():
+            refused = client.request("GET" if path.startswith("/v1/models") else "POST", path)
+            assert (refused.status_code, [*refused.json()]) == (401, fields)
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
         client.headers["X-API-Key"] = key
         label = client.post("/classify", **named).json()["data"][0]["label"]
         assert client.post("/plain", **own).text == f"{label}\n"
@@ -91,6 +105,19 @@ def included(name: str) -> FastAPI:
     service: Any = SimpleNamespace(settings=SimpleNamespace(api=[name]))
     include_adapters(app, create_adapters(service, []))
     return app
+
+
+def test_only_registry_names_adapters() -> None:
+    """An adapter is removed with its file and its line in the registry."""
+    modules = {path.partition(":")[0] for path in ADAPTERS.values()}
+    folder = Path(adapter_names.__file__).parent
+    files = [file for file in folder.rglob("*.py") if file.name != "adapter_names.py"]
+    named = [f"{file}: {one}" for file in files for one in modules if one in file.read_text()]
+    assert not named
+    own = {
+        ".".join(("aftserve", *file.relative_to(folder).with_suffix("").parts)) for file in files
+    }
+    assert modules <= own
 
 
 @pytest.mark.parametrize(
