@@ -25,7 +25,7 @@ async def answer_documents(
     options: AnswerOptions = NO_OPTIONS,
     inline: InlineTokens | None = None,
 ) -> list[DocumentAnswer]:
-    """Classify the documents of a request whose body has arrived, log their number, and time the stages.
+    """Classify the documents of a request whose body has arrived, and log and time the answers.
 
     Args:
         request: the request.
