@@ -100,6 +100,18 @@ def test_rule_that_fails_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_refusal_of_every_contender_gives_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        recurrent,
+        "preparation",
+        lambda name, workload, feeds: preparation(name, workload, feeds, refuse),
+    )
+    refusals = Refusals()
+    workload = Recurrence("delta", 1, 64, 1, 16)
+    assert recurrent.measure(workload, ["torch_compile"], [2, 1], 1, refusals) == []
+    assert [row["contender"] for row in refusals.rows] == ["torch_compile"]
+
+
 def test_run_writes_record_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "SHAPES", ((1, 64, 2, 16), (2, 64, 1, 32)))
     monkeypatch.setattr(recurrent, "MEMORY_TOKENS", (64, 128))
