@@ -23,7 +23,6 @@ from aftserve.service import Service
 _OPEN = ("ServerLive", "ServerReady", "ServerMetadata")
 """The methods that need no API key, as over HTTP."""
 _PROBES = ("ServerLive", "ServerReady", "ModelReady")
-_EXTENSIONS = ["raw_tensor_contents"]
 
 
 class Methods:
@@ -64,7 +63,7 @@ class Methods:
         return _message("ServerReadyResponse", ready=self._service.health.ready)
 
     async def _server_metadata(self, content: bytes, call: Call) -> bytes:
-        described = describe_server(_EXTENSIONS)
+        described = describe_server(extensions=())
         return _message("ServerMetadataResponse", **described.model_dump())
 
     async def _model_ready(self, content: bytes, call: Call) -> bytes:
