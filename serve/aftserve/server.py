@@ -9,7 +9,7 @@ import socket
 import sys
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.console import Console
@@ -41,6 +41,9 @@ from aftserve.observability.tracing import Traces
 from aftserve.service import Service
 from aftserve.settings import Settings
 
+if TYPE_CHECKING:
+    from aftserve.grpc.endpoint import Endpoint
+
 logger = logging.getLogger(__name__)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
@@ -64,6 +67,7 @@ def serve(settings: Settings, console: Console) -> int:
     key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
     certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
+    check_grpc(settings)
     traces = tracing.configure()
     close_all(open_listeners(settings))  # an address that is taken is refused before the load
     service = load(settings, console, traces)
@@ -93,6 +97,24 @@ def open_listeners(settings: Settings) -> list[socket.socket]:
     except UsageError:
         close_all(bound)
         raise
+
+
+def check_grpc(settings: Settings) -> None:
+    """Check before the load that the server can answer gRPC, if it shall.
+
+    Raises:
+        UsageError: if a package is missing, or the port is not available.
+    """
+    if settings.grpc_port is None:
+        return
+    check_installed("grpc")
+    check_installed("grpc_health")
+    try:
+        close_all(bind(settings.host, settings.grpc_port))
+    except UsageError as error:
+        raise UsageError(
+            f"gRPC: {error.problem}", "Choose another address by --host and --grpc-port."
+        ) from error
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -162,6 +184,8 @@ class Server(uvicorn.Server):
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
+        self._service = service
+        self._grpc: Endpoint | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the server is told to stop."""
@@ -175,6 +199,7 @@ class Server(uvicorn.Server):
             self._listeners = open_listeners(self._settings)
             for listener in self._listeners:
                 listener.listen(self.config.backlog)
+            self._grpc = self._bind_grpc()
         except (UsageError, OSError) as error:  # the address was taken meanwhile
             logger.error("%s", error)
             sys.exit(1)
@@ -190,6 +215,8 @@ class Server(uvicorn.Server):
             )
             for one in in_unix
         ]
+        if self._grpc is not None:
+            await self._grpc.start()
         places = " and ".join(urls(self._listeners, scheme))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
@@ -210,7 +237,20 @@ class Server(uvicorn.Server):
             loop.connect_accepted_socket(self._connection, one, **tls) for one in accepted
         )
         await asyncio.gather(*connecting, return_exceptions=True)  # a handshake may fail
+        if self._grpc is not None:  # before the end of the scheduler, which answers its calls
+            await self._grpc.stop(self._shutdown_seconds, lambda: self.force_exit)
         await super().shutdown(self._listeners)
+
+    def _bind_grpc(self) -> "Endpoint | None":
+        """Bind the port of gRPC; None without one."""
+        if self._settings.grpc_port is None:
+            return None
+        from aftserve.grpc.endpoint import Endpoint
+
+        keys = self._key_file.keys if self._key_file is not None else None
+        endpoint = Endpoint(self._service, keys, self._certificate)
+        endpoint.bind(self._settings.host, self._settings.grpc_port)
+        return endpoint
 
     def _connection(self) -> asyncio.Protocol:
         # uvicorn's own factory is local to its startup.
