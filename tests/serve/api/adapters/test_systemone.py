@@ -20,9 +20,7 @@ from typesafe_sdk import (
 
 @pytest.fixture
 def client(heads_server: str) -> Iterator[TypeSafeClient]:
-    with TypeSafeClient(
-        base_url=heads_server, api_key="none", model="heads", compression=False
-    ) as client:
+    with TypeSafeClient(base_url=heads_server, api_key="none", model="heads") as client:
         yield client
 
 
@@ -58,6 +56,19 @@ def test_outputs_answer_their_questions(client: TypeSafeClient, heads_client: ht
 def test_token_ids_are_read(client: TypeSafeClient) -> None:
     ids: Any = [*TEXTS[0].encode()]
     assert client.system_one(ids, URGENT).answers == client.system_one(TEXTS[0], URGENT).answers
+
+
+def test_compressed_body_is_read(client: TypeSafeClient, heads_server: str) -> None:
+    """The client compresses bodies of at least 1,024 bytes by zstd, if it is not told otherwise."""
+    text = "a contract, " * 99
+    with TypeSafeClient(
+        base_url=heads_server, api_key="none", model="heads", compression="zstd"
+    ) as zstd:
+        found = [one.system_one(text, URGENT).answers for one in (client, zstd)]
+    with TypeSafeClient(
+        base_url=heads_server, api_key="none", model="heads", compression=False
+    ) as plain:
+        assert found == [plain.system_one(text, URGENT).answers] * 2
 
 
 def test_each_other_question_is_refused(client: TypeSafeClient) -> None:
