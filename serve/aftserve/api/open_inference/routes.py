@@ -72,8 +72,9 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     def check_version(name: str, version: str) -> None:
         if (name, version) != (model_name, VERSION):
             raise NotFoundError(
-                f"There is no model {name[:100]!r} of version {version[:100]!r}.",
-                f"This server has {model_name!r}, version {VERSION}.",
+                f"Expected the model {model_name!r} of version {VERSION}, got {name[:100]!r} of "
+                f"version {version[:100]!r}.",
+                "Name the expected model.",
             )
 
     def check_name(name: str) -> None:

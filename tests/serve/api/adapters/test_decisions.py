@@ -137,7 +137,7 @@ def test_document_without_answers_is_checked(
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "gpt-6-luna"}, openai.NotFoundError, "There is no model 'gpt-6-luna'"),
+        ({"model": "gpt-6-luna"}, openai.NotFoundError, "the model 'heads', got 'gpt"),
         ({"questions": []}, UNPROCESSABLE, "at least 1 item"),
         ({"questions": [predicate("urgent")] * 401}, UNPROCESSABLE, "at most 400"),
         ({"input": [{"role": "system", "content": "a"}]}, UNPROCESSABLE, "user"),

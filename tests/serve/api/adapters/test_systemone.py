@@ -92,7 +92,11 @@ def test_each_other_question_is_refused(client: TypeSafeClient) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "jev-latest"}, TypeSafeNotFoundError, "There is no model 'jev-latest'"),
+        (
+            {"model": "jev-latest"},
+            TypeSafeNotFoundError,
+            "Expected the model 'heads', got 'jev-latest'",
+        ),
         ({"state": {"subject": "a"}}, TypeSafeUnprocessableEntityError, "got an object"),
         ({"state": ""}, TypeSafeUnprocessableEntityError, "has no tokens"),
         (
