@@ -20,7 +20,7 @@ from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
 from aftserve.model.results import DocumentAnswer, document_answer
 from aftserve.model.tokenizer_pool import TokenizerPool
-from aftserve.model.wanted import EVERY_HEAD, NO_OPTIONS, AnswerOptions, Wanted
+from aftserve.model.wanted import EVERY_HEAD, NO_HEAD, NO_OPTIONS, AnswerOptions, Wanted
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces
@@ -168,6 +168,16 @@ class Service:
         record.count(self.metrics, counted, self.traces.trace_id())
         record.trace(self.traces, inputs, done)
         return results
+
+    async def check(self, documents: Sequence[Document]) -> None:
+        """Check documents without running the model on them.
+
+        Raises:
+            InputError: if a document cannot be classified.
+            DocumentTooLongError: if it is over a limit.
+        """
+        async with self.parity.held() as parity:
+            await self._tokenize(parity.active, documents, None, NO_HEAD, None)
 
     async def compare(self, document: Document, deadline: float, given: ExtraFields) -> ParityCheck:
         """Classify a document and compare the outputs with PyTorch; see ``classify``.

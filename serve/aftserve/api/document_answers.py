@@ -30,7 +30,7 @@ async def answer_documents(
     Args:
         request: the request.
         service: the service that classifies.
-        documents: all documents of the request.
+        documents: all documents of the request, at least one.
         deadline: the client's deadline by ``time.monotonic``.
         given: the extra inputs of each document; None for none.
         options: options of the request for its answers.
@@ -48,3 +48,10 @@ async def answer_documents(
     total = sum(answer.result.tokens_total for answer in answers)
     add_log_fields(request, documents=len(answers), tokens=total)
     return answers
+
+
+async def check_documents(
+    request: Request, service: Service, documents: Sequence[Document], deadline: float
+) -> None:
+    """Check the documents of a request that needs no answers; see ``answer_documents``."""
+    await run_until_disconnect(service.check(documents), request.receive, deadline)

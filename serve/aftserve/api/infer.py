@@ -57,9 +57,10 @@ Explain = Annotated[
         default_factory=list,
         max_length=MAX_NAMES,
         description="Label or value to explain in place of the largest logit, as `NAME` or "
-        "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. Repeat it for "
-        f"several. The answer has `explained`, with up to {DEFAULT_SPANS} passages of each "
-        "unless `evidence` has another number than 0.",
+        "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. The "
+        "output must be among `outputs`, if these are given. Repeat it for several. The answer has "
+        f"`explained`, with up to {DEFAULT_SPANS} passages of each unless `evidence` has another "
+        "number than 0.",
     ),
 ]
 Outputs = Annotated[

@@ -142,7 +142,7 @@ def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Mo
         )
     for name, value in content.items():
         if name not in model.model_fields:
-            raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
+            raise InputError(f"Expected a known field, got {name[:100]!r}.", f"Fields are {known}.")
         if isinstance(value, list) and len(value) > max_entries.get(name, math.inf):
             raise DocumentTooLongError(
                 f"{name} must have at most {max_entries[name]} entries, got {len(value)}.",

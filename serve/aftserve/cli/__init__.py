@@ -48,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         settings = Settings.read(words)
         # Only now, because --help needs neither the web framework nor an engine.
+        from aftserve.api.adapters.adapter import import_adapters
         from aftserve.server import serve
 
+        import_adapters(settings.api)  # a wrong name is refused before the bundle is loaded
         return serve(settings, Console(emoji=False))
     except KeyboardInterrupt as stop:
         return exit_status(stop)

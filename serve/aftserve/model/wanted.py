@@ -71,6 +71,8 @@ class Wanted:
 
 EVERY_HEAD = Wanted()
 """All heads, without evidence."""
+NO_HEAD = Wanted(heads=frozenset())
+"""No answer, as for a document that is only checked."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The parts of an adapter, and the adapters that the settings name."""
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, FastAPI, params
@@ -44,6 +45,15 @@ CreateAdapter = Callable[[Service, Sequence[params.Depends]], Adapter]
 """A function that makes an adapter of a service, from the checks of a request."""
 
 
+def import_adapters(names: Iterable[str]) -> dict[str, CreateAdapter]:
+    """Import the functions that make adapters, by their names.
+
+    Raises:
+        UsageError: if an adapter of a user cannot be imported.
+    """
+    return {name: _import_adapter(name) for name in names}
+
+
 def create_adapters(service: Service, guards: Sequence[params.Depends]) -> dict[str, Adapter]:
     """Make the adapters of the settings, by their names.
 
@@ -52,19 +62,43 @@ def create_adapters(service: Service, guards: Sequence[params.Depends]) -> dict[
         guards: checks of a request before its body is read.
 
     Raises:
-        UsageError: if an adapter of a user cannot be imported.
+        UsageError: if an adapter of a user cannot be imported or made.
     """
-    adapters = {}
-    for name in service.settings.api:
-        create: CreateAdapter = import_callable(ADAPTERS.get(name, name), "--api")
+    functions = import_adapters(service.settings.api)
+    return {
+        name: create(service, guards) if name in ADAPTERS else _call(name, create, service, guards)
+        for name, create in functions.items()
+    }
+
+
+def _import_adapter(name: str) -> CreateAdapter:
+    create: CreateAdapter
+    if name in ADAPTERS:
+        # Not by import_callable, whose working folder could shadow modules of the server.
+        module, _, attribute = ADAPTERS[name].partition(":")
+        create = getattr(importlib.import_module(module), attribute)
+    else:
+        create = import_callable(name, "--api")
+    return create
+
+
+def _call(
+    name: str, create: CreateAdapter, service: Service, guards: Sequence[params.Depends]
+) -> Adapter:
+    """Return the adapter that a user's function makes."""
+    try:
         adapter = create(service, guards)
-        if not isinstance(adapter, Adapter):
-            raise UsageError(
-                f"--api {name} must return an Adapter, got a {type(adapter).__name__}.",
-                "Return aftserve.api.adapters.adapter.Adapter(router).",
-            )
-        adapters[name] = adapter
-    return adapters
+    except (Exception, SystemExit) as error:  # the user's code
+        raise UsageError(
+            f"--api {name}: the call raised {type(error).__name__}: {error}.",
+            "Give a callable that takes the service and the checks of a request.",
+        ) from error
+    if not isinstance(adapter, Adapter):
+        raise UsageError(
+            f"--api {name} must return an Adapter, got a {type(adapter).__name__}.",
+            "Return aftserve.api.adapters.adapter.Adapter(router).",
+        )
+    return adapter
 
 
 def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:

@@ -3,7 +3,7 @@
 https://github.com/openai/openai-python (types/decision.py, types/decision_create_params.py)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, params
@@ -18,15 +18,13 @@ from pydantic import (
     ValidationError,
 )
 
-from aftexport.errors import InputError
-from aftexport.heads import Head
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of, is_document
 from aftserve.api.adapters.model_choice import check_model
 from aftserve.api.adapters.openai_errors import OpenAIError, error_body
-from aftserve.api.adapters.questions import Labelled, Statement, find_labels, find_statement
+from aftserve.api.adapters.questions import Labelled, Outputs, Statement
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
-from aftserve.api.document_answers import answer_documents
+from aftserve.api.document_answers import answer_documents, check_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body
 from aftserve.api.error_responses import responses
 from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
@@ -222,16 +220,18 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         body = await read_json(request, DecisionRequest, max_entries={})
         check_model(body.model, service)
         document = _document(body.input)
-        heads = service.active.bundle.manifest.heads
-        found = [_find(question, heads) for question in body.questions]
-        outputs = list(dict.fromkeys(one.head for one in found if one is not None))
+        outputs = Outputs(service.active.bundle.manifest.heads)
+        found = [_find(question, outputs) for question in body.questions]
+        names = list(dict.fromkeys(one.head for one in found if one is not None))
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         answers: list[DocumentAnswer] = []
-        if outputs:
-            deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-            options = AnswerOptions(outputs=outputs)
+        if names:
+            options = AnswerOptions(outputs=names)
             answers = await answer_documents(
                 request, service, [document], deadline, options=options
             )
+        else:
+            await check_documents(request, service, [document], deadline)
         tokens = sum(answer.result.tokens_used for answer in answers)
         asked = zip(body.questions, found, strict=True)
         return Decision(
@@ -270,18 +270,17 @@ def _document(given: Any) -> Document:
     return content if isinstance(content, str) else content[0].text
 
 
-def _find(question: AnyQuestion, heads: Mapping[str, Head]) -> Labelled | Statement | None:
-    """Return the output that answers a question; None if there is no such output."""
-    try:
-        match question:
-            case PredicateQuestion():
-                return find_statement(heads, question.name)
-            case ChoiceQuestion():
-                return find_labels(heads, question.name, [c.value for c in question.choices])
-            case _:
-                return find_labels(heads, question.name, [one.label for one in question.levels])
-    except InputError:
-        return None
+def _find(question: AnyQuestion, outputs: Outputs) -> Labelled | Statement | None:
+    """Return the output that answers a question; None without exactly one such output."""
+    found: Sequence[Labelled | Statement]
+    match question:
+        case PredicateQuestion():
+            found = outputs.of_statement(question.name)
+        case ChoiceQuestion():
+            found = outputs.of_labels(question.name, [one.value for one in question.choices])
+        case _:
+            found = outputs.of_labels(question.name, [one.label for one in question.levels])
+    return found[0] if len(found) == 1 else None
 
 
 def _answer(

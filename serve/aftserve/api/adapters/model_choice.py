@@ -38,7 +38,7 @@ def check_model(name: str | None, service: Service) -> None:
     served = service.settings.served_name
     if name not in (None, served):
         raise NotFoundError(
-            f"There is no model {str(name)[:100]!r}.", f"This server has {served!r}."
+            f"Expected the model {served!r}, got {str(name)[:100]!r}.", "Name the expected model."
         )
 
 

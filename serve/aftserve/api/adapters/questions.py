@@ -6,13 +6,14 @@ question must therefore name an output, or have exactly the labels of one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from aftexport.errors import InputError
 from aftexport.heads import BinaryClassification, Head, SingleLabelClassification
 from aftserve.api.adapters.model_choice import WITH_LABELS
 from aftserve.model.results import DocumentAnswer
 
 _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
+_SHOWN_LABELS = 20
 
 
 @dataclass(frozen=True)
@@ -66,56 +67,73 @@ class Statement:
         return probability
 
 
-def find_labels(heads: Mapping[str, Head], name: str | None, labels: Sequence[object]) -> Labelled:
-    """Find the output that answers a question for one of several labels.
+class Outputs:
+    """The outputs of a model, to find those that answer the questions of a request.
 
     Args:
         heads: heads of the model.
-        name: name of the question; an output of this name must answer it.
-        labels: the labels of the question, in any order.
-
-    Raises:
-        InputError: if no output has exactly these labels, or several have.
     """
-    exclusive = {n: head for n, head in heads.items() if isinstance(head, _EXCLUSIVE)}
-    asked = sorted(map(repr, labels))
-    fitting = [
-        n
-        for n, head in exclusive.items()
-        if (name not in heads or n == name) and sorted(map(repr, head.names)) == asked
-    ]
-    if len(fitting) != 1:
-        known = "; ".join(f"{n}: {', '.join(head.names)}" for n, head in exclusive.items())
-        raise InputError(
-            f"Expected the labels of one output, got {len(fitting)} outputs with these.",
-            f"The model has {known or 'no labels that exclude each other'}.",
+
+    def __init__(self, heads: Mapping[str, Head]) -> None:
+        self._heads = heads
+        self._labels = {
+            name: frozenset(head.names)
+            for name, head in heads.items()
+            if isinstance(head, _EXCLUSIVE)
+        }
+
+    def of_labels(self, name: str | None, labels: Sequence[object]) -> list[Labelled]:
+        """Return the outputs that answer a question for one of several labels.
+
+        Args:
+            name: name of the question; an output of this name must answer it.
+            labels: the labels of the question, in any order.
+        """
+        texts = [label for label in labels if isinstance(label, str)]
+        asked = frozenset(texts)
+        if not len(asked) == len(texts) == len(labels):
+            return []
+        return [
+            Labelled(output, tuple(texts))
+            for output, own in self._labels.items()
+            if own == asked and (name not in self._heads or output == name)
+        ]
+
+    def of_statement(self, name: str | None) -> list[Statement]:
+        """Return the labels whose probability answers a question.
+
+        Args:
+            name: ``LABEL``, ``OUTPUT:LABEL``, or an output of two labels, for the second.
+        """
+        if name is None:
+            return []
+        if isinstance(head := self._heads.get(name), BinaryClassification):
+            return [Statement(name, head.names[1])]
+        return self._statements.get(name, [])
+
+    @cached_property
+    def _statements(self) -> dict[str, list[Statement]]:
+        found = dict[str, list[Statement]]()
+        for output, head in self._heads.items():
+            for label in head.names if isinstance(head, WITH_LABELS) else ():
+                for name in (label, f"{output}:{label}"):
+                    found.setdefault(name, []).append(Statement(output, label))
+        return found
+
+    @cached_property
+    def choices(self) -> str:
+        """The labels of each output that answers a question for one of several, shortened."""
+        known = (f"{name}: {_shown(self._heads[name].names)}" for name in self._labels)
+        return "; ".join(known) or "no labels that exclude each other"
+
+    @cached_property
+    def statements(self) -> str:
+        """The names of labels that answer a statement, shortened."""
+        return (
+            _shown([name for name in self._statements if ":" in name]) or "no labels of documents"
         )
-    return Labelled(fitting[0], tuple(map(str, labels)))
 
 
-def find_statement(heads: Mapping[str, Head], name: str | None) -> Statement:
-    """Find the label whose probability answers a question.
-
-    Args:
-        heads: heads of the model.
-        name: ``LABEL``, ``OUTPUT:LABEL``, or an output of two labels, for the second.
-
-    Raises:
-        InputError: if there is no such label, or several.
-    """
-    labelled = {n: head for n, head in heads.items() if isinstance(head, WITH_LABELS)}
-    found = [
-        Statement(n, label)
-        for n, head in labelled.items()
-        for label in head.names
-        if name in (label, f"{n}:{label}")
-    ]
-    if isinstance(head := heads.get(name or ""), BinaryClassification):
-        found = [Statement(name or "", head.names[1])]
-    if len(found) != 1:
-        known = ", ".join(f"{n}:{label}" for n, head in labelled.items() for label in head.names)
-        raise InputError(
-            f"Expected the name of one label, got {len(found)} labels of this name.",
-            f"The model has {known or 'no labels of documents'}.",
-        )
-    return found[0]
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_LABELS} more" if len(names) > _SHOWN_LABELS else ""
+    return f"{', '.join(names[:_SHOWN_LABELS])}{more}"

@@ -11,11 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from aftexport.errors import InputError
-from aftexport.heads import Head
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of
 from aftserve.api.adapters.model_choice import check_model
-from aftserve.api.adapters.questions import Labelled, Statement, find_labels, find_statement
+from aftserve.api.adapters.questions import Labelled, Outputs, Statement
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, put_body
@@ -172,7 +171,7 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         body = await read_json(request, SystemOneRequest, max_entries={})
         check_model(body.model, service)
         document = document_of(body.state, ("state",))
-        found = _find_all(body.questions, service.active.bundle.manifest.heads)
+        found = _find_all(body.questions, Outputs(service.active.bundle.manifest.heads))
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         outputs = list(dict.fromkeys(one.head for one in found.values()))
         (answer,) = await answer_documents(
@@ -193,7 +192,7 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
 
 
 def _find_all(
-    questions: Mapping[str, AnyQuestion], heads: Mapping[str, Head]
+    questions: Mapping[str, AnyQuestion], outputs: Outputs
 ) -> dict[str, Labelled | Statement]:
     """Find the outputs that answer questions.
 
@@ -203,7 +202,7 @@ def _find_all(
     found, refused = dict[str, Labelled | Statement](), []
     for name, question in questions.items():
         try:
-            found[name] = _find(name, question, heads)
+            found[name] = _find(name, question, outputs)
         except InputError as error:
             place = ("questions", name, question.type)
             refused.append({"loc": place, "msg": str(error), "type": "unanswerable_question"})
@@ -212,14 +211,22 @@ def _find_all(
     return found
 
 
-def _find(name: str, question: AnyQuestion, heads: Mapping[str, Head]) -> Labelled | Statement:
+def _find(name: str, question: AnyQuestion, outputs: Outputs) -> Labelled | Statement:
+    found: Sequence[Labelled | Statement]
     match question:
         case NoulQuestion():
-            return find_statement(heads, name)
+            found = outputs.of_statement(name)
+            expected, known = "the name of one label", outputs.statements
+            given = f"{len(found)} labels of this name"
         case ChoiceQuestion() | ScoreQuestion():
-            return find_labels(heads, name, list(question.criteria))
+            found = outputs.of_labels(name, list(question.criteria))
+            expected, known = "the labels of one output", outputs.choices
+            given = f"{len(found)} outputs with these"
         case _:
-            raise InputError("The model has no boxes.", "Ask for labels.")
+            raise InputError("Expected a question for labels, got box.", "Leave it out.")
+    if len(found) != 1:
+        raise InputError(f"Expected {expected}, got {given}.", f"The model has {known}.")
+    return found[0]
 
 
 def _answer(

@@ -121,9 +121,10 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
     ) -> list[Prediction] | list[list[Prediction]]:
         """Classify documents; the most probable label is first."""
         service.check_open()
-        name = choose_head(_labelled(service.active.bundle.manifest), output)
+        _labelled(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, PredictRequest, max_entries={})
         documents, is_one = _predicted_documents(body.inputs, service.settings.max_documents)
+        name = choose_head(_labelled(service.active.bundle.manifest), output)
         answers = await answer(request, documents, name, deadline_seconds)
         rows = [_predictions(one, name, raw=body.raw_scores) for one in answers]
         return rows[0] if is_one else rows
@@ -134,9 +135,10 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
     ) -> list[list[float]]:
         """Return a vector of each document."""
         service.check_open()
-        name = choose_head(_embeddings(service.active.bundle.manifest), output)
+        _embeddings(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, EmbedRequest, max_entries={})
         documents = documents_of(body.inputs, "inputs", service.settings.max_documents)
+        name = choose_head(_embeddings(service.active.bundle.manifest), output)
         answers = await answer(request, documents, name, deadline_seconds)
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 

@@ -162,8 +162,9 @@ def _heads(manifest: Manifest) -> list[str]:
     if names := heads_for_documents(manifest, *WITH_LABELS):
         return names
     raise InputError(
-        "The model does not support classification of documents.",
-        f"Send its documents to /infer; its outputs are {', '.join(manifest.heads)}.",
+        "Expected a model with labels of documents, got one with the outputs "
+        f"{', '.join(manifest.heads)}.",
+        "Send its documents to /infer.",
     )
 
 
@@ -192,7 +193,7 @@ def _data(
     # An answer of independent labels has no single label.
     label = getattr(content, "label", None) or max(scores, key=lambda one: scores[one])
     probs = [*scores.values()] if use_activation is not False else answer.logits[name].tolist()
-    return ClassificationData(index=index, label=label, probs=probs, num_classes=len(probs))
+    return ClassificationData(index=index, label=label, probs=probs, num_classes=len(scores))
 
 
 def error_body(error: Exception, status: int, message: str) -> dict[str, Any]:

@@ -19,8 +19,9 @@ def check_model(service: Service, name: str, version: str) -> None:
     model_name = service.settings.served_name
     if (name, version) != (model_name, VERSION):
         raise NotFoundError(
-            f"There is no model {name[:100]!r} of version {version[:100]!r}.",
-            f"This server has {model_name!r}, version {VERSION}.",
+            f"Expected the model {model_name!r} of version {VERSION}, got {name[:100]!r} of "
+            f"version {version[:100]!r}.",
+            "Name the expected model.",
         )
 
 

@@ -132,7 +132,7 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
     _check_first(first, manifest)
     count = math.prod(first.shape) if first.name == "text" else first.shape[0]
     if count == 0:
-        raise InputError("The request has no documents.", "Send at least one.")
+        raise InputError("Expected at least one document, got none.", "Send its text or token ids.")
     if count > max_documents:
         raise DocumentTooLongError(
             f"A request must have at most {max_documents} documents, got {count}.",

@@ -42,6 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / SHOWN.marked).write_text(SHOWN.text)
     (tmp_path / "clashing.py").write_text(CLASHING)
     (tmp_path / "wrong.py").write_text("def create(service, guards):\n    return guards\n")
+    (tmp_path / "broken.py").write_text("def create(service, guards):\n    return guards[5]\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -125,6 +126,7 @@ def test_only_registry_names_adapters() -> None:
     [
         ("clashing:create", "expected a free path, got POST /infer, which another endpoint has"),
         ("wrong:create", "must return an Adapter, got a list"),
+        ("broken:create", "the call raised IndexError"),
         ("absent_module:create", "the import raised ModuleNotFoundError"),
         ("plain:other", "the import raised AttributeError"),
     ],
@@ -132,3 +134,24 @@ def test_only_registry_names_adapters() -> None:
 def test_bad_adapter_is_refused(name: str, message: str, here: Path) -> None:
     with pytest.raises(UsageError, match=f"--api {name}.* {message}"):
         included(name)
+
+
+def test_named_adapters_keep_import_path(here: Path) -> None:
+    """The working folder of a default server cannot shadow modules."""
+    code = (
+        "import sys; from aftserve.api.adapters.adapter import import_adapters; "
+        "from aftserve.adapter_names import ADAPTERS; before = [*sys.path]; "
+        "import_adapters(ADAPTERS); assert sys.path == before; "
+        "import_adapters(['plain:create']); print(sys.path[0] == '' != before[0])"
+    )
+    outcome = run_python("-P", "-c", code, cwd=here)
+    assert outcome.out.split() == ["True"], outcome
+
+
+def test_wrong_adapter_is_refused_before_load(here: Path) -> None:
+    """The missing bundle would be the problem otherwise."""
+    outcome = run_python(
+        "-m", "aftserve", "absent.bundle", "--api", "absent_module:create", cwd=here
+    )
+    assert outcome.code == 2
+    assert "--api absent_module:create: the import raised ModuleNotFoundError" in outcome.err

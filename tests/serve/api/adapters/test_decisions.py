@@ -119,9 +119,25 @@ def test_other_forms_of_text_are_read(given: Any, client: openai.OpenAI) -> None
 
 
 @pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("", UNPROCESSABLE, "has no tokens"),
+        ([999], UNPROCESSABLE, "outside the vocabulary"),
+        ("a" * 2001, openai.APIStatusError, "at most 2000 tokens"),
+    ],
+    ids=["empty", "id", "long"],
+)
+def test_document_without_answers_is_checked(
+    given: Any, error: type[Exception], message: str, client: openai.OpenAI
+) -> None:
+    with pytest.raises(error, match=message):
+        decide(client, predicate("none"), given=given)
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "gpt-6-luna"}, openai.NotFoundError, "There is no model 'gpt-6-luna'"),
+        ({"model": "gpt-6-luna"}, openai.NotFoundError, "the model 'heads', got 'gpt"),
         ({"questions": []}, UNPROCESSABLE, "at least 1 item"),
         ({"questions": [predicate("urgent")] * 401}, UNPROCESSABLE, "at most 400"),
         ({"input": [{"role": "system", "content": "a"}]}, UNPROCESSABLE, "user"),

@@ -21,7 +21,7 @@ def test_openai_client_lists_model(client: openai.OpenAI) -> None:
     assert (model.id, model.object, model.owned_by) == ("heads", "model", "aftserve")
     assert 0 <= time.time() - model.created < 600
     assert client.models.retrieve("heads") == model
-    with pytest.raises(openai.NotFoundError, match="There is no model 'other'"):
+    with pytest.raises(openai.NotFoundError, match="Expected the model 'heads', got 'other'"):
         client.models.retrieve("other")
 
 

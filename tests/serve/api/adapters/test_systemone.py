@@ -20,9 +20,7 @@ from typesafe_sdk import (
 
 @pytest.fixture
 def client(heads_server: str) -> Iterator[TypeSafeClient]:
-    with TypeSafeClient(
-        base_url=heads_server, api_key="none", model="heads", compression=False
-    ) as client:
+    with TypeSafeClient(base_url=heads_server, api_key="none", model="heads") as client:
         yield client
 
 
@@ -60,6 +58,19 @@ def test_token_ids_are_read(client: TypeSafeClient) -> None:
     assert client.system_one(ids, URGENT).answers == client.system_one(TEXTS[0], URGENT).answers
 
 
+def test_compressed_body_is_read(client: TypeSafeClient, heads_server: str) -> None:
+    """The client compresses bodies of at least 1,024 bytes by zstd, if it is not told otherwise."""
+    text = "a contract, " * 99
+    with TypeSafeClient(
+        base_url=heads_server, api_key="none", model="heads", compression="zstd"
+    ) as zstd:
+        found = [one.system_one(text, URGENT).answers for one in (client, zstd)]
+    with TypeSafeClient(
+        base_url=heads_server, api_key="none", model="heads", compression=False
+    ) as plain:
+        assert found == [plain.system_one(text, URGENT).answers] * 2
+
+
 def test_each_other_question_is_refused(client: TypeSafeClient) -> None:
     questions: dict[str, Any] = {
         "age": Score(criteria=["young", "old"]),
@@ -81,7 +92,11 @@ def test_each_other_question_is_refused(client: TypeSafeClient) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "jev-latest"}, TypeSafeNotFoundError, "There is no model 'jev-latest'"),
+        (
+            {"model": "jev-latest"},
+            TypeSafeNotFoundError,
+            "Expected the model 'heads', got 'jev-latest'",
+        ),
         ({"state": {"subject": "a"}}, TypeSafeUnprocessableEntityError, "got an object"),
         ({"state": ""}, TypeSafeUnprocessableEntityError, "has no tokens"),
         (

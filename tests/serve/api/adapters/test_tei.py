@@ -86,7 +86,13 @@ def test_hub_client_reads_embeddings(heads_server: str, heads_client: httpx.Clie
         ("/predict", {"inputs": "a" * 2001}, 413, "validation", "at most 2000 tokens"),
         ("/embed", {"inputs": ["a"] * 5}, 413, "validation", "at most 4 documents"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 422, "validation", "dimensions"),
-        ("/embed", {"inputs": "a", "prompt": "b"}, 422, "validation", "There is no field"),
+        (
+            "/embed",
+            {"inputs": "a", "prompt": "b"},
+            422,
+            "validation",
+            "Expected a known field, got 'prompt'",
+        ),
     ],
 )
 def test_refusals_have_format_of_tei(

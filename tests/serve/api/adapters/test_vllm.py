@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 import tiny_models
-from adapter_heads import TEXTS, infer
+from adapter_heads import ANSWERS, TEXTS, infer
 
 
 def classify(client: httpx.Client, **body: Any) -> dict[str, Any]:
@@ -72,10 +72,19 @@ def test_logits_belong_to_probabilities(client: httpx.Client) -> None:
     assert scores["probs"] == pytest.approx([power / sum(powers) for power in powers], abs=1e-12)
 
 
+def test_binary_output_has_logit_of_second_label(heads_client: httpx.Client) -> None:
+    body = {"input": TEXTS[0], "use_activation": False}
+    answer = heads_client.post("/classify", params={"output": "paid"}, json=body).json()
+    (one,) = answer["data"]
+    (logit,), scores = one["probs"], infer(heads_client, TEXTS[0])[0]["paid"]["scores"]
+    assert one["num_classes"] == len(scores) == 2
+    assert 1 / (1 + 2.718281828459045**-logit) == pytest.approx(scores[ANSWERS[1]], abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind", "message"),
     [
-        ({"input": "a", "model": "other"}, 404, "NotFoundError", "There is no model 'other'"),
+        ({"input": "a", "model": "other"}, 404, "NotFoundError", "Expected the model 'heads', got"),
         ({"input": 5}, 422, "BadRequestError", "input must be a text, token ids"),
         ({"input": []}, 422, "BadRequestError", "got an empty array"),
         ({"input": ["a", 5]}, 422, "BadRequestError", "input.1 must be a text or token ids"),
@@ -84,7 +93,7 @@ def test_logits_belong_to_probabilities(client: httpx.Client) -> None:
         ({"input": "a" * 2001}, 413, "BadRequestError", "at most 2000 tokens"),
         ({"input": [[1], [999]]}, 422, "BadRequestError", "outside the vocabulary"),
         ({"input": "a", "truncate_prompt_tokens": 9}, 422, "BadRequestError", "truncate_prompt"),
-        ({"input": "a", "messages": []}, 422, "BadRequestError", "There is no field 'messages'"),
+        ({"input": "a", "messages": []}, 422, "BadRequestError", "known field, got 'messages'"),
         ({"model": None}, 422, "BadRequestError", "input: Field required"),
     ],
 )
@@ -111,7 +120,7 @@ def test_openai_client_reads_errors(server: str) -> None:
     with openai.OpenAI(base_url=server, api_key="none", max_retries=0) as client:
         answer = client.post("/classify", body={"input": "a"}, cast_to=dict[str, Any])
         assert answer["data"][0]["label"] in tiny_models.LABELS
-        with pytest.raises(openai.NotFoundError, match="There is no model 'other'"):
+        with pytest.raises(openai.NotFoundError, match="got 'other'"):
             client.post("/classify", body={"input": "a", "model": "other"}, cast_to=object)
         late = {"Deadline-Seconds": "1e-9"}
         with pytest.raises(openai.InternalServerError, match="504"):

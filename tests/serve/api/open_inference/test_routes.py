@@ -89,7 +89,7 @@ def test_binary_tensors_follow_json(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ([text()], "no documents"),
+        ([text()], "at least one document"),
         ([text("a", shape=[2])], r"must have 2 values by its shape \[2\], got 1"),
         ([text("a", datatype="INT64")], "must be BYTES, got INT64"),
         ([text("a", datatype="FP64")], "datatype"),
@@ -107,7 +107,7 @@ def test_binary_tensors_follow_json(client: httpx.Client) -> None:
         ),
         ([lengths(1)], "The inputs must be .* got lengths"),
         ([ids([1, 2], [2])], r"integers \[documents, tokens\], got INT64 of 1 axes"),
-        ([ids([], [0, 4])], "no documents"),
+        ([ids([], [0, 4])], "at least one document"),
         ([text(shape=[0, 10**30])], "shape"),
         ([ids([], [0, 1 << 62])], "shape"),
         ([ids([], [10**4000, 10**4000])], "shape"),

@@ -113,7 +113,9 @@ def test_concurrent_mixed_lengths_get_own_answers(server: str, client: httpx.Cli
 
 
 def test_errors_reach_client(protocol: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match="There is no model 'another'"):
+    with pytest.raises(
+        InferenceServerException, match="Expected the model 'model' of version 1, got 'another'"
+    ):
         protocol.infer("another", [texts(["a"], binary=True)])
     with pytest.raises(
         InferenceServerException, match="Expected outputs of the model, got 'logit'"
@@ -150,7 +152,7 @@ def test_config_follows_tritons_schema(
     info = client.get("/info").json()
     assert checked.parameters["max_tokens"].string_value == str(info["limits"]["max_tokens"])
     assert checked.parameters["bundle"].string_value == info["bundle"]
-    with pytest.raises(InferenceServerException, match="no model 'another'"):
+    with pytest.raises(InferenceServerException, match="got 'another'"):
         protocol.get_model_config("another")
 
 
