@@ -8,7 +8,7 @@ NATIVE := $(shell find plugins \( -path plugins/cuda -o -path plugins/tensorrt \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 # `make test` builds for one architecture, or for those that build/cuda has already.
 BUILT_CUDA_ARCH := $(shell sed -n 's/^AFT_CUDA_ARCH:STRING=//p' build/cuda/CMakeCache.txt 2> /dev/null | tr ';' ' ')
-AFT_CUDA_ARCH ?= $(if $(filter test,$(MAKECMDGOALS)),$(or $(BUILT_CUDA_ARCH),90),80 86 89 90 100 120)
+AFT_CUDA_ARCH ?= $(if $(filter test test-prerequisites,$(MAKECMDGOALS)),$(or $(BUILT_CUDA_ARCH),90),80 86 89 90 100 120)
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
@@ -26,8 +26,8 @@ endif
 # Debian's names of the packages that the suite needs, besides make and Python.
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
-.PHONY: demo test test-all test-docs test-versions test-lower help system-packages test-native native-aarch64 test-cuda \
-  cuda cuda-mutations gpu-check wheels sdist wheel-x86_64 wheel-aarch64 cuda-wheel check-wheels \
+.PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
+  native-aarch64 test-cuda cuda cuda-mutations gpu-check wheels sdist wheel-x86_64 wheel-aarch64 cuda-wheel check-wheels \
   bench bench-model bench-quick bench-record docs load soak lint format clean
 
 ## Try it
@@ -40,16 +40,24 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 # SLOW=1: with the tests that take seconds each, as continuous integration runs them.
 SLOW ?=
 
+# PyTorch has one thread in each process, as threads without work spin: on two cores some tests of exports took 38 s of
+# processor time with two threads, and 25 s with one.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4
+
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed build/peers/installed cuda cuda-emulated  ## lint, types, and the quick tests with a part of their large tables
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10 --ignore tests/docs \
+test:  ## lint, types, and the quick tests with a part of their large tables
+	$(MAKE) --jobs 2 --output-sync test-prerequisites
+	$(PARALLEL) --dist loadfile --durations 10 --ignore tests/docs \
 	  --ignore tests/examples --ignore tests/wheels $(if $(SLOW),,-m "not slow")
+
+# Lint and each download use at most one core, so they run beside the compilers.
+test-prerequisites: lint cuda build/third_party/installed build/peers/installed cuda-emulated
 
 test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 TORCH=1 $(BIN)/pytest --durations 10
 
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
-	AFT_TEST_ALL=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 tests/docs tests/examples
+	AFT_TEST_ALL=1 $(PARALLEL) tests/docs tests/examples
 
 # One environment of tests/versions/matrix.toml at a time, and only those without a row of the current tests in
 # tests/versions/record.json.
@@ -63,7 +71,7 @@ LOWER_TESTS := tests/test_internals.py tests/export/calibration/test_fit.py test
   tests/export/operators/mechanisms/test_bodies_in_runtimes.py tests/export/runtimes/test_models_in_runtimes.py \
   tests/serve/http/test_connection.py tests/serve/test_settings.py
 test-lower: build/lowest/installed  ## a part of the suite with the lower bounds of all dependencies but torch
-	build/lowest/bin/python -m pytest -p no:cacheprovider $(LOWER_TESTS)
+	$(subst $(BIN)/pytest,build/lowest/bin/python -m pytest,$(PARALLEL)) --dist loadfile -p no:cacheprovider $(LOWER_TESTS)
 
 build/lowest/installed: constraints-lowest.txt $(VENV)/installed
 	test -d build/lowest || $(BIN)/python -m venv build/lowest
@@ -144,7 +152,7 @@ cuda-emulated: $(VENV)/installed
 	PYTHONPATH=tests:tests/support $(BIN)/python -m plugins.cuda.emulated
 
 cuda-emulated-%: $(VENV)/installed
-	$(WHOLE) AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
+	$(WHOLE) AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(PARALLEL) \
 	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
 
 cuda-mutations: $(VENV)/installed

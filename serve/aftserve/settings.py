@@ -253,9 +253,9 @@ class Settings(BaseSettings):
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
         if not isinstance(names, str):
             return names
-        if names.startswith("["):
-            return from_json(names)
-        return [name for name in names.split(",") if name]
+        # pydantic-settings 2.8 makes JSON of a flag, and keeps empty names in it.
+        parts = from_json(names) if names.startswith("[") else names.split(",")
+        return [name for name in parts if name != ""]
 
     _known_adapters = field_validator("api", mode="after")(parse_adapters)
 

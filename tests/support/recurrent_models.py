@@ -79,3 +79,8 @@ def build(name: str) -> nn.Module:
     """Return a model with fixed random weights."""
     torch.manual_seed(0)
     return BUILDERS[name]().eval()
+
+
+def mamba2_classifier() -> nn.Module:
+    """Return the model for ``--factory``."""
+    return build("mamba2")

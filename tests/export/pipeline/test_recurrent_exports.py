@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import run_here
 from recurrent_bundles import check_bundle
+from sampling import any_case
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
@@ -17,6 +18,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.pipeline.export import export
 
 
+@pytest.mark.table(keep=0.25, by=any_case)
 @pytest.mark.parametrize("name", ["lightning", "delta_rule", "gated_delta_rule"])
 def test_factory_is_exported(
     name: str,

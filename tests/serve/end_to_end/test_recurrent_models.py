@@ -18,7 +18,7 @@ from clients import http, metric
 from commands import run_here
 from numpy.typing import NDArray
 from recurrent_bundles import check_bundle
-from sampling import RUN_ALL
+from sampling import RUN_ALL, part_of
 from servers import serving
 from torch import Tensor, nn
 
@@ -65,6 +65,8 @@ FACTORIES = {
     "gla": naive.gla_classifier,
     "retnet": naive.retnet_classifier,
 }
+_KINDS = dict.fromkeys(HYBRIDS, "hybrid") | dict.fromkeys(("gla", "retnet"), "naive loop")
+NAMES = part_of([*HYBRIDS, *FACTORIES], lambda name: (name, {_KINDS.get(name, name)}), keep=0.5)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def logits_of_whole(bundle: Bundle, *documents: NDArray[np.int64]) -> list[NDArr
     return [engine.run(given)["logits"][0] for given in inputs]
 
 
-@pytest.fixture(scope="module", params=[*HYBRIDS, *FACTORIES])
+@pytest.fixture(scope="module", params=NAMES)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder, name = tmp_path_factory.mktemp(request.param), request.param
     if name in HYBRIDS:
