@@ -91,7 +91,7 @@ def test_ids_get_infer_answers(served: GrpcServer, protocol: triton.InferenceSer
 @pytest.mark.parametrize(
     ("model", "inputs", "status", "problem"),
     [
-        ("other", [tensor("text", "BYTES", ["a"])], "NOT_FOUND", "There is no model 'other'"),
+        ("other", [tensor("text", "BYTES", ["a"])], "NOT_FOUND", "got 'other'"),
         (MODEL, [tensor("texts", "BYTES", ["a"])], "INVALID_ARGUMENT", "The inputs must be text"),
         (MODEL, [tensor("text", "BYTES", ["a"] * 257)], "INVALID_ARGUMENT", "at most 256"),
         (MODEL, [tensor("text", "FP64", [1.5])], "INVALID_ARGUMENT", "datatype"),
