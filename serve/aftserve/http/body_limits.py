@@ -26,7 +26,7 @@ class BodyTooLargeError(RefusedError):
 
 
 class SlowClientError(RefusedError):
-    """A request did not arrive in time."""
+    """A request did not arrive in time, or its body was not expanded in time."""
 
     status = 408
 
@@ -46,7 +46,7 @@ class BodyLimitMiddleware:
         max_bytes: maximum size of one body.
         max_buffered_bytes: maximum size of all bodies held at a time.
         seconds: maximum time from the first byte of a request, which is ``started`` in its state,
-            to the end of its body.
+            to the end of its body, the expansion included.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class _Body:
             while not expander.needs_input:
                 part = expander.step(_PART_BYTES)
                 await asyncio.sleep(0)  # other requests have their turn between steps
+                self._check_expansion_time()
                 if part:
                     self._expanded_bytes += len(part)
                     self._check(self._expanded_bytes, "after expansion ")
@@ -193,6 +194,15 @@ class _Body:
         self.complete = not message.get("more_body")
         self._bytes += len(message.get("body", b""))
         return message
+
+    def _check_expansion_time(self) -> None:
+        # No limit on sizes ends the work on members or frames that expand to nothing.
+        if time.monotonic() > self._deadline:
+            raise SlowClientError(
+                f"The body must be expanded within {self._limits.seconds:g} s, got one that was "
+                "not at its end.",
+                "Compress it as one gzip member or one zstd frame.",
+            )
 
     def _check(self, count: int, when: str = "") -> None:
         if count > self._max_bytes:
