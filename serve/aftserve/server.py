@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -26,13 +26,14 @@ from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import (
     accept_waiting,
     bind,
-    bind_unix,
     close_all,
     is_unix,
+    listen,
     remove_paths,
     urls,
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
+from aftserve.http.unix_listener import bind_unix, check_unix
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import configure_logging
@@ -65,7 +66,7 @@ def serve(settings: Settings, console: Console) -> int:
     certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
     traces = tracing.configure()
-    close_all(open_listeners(settings))  # an address that is taken is refused before the load
+    check_addresses(settings)
     service = load(settings, console, traces)
     server = Server(service, key_file, certificate)
     try:
@@ -81,18 +82,34 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-def open_listeners(settings: Settings) -> list[socket.socket]:
-    """Bind the sockets of the settings; they do not listen yet.
+def check_addresses(settings: Settings) -> None:
+    """Refuse addresses that are taken before the load, which may take minutes.
 
     Raises:
         UsageError: if the server cannot listen at an address.
     """
-    bound = bind(settings.port_hosts, settings.port) if settings.port_hosts else []
-    try:
-        return [*bound, *([bind_unix(settings.uds)] if settings.uds else [])]
-    except UsageError:
-        close_all(bound)
-        raise
+    close_all(_bind_hosts(settings))
+    if settings.uds:
+        check_unix(settings.uds)
+
+
+def open_listeners(settings: Settings, backlog: int) -> list[socket.socket]:
+    """Listen at the addresses of the settings.
+
+    Raises:
+        UsageError: if the server cannot listen at an address.
+    """
+    with ExitStack() as stack:
+        listeners = _bind_hosts(settings)
+        stack.callback(close_all, listeners)
+        listen(listeners, backlog)
+        unix = [bind_unix(settings.uds, backlog)] if settings.uds else []
+        stack.pop_all()
+    return [*listeners, *unix]
+
+
+def _bind_hosts(settings: Settings) -> list[socket.socket]:
+    return bind(settings.port_hosts, settings.port) if settings.port_hosts else []
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -172,10 +189,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and to handle SIGHUP."""
         try:
-            self._listeners = open_listeners(self._settings)
-            for listener in self._listeners:
-                listener.listen(self.config.backlog)
-        except (UsageError, OSError) as error:  # the address was taken meanwhile
+            self._listeners = open_listeners(self._settings, self.config.backlog)
+        except UsageError as error:  # the address was taken meanwhile
             logger.error("%s", error)
             sys.exit(1)
         scheme = "http"

@@ -13,6 +13,11 @@ from clients import http
 from raw_requests import ANSWER, GET, read_to_end
 from servers import serving
 
+from aftexport.errors import UsageError
+from aftserve import server
+from aftserve.http.listeners import listen
+from aftserve.settings import Settings
+
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "AF_UNIX"), reason="the system has no Unix sockets"
 )
@@ -65,3 +70,24 @@ def test_every_host_answers(address: str) -> None:
     port = urlsplit(address).port
     for host in ("127.0.0.1", "127.0.0.2"):
         assert http.get(f"http://{host}:{port}/info").status_code == 200
+
+
+def test_port_taken_during_start_leaves_no_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process listens at the port after the server has bound it."""
+    unused = path.with_name("unused")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+
+        def listen_late(listeners: list[socket.socket], backlog: int) -> None:
+            other.listen()
+            listen(listeners, backlog)
+
+        monkeypatch.setattr(server, "listen", listen_late)
+        words = ["a.bundle", "--host", "127.0.0.1", "--port", port, "--uds", str(unused)]
+        with pytest.raises(UsageError, match=rf"listen at 127\.0\.0\.1, port {port} "):
+            server.open_listeners(Settings.read(words), 1)
+    assert not unused.exists()
