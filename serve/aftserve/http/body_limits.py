@@ -115,7 +115,10 @@ class _Body:
         self._expander = BodyExpander(coding) if is_expanded else None
 
     def allow(self, max_bytes: int) -> None:
-        """Allow another size for a body that goes to a file as it arrives, and is not held."""
+        """Allow another size for a body that goes to a file as it arrives, and is not held.
+
+        Of a compressed body, the window of its expansion is held until its end.
+        """
         self._max_bytes = max_bytes
         self._holds = False
 
@@ -148,10 +151,13 @@ class _Body:
                     self._expanded_bytes += len(part)
                     self._check(self._expanded_bytes, "after expansion ")
                     self._hold(len(part))
+                    self._hold_window(expander)
                     return {"type": "http.request", "body": part, "more_body": True}
             if self.complete:
                 expander.finish()
                 self._expander = None
+                if not self._holds:
+                    self.release()
                 return {"type": "http.request", "body": b"", "more_body": False}
             message = await self._receive_part()
             if message["type"] == "http.disconnect":
@@ -212,8 +218,16 @@ class _Body:
             )
 
     def _hold(self, count: int) -> None:
+        if self._holds:
+            self._fill_buffer(count)
+
+    def _hold_window(self, expander: BodyExpander) -> None:
+        """Hold the window of a body that is not held: past output that its stream keeps."""
         if not self._holds:
-            return
+            window_bytes = min(self._expanded_bytes, expander.max_window_bytes)
+            self._fill_buffer(max(0, window_bytes - self._held))
+
+    def _fill_buffer(self, count: int) -> None:
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:

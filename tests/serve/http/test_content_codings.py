@@ -159,6 +159,35 @@ def test_expanded_bytes_fill_the_buffer() -> None:
         receive_all(body, "zstd", max_bytes=MIB, max_buffered=MIB - 1)
 
 
+@pytest.mark.parametrize(("coding", "window_bytes"), [("gzip", 1 << 15), ("zstd", 8 * MIB)])
+def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> None:
+    """A body that goes to a file is not held, but its stream keeps its past output."""
+    held = list[int]()
+    body = COMPRESS[coding](ZEROS[: 10 * MIB])
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["body"].allow(64 * MIB)
+        while (await receive())["more_body"]:
+            held.append(limits.buffered_bytes)
+        assert limits.buffered_bytes == 0  # the stream is gone
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def run(max_buffered: int) -> None:
+        headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
+        scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
+        limits.max_buffered_bytes = max_buffered
+        await limits(scope, receive, receive)
+
+    limits = BodyLimitMiddleware(app, MIB, window_bytes, 60)
+    asyncio.run(run(window_bytes))
+    assert max(held) == window_bytes
+    with pytest.raises(BusyError):
+        asyncio.run(run(window_bytes - 1))
+    assert limits.buffered_bytes == 0
+
+
 def test_empty_members_leave_turns_to_others() -> None:
     """100,000 empty members expand to nothing, so that no limit on sizes would end their work."""
     body = zlib.compress(b"", wbits=31) * 100_000
