@@ -133,29 +133,16 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
     @router.get("", response_model_exclude_none=True)
     async def metadata(name: str) -> ModelMetadata:
         """The model's inputs and outputs; send ``text``, ``input_ids`` or ``input_features``."""
-        classifier = service.model.classifier
-        engine = classifier.engine.name
-        return ModelMetadata(
-            name=name,
-            versions=[VERSION],
-            platform=_PLATFORMS.get(engine, engine),
-            inputs=list(_inputs(service)),
-            outputs=list(outputs_of(classifier.manifest)),
-        )
+        return _metadata(service, name)
 
     @router.get("/config")
     async def config(name: str) -> ModelConfig:
         """The model's configuration, by Triton's extension of the protocol."""
         classifier = service.model.classifier
-        engine = classifier.engine.name
         return model_config(
-            name=name,
-            version=VERSION,
-            platform=_PLATFORMS.get(engine, engine),
-            engine=engine,
-            inputs=_inputs(service),
-            outputs=outputs_of(classifier.manifest),
-            parameters={
+            _metadata(service, name),
+            classifier.engine.name,
+            {
                 "bundle": service.active.bundle.digest,
                 "long_documents": service.settings.long_documents,
                 "max_documents": str(service.settings.max_documents),
@@ -169,6 +156,18 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         return statistics_of(service.metrics.inference, name, VERSION)
 
     return router
+
+
+def _metadata(service: Service, name: str) -> ModelMetadata:
+    classifier = service.model.classifier
+    engine = classifier.engine.name
+    return ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform=_PLATFORMS.get(engine, engine),
+        inputs=list(_inputs(service)),
+        outputs=list(outputs_of(classifier.manifest)),
+    )
 
 
 def _inputs(service: Service) -> Sequence[TensorMetadata]:
