@@ -36,13 +36,14 @@ from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.http.unix_listener import bind_unix, check_unix
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
-from aftserve.observability.logging import configure_logging
+from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
 from aftserve.service import Service
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
+address_logger = logging.getLogger(ADDRESS_LOGGER)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that reloads the files; None on Windows, which lacks it."""
@@ -206,7 +207,7 @@ class Server(uvicorn.Server):
             for one in in_unix
         ]
         places = " and ".join(urls(self._listeners, scheme))
-        logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
+        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
             loop.add_signal_handler(_RELOAD, self._reload)
 

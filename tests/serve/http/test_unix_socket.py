@@ -35,7 +35,8 @@ def address(
 ) -> Iterator[str]:
     log = tmp_path_factory.mktemp("unix") / "log"
     hosts = ("--host", "127.0.0.1", "--host", "127.0.0.2")
-    with serving(bundle_folder, log, "--uds", str(path), *hosts) as (address, process):
+    options = ("--uds", str(path), *hosts, "--log-level", "error")  # the addresses are not hidden
+    with serving(bundle_folder, log, *options) as (address, process):
         yield address
         with socket.socket(socket.AF_UNIX) as waiting:
             waiting.connect(str(path))
