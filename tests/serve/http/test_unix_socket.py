@@ -16,6 +16,7 @@ from servers import serving
 from aftexport.errors import UsageError
 from aftserve import server
 from aftserve.http.listeners import listen
+from aftserve.http.unix_listener import bind_unix
 from aftserve.settings import Settings
 
 pytestmark = pytest.mark.skipif(
@@ -92,3 +93,18 @@ def test_port_taken_during_start_leaves_no_path(
         with pytest.raises(UsageError, match=rf"listen at 127\.0\.0\.1, port {port} "):
             server.open_listeners(Settings.read(words), 1)
     assert not unused.exists()
+
+
+def test_server_keeps_path_of_another(bundle_folder: Path, path: Path, tmp_path: Path) -> None:
+    """The path of a server is removed, and another process listens there before its end."""
+    taken = path.with_name("taken")
+    options = ("--uds", str(taken), "--host", "127.0.0.1")
+    with serving(bundle_folder, tmp_path / "log", *options) as (_, process):
+        taken.unlink()
+        with bind_unix(taken, 1) as other:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(taken))
+            other.remove_path()
+    assert not taken.exists()
