@@ -29,7 +29,7 @@ LAYERS = {
         ("model",),
         ("schemas",),
         ("settings",),
-        ("setting_sources",),
+        ("setting_sources", "adapter_names"),
         ("http",),
         ("observability", "errors"),
         ("types", "client", "__init__"),

@@ -55,26 +55,28 @@ void expect_head_channels(int64_t channels, int64_t heads) {
                      " of the CUDA kernel; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
-// `form` names the attribute or the input, its value and the expected one.
-void expect_form(bool taken, const std::string& form) {
-  expect(taken, form + ", as the CUDA kernel takes no other; AFTEXPORT_PORTABLE=1 runs the operator by its body");
+// `form` names the attribute or the input, its value and the expected one. Callers build it only for the refusal.
+[[noreturn]] void refuse_form(const std::string& form) {
+  throw ort::Error(form + ", as the CUDA kernel takes no other; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
 template <class AttentionFree>
 void expect_gate_and_eps(const AttentionFree& p) {
-  expect_form(p.gate != aft::Gate::kRelu, "gate is \"relu\", expected sigmoid, tanh or none");
-  std::ostringstream eps;
-  eps << p.eps;
-  expect_form(p.eps == 0.0f, "eps is " + eps.str() + ", expected 0");
+  if (p.gate == aft::Gate::kRelu) refuse_form("gate is \"relu\", expected sigmoid, tanh or none");
+  if (p.eps != 0.0f) {
+    std::ostringstream eps;
+    eps << p.eps;
+    refuse_form("eps is " + eps.str() + ", expected 0");
+  }
 }
 
 void expect_own_keys(const aft::GroupedHeads& p) {
   const int64_t width = p.channels / p.heads;
-  expect_form(p.kv_heads == p.heads,
-              "kv_num_heads is " + std::to_string(p.kv_heads) + ", expected num_heads " + std::to_string(p.heads));
-  expect_form(p.value_width == width,
-              "value has heads of " + std::to_string(p.value_width) + " channels, expected " + std::to_string(width));
-  expect_form(!p.key_lengths, "key_lengths is given, expected none");
+  if (p.kv_heads != p.heads)
+    refuse_form("kv_num_heads is " + std::to_string(p.kv_heads) + ", expected num_heads " + std::to_string(p.heads));
+  if (p.value_width != width)
+    refuse_form("value has heads of " + std::to_string(p.value_width) + " channels, expected " + std::to_string(width));
+  if (p.key_lengths) refuse_form("key_lengths is given, expected none");
 }
 
 template <class Call>
@@ -151,7 +153,7 @@ std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&)
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
   expect_gate_and_eps(p);
-  expect_form(p.key_channels == 0, "num_heads is " + std::to_string(p.key_channels) + ", expected 0");
+  if (p.key_channels != 0) refuse_form("num_heads is " + std::to_string(p.key_channels) + ", expected 0");
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);
 }
 
@@ -183,9 +185,11 @@ void run_kernel(const aft::EfficientAttention& p, const ort::Run& run) {
 
 void run_kernel(const aft::LinearAttention& p, const ort::Run& run) {
   expect_own_keys(p);
-  expect_form(p.feature_map != aft::FeatureMap::kIdentity, "feature_map is \"identity\", expected elu or relu");
-  const std::string normalizer = p.normalizer == aft::Normalizer::kClamp ? "clamp" : "none";
-  expect_form(p.normalizer == aft::Normalizer::kAdd, "normalizer is \"" + normalizer + "\", expected add");
+  if (p.feature_map == aft::FeatureMap::kIdentity) refuse_form("feature_map is \"identity\", expected elu or relu");
+  if (p.normalizer != aft::Normalizer::kAdd) {
+    const std::string normalizer = p.normalizer == aft::Normalizer::kClamp ? "clamp" : "none";
+    refuse_form("normalizer is \"" + normalizer + "\", expected add");
+  }
   expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaLinearAttention>({sequence(p), static_cast<AftCudaFeatureMap>(p.feature_map), p.heads, p.eps},
                                   aft_cuda_linear_attention_workspace, aft_cuda_linear_attention, run);

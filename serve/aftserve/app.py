@@ -8,6 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve.api import infer, operations, parity
+from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import handle_problems
 from aftserve.api.key_file import KeyFile
@@ -36,8 +37,10 @@ def create_app(
     app = _application(service, key_file)
     keys = key_file.keys if key_file is not None else None
     _add_middleware(app, service, replica=replica)
-    handle_problems(app)
     guards = _guards(service, keys)
+    adapters = create_adapters(service, guards)
+    parts = adapters.values()
+    handle_problems(app, {path: body for one in parts for path, body in one.error_bodies.items()})
     app.include_router(operations.create_router(service, guards))
     if keys is not None and not replica:
         admin = [*guards[:-1], Depends(keys.dependency(admin=True))]
@@ -46,7 +49,8 @@ def create_app(
     app.include_router(parity.create_router(service, guards))
     app.include_router(open_inference.create_router(service, guards))
     app.include_router(page.create_router())
-    describe_bodies(app, service)
+    include_adapters(app, adapters)
+    describe_bodies(app, service, [one.describe for one in parts if one.describe is not None])
     return app
 
 

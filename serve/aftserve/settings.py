@@ -17,6 +17,7 @@ from pydantic_settings import (
 
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, parse_adapters
 from aftserve.setting_sources import (
     PREFIX,
     ConfigFile,
@@ -97,6 +98,12 @@ class Settings(BaseSettings):
         None,
         pattern="^[^/]+$",  # it is one part of a path
         description="name of the model below /v2; by default the bundle's folder without .bundle",
+    )
+    api: Annotated[list[str], NoDecode] = Field(
+        [*ADAPTERS],
+        description="format of another server to answer beside /infer and /v2: "
+        f"{', '.join(ADAPTERS)}, or package.module:callable for an adapter of your own. Repeat it, "
+        f"or separate names by commas; {NO_ADAPTER} for none of them",
     )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
         "auto",
@@ -233,7 +240,7 @@ class Settings(BaseSettings):
         description="lowest level of the log; debug adds the requests for health and metrics",
     )
 
-    @field_validator("host", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator("api", "host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
@@ -242,6 +249,8 @@ class Settings(BaseSettings):
         if names.startswith("["):
             return from_json(names)
         return [name for name in names.split(",") if name]
+
+    _known_adapters = field_validator("api", mode="after")(parse_adapters)
 
     @property
     def port_hosts(self) -> list[str]:

@@ -51,6 +51,8 @@ SEQUENCES = {
     "clamped normalizer": "linear_clamped_matmul",
     "no normalizer": "linear_unnormalized_matmul",
     "AFT-simple with an eps": "simple_with_eps",
+    "AFT-full with an eps": "full_with_eps",
+    "AFT-local with an eps": "local_with_eps",
 }
 """The names of layers of sequences in the tests of recognition, by title."""
 IMAGES = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
 
 from aftexport.bench.timing import peak_mib
 from benchmarks.record import Refusals
@@ -55,17 +56,20 @@ def test_contenders_compute_definition(rule: str, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_allclose(np.asarray(output), expected, atol=2e-5, err_msg=name)
 
 
-def test_work_is_that_of_chunks() -> None:
-    """One chunk of 16 tokens, counted product by product."""
-    before, pairs, width = 16 * 15 // 2, 16 * 17 // 2, 8
-    read_and_written, products = 2 * 16 * width**2, 2 * pairs * width
-    linear = Recurrence("linear", 1, 16, 1, width)
-    assert linear.multiply_adds == read_and_written + products
-    assert linear.bytes_moved == sum(x.nbytes for x in linear.feeds().values()) + 4 * 16 * width
-    erased = 16 * width**2 + 2 * before * width
-    delta = Recurrence("gated_delta", 1, 16, 1, width)
-    assert delta.multiply_adds == linear.multiply_adds + erased
-    assert delta.bytes_moved == sum(x.nbytes for x in delta.feeds().values()) + 4 * 16 * width
+@pytest.mark.parametrize("rule", RULES)
+def test_work_is_that_of_definition(rule: str) -> None:
+    """The counter sees every product but the outer one, which changes the state."""
+    workload = Recurrence(rule, 2, 20, 3, 8)
+    feeds = workload.feeds()
+    tensors = {name: torch.from_numpy(x) for name, x in feeds.items()}
+    tensors["lengths"] = torch.full((2,), 20)
+    with FlopCounterMode(display=False) as counter:
+        output, _ = OPERATOR.reference(
+            *(tensors.get(name) for name in OPERATOR.inputs), **workload.attributes
+        )
+    outer = 2 * 20 * 3 * 8 * 8
+    assert workload.multiply_adds == counter.get_total_flops() / 2 + outer
+    assert workload.bytes_moved == sum(x.nbytes for x in feeds.values()) + output.nbytes
 
 
 @pytest.mark.skipif(peak_mib(lambda: None) is None, reason="the kernel counts no peak")
@@ -94,6 +98,18 @@ def test_rule_that_fails_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
         ("torch_compile", "cannot run: NotImplementedError: no such loop")
     ]
+
+
+def test_refusal_of_every_contender_gives_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        recurrent,
+        "preparation",
+        lambda name, workload, feeds: preparation(name, workload, feeds, refuse),
+    )
+    refusals = Refusals()
+    workload = Recurrence("delta", 1, 64, 1, 16)
+    assert recurrent.measure(workload, ["torch_compile"], [2, 1], 1, refusals) == []
+    assert [row["contender"] for row in refusals.rows] == ["torch_compile"]
 
 
 def test_run_writes_record_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

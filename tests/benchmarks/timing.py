@@ -10,5 +10,10 @@ from aftexport.bench.timing import Run, sample
 def interleave(
     runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """The median of what ``sample`` finds, seconds by contender."""
+    """Return the median seconds of each contender, which take turns.
+
+    Args:
+        runs: the calls, by contender.
+        rounds, clock: see ``sample``.
+    """
     return {name: median(taken) for name, taken in sample(runs, rounds, clock=clock).items()}

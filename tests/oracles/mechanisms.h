@@ -103,7 +103,7 @@ Values attention_free(const Document& d, Gate gate, int64_t key_columns, const B
 inline double in_window(const double* biases, int64_t width, int64_t j) { return j >= 0 && j < width ? biases[j] : 0; }
 
 // Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2:
-//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
+//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / (sum_u exp(K_u + w_tu) + eps)
 // w_tu is position_bias[t * width + u].
 inline Values aft_full(const Document& d, Gate gate, const double* position_bias, int64_t width, double eps = 0) {
   return attention_free(
@@ -123,7 +123,7 @@ inline Values aft_local(const Document& d, Gate gate, const double* band, int64_
       eps);
 }
 
-// arXiv 2105.14103, eq. 5: Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u).
+// arXiv 2105.14103, eq. 5: Y_t = gate(Q_t) * sum_u exp(K_u) V_u / (sum_u exp(K_u) + eps).
 // A key may have fewer channels, of which each serves a head of the value.
 inline Values aft_simple(const Document& d, Gate gate, int64_t key_channels = 0, double eps = 0) {
   return attention_free(
@@ -132,7 +132,7 @@ inline Values aft_simple(const Document& d, Gate gate, int64_t key_channels = 0,
 
 // arXiv 2105.14103, eq. 6:
 //   num = conv1d(exp(K) V, exp(w) - 1) + sum_u exp(K_u) V_u
-//   den = conv1d(exp(K), exp(w) - 1) + sum_u exp(K_u),  Y = gate(Q) * num / den
+//   den = conv1d(exp(K), exp(w) - 1) + sum_u exp(K_u),  Y = gate(Q) * num / (den + eps)
 // A tap takes exp(K) from the sum and adds exp(w + K): the same as the bias w in a window, else 0. The filter is
 // [heads, taps], with "same" padding, or all to the left in causal form.
 inline Values aft_conv(const Document& d, Gate gate, int64_t heads, const double* filter, int64_t taps,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from aftexport.checkpoint.factory import import_from_here
 from aftexport.checkpoint.stand_ins import StandIn, reading_stand_ins
 from aftexport.errors import CheckpointError, UsageError
+from aftexport.system.callables import import_from_here
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _MAX_NAMED = 4

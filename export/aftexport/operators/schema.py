@@ -60,8 +60,8 @@ class OnnxOperator:
         doc: formula and source.
         ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
         sizes: the function from attributes to the sizes of axes in cases of the parity check.
-        positive: the function from attributes to the inputs that are nonnegative in cases of the
-            parity check.
+        nonnegative: the function from attributes to the inputs with nonnegative columns in cases
+            of the parity check, and the first such column of each.
     """
 
     op_type: str
@@ -76,7 +76,7 @@ class OnnxOperator:
     optional: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
-    positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
+    nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
 
     @property
     def required_inputs(self) -> tuple[str, ...]:

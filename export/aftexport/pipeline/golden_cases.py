@@ -188,6 +188,7 @@ def _operator_inputs(
     sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
     sizes["S"] = _OTHER_TOKENS if "key_lengths" in present else sizes["T"]
     sizes |= operator.sizes(attributes)
+    nonnegative = operator.nonnegative(attributes)
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
     for name, shape in zip(operator.inputs, operator.shapes, strict=True):
@@ -200,7 +201,8 @@ def _operator_inputs(
             continue
         reach = magnitude if name in operator.exponents else 1.0
         low, high = operator.ranges.get(name, (-reach, reach))
-        if name in operator.positive(attributes):
-            low = max(low, 0.0)
-        inputs[name] = generator.uniform(low, high, size).astype(dtype)
+        lows = np.full(size[-1:], low)
+        if name in nonnegative:
+            lows[nonnegative[name] :] = max(low, 0.0)
+        inputs[name] = generator.uniform(lows, high, size).astype(dtype)
     return inputs

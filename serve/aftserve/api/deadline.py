@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, Request
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.types import Receive
 
 from aftserve.errors import ClientGoneError, DeadlineError
@@ -14,11 +16,9 @@ from aftserve.errors import ClientGoneError, DeadlineError
 T = TypeVar("T")
 
 DeadlineSeconds = Annotated[
-    float | None,
+    Annotated[float, Field(gt=0, allow_inf_nan=False)] | SkipJsonSchema[None],
     Header(
         alias="Deadline-Seconds",
-        gt=0,
-        allow_inf_nan=False,
         description="Maximum seconds until the answer; a lower limit of the server comes first.",
     ),
 ]

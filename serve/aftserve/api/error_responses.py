@@ -1,7 +1,7 @@
 """Error responses: a status, the problem in one sentence, and the remedy in another."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -31,6 +31,8 @@ _DESCRIPTIONS = {
     507: "The server has no space for a document that runs in chunks.",
 }
 
+ErrorBody = Callable[[Exception, int, str], Any]
+"""A function that makes the JSON of an error from the error, its status and its message."""
 GUARDED = (401, 403, 429)
 """Statuses of every endpoint that is not open to everyone."""
 
@@ -43,32 +45,48 @@ def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def handle_problems(app: FastAPI) -> None:
-    """Register handlers that answer every error with its status and message."""
+def handle_problems(app: FastAPI, bodies: Mapping[str, ErrorBody]) -> None:
+    """Register handlers that answer every error with its status and message.
+
+    Args:
+        app: the application.
+        bodies: the JSON of errors in other formats, by the path of a route.
+    """
+
+    def answer(
+        request: Request,
+        error: Exception,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> JSONResponse:
+        path = getattr(request.scope.get("route"), "path", "")
+        make_body = bodies.get(path, _error_body(request))
+        return JSONResponse(make_body(error, status, message), status, headers)
 
     @app.exception_handler(AftexportError)
     async def known(request: Request, error: AftexportError) -> JSONResponse:
         if isinstance(error, EngineError | StorageError):
             logger.error("%s", error)
         headers = error.headers if isinstance(error, RefusedError) else None
-        return _problem(request, str(error), status_of(error), headers)
+        return answer(request, error, status_of(error), str(error), headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _problem(request, describe(error), 422)
+        return answer(request, error, 422, describe(error))
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
         headers = error.headers
         if error.status_code == 405:  # the router names only the methods of one route
             headers = {"Allow": ", ".join(_methods(request))}
-        return _problem(request, error.detail, error.status_code, headers)
+        return answer(request, error, error.status_code, error.detail, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         # Tell the client that uvicorn closes the connection, or its next request is lost.
         headers = {"Connection": "close"}
-        return _problem(request, "The server failed. See its log.", 500, headers)
+        return answer(request, error, 500, "The server failed. See its log.", headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -83,12 +101,10 @@ def _methods(request: Request) -> list[str]:
     return list(filter(can, methods))
 
 
-def _problem(
-    request: Request, problem: str, status: int, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
+def _error_body(request: Request) -> ErrorBody:
     # The Open Inference Protocol names the field differently.
     name = "error" if request.url.path.startswith("/v2") else "detail"
-    return JSONResponse({name: problem}, status, headers)
+    return lambda error, status, message: {name: message}
 
 
 def status_of(error: AftexportError) -> int:

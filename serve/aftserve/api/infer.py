@@ -1,6 +1,5 @@
 """The endpoint that classifies documents."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,12 @@ from aftserve.api import streaming
 from aftserve.api.answer_lines import answer_lines
 from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
 from aftserve.api.request_body import JSON, media_type, read_json
-from aftserve.api.server_timing import add_server_timing
-from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
@@ -135,14 +133,17 @@ async def _answer(
             request, classify, kind=kind, max_lines=max_lines, deadline=deadline
         )
     body = await _read(request, kind, service)
-    service.traces.record("receive", request.state.started, time.monotonic())
     accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
     inline = tokens if accepted is None else None
-    work = service.classify(body.documents, deadline, body.given, options=options, inline=inline)
-    answers = await run_until_disconnect(work, request.receive, deadline)
-    add_server_timing(request, answers)
-    total = sum(answer.result.tokens_total for answer in answers)
-    add_log_fields(request, documents=len(answers), tokens=total)
+    answers = await answer_documents(
+        request,
+        service,
+        body.documents,
+        deadline,
+        given=body.given,
+        options=options,
+        inline=inline,
+    )
     if accepted is not None:
         return PartsResponse(answer_lines(answers[0], deadline), accepted)
     if any(answer.tokens.results for answer in answers):

@@ -1,12 +1,13 @@
 """The OpenAPI document, with the limits of the active bundle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
+from aftserve.api.document_schemas import TEXT, ids_schema, several
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.api.streaming import BYTES
@@ -15,8 +16,16 @@ from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
 
 
-def describe_bodies(app: FastAPI, service: Service) -> None:
-    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload."""
+def describe_bodies(
+    app: FastAPI, service: Service, describers: Sequence[Callable[[Schema], None]]
+) -> None:
+    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload.
+
+    Args:
+        app: the application.
+        service: the service with the bundle.
+        describers: functions of adapters that put the limits into their part of a document.
+    """
     document = app.openapi
 
     def openapi() -> Schema:
@@ -39,6 +48,8 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
         for parameter in described["paths"]["/infer"]["post"]["parameters"]:
             if (values := names.get(parameter["name"])) is not None:
                 _name_values(parameter["schema"], values)
+        for describe in describers:
+            describe(described)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -60,17 +71,9 @@ def _bodies(
     has_tokenizer: bool,
     extras: tuple[ExtraInput, ...],
 ) -> dict[str, Schema]:
-    # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
-    text = {"type": "string", "minLength": 1}
-    ids: Schema = {
-        "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": (vocab_size or 1) - 1},
-        "minItems": min_tokens,
-        "description": "Token ids of one document.",
-    }
-    several = {"type": "array", "minItems": 1}
-    one = {"text": text, "input_ids": ids}
-    many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
+    ids = ids_schema(vocab_size, min_tokens)
+    one = {"text": TEXT, "input_ids": ids}
+    many = {"text": TEXT, "texts": several(TEXT), "input_ids": several(ids)}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
     if features:
@@ -81,13 +84,17 @@ def _bodies(
             "minItems": min_tokens,
             "description": "Features of each token of one document.",
         }
-        one, many = {"input_features": rows}, {"input_features": several | {"items": rows}}
+        one, many = {"input_features": rows}, {"input_features": several(rows)}
     template = COMPONENTS + "{model}"
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
         **protocol.pop("$defs"),
-        "DocumentRequest": _exactly_one(DocumentRequest, one, _fields_beside(one, extras, None)),
-        "InferRequest": _exactly_one(InferRequest, many, _fields_beside(many, extras, ("text",))),
+        "DocumentRequest": _exactly_one(
+            DocumentRequest, one, _fields_beside(one, extras, None), has_extras=bool(extras)
+        ),
+        "InferRequest": _exactly_one(
+            InferRequest, many, _fields_beside(many, extras, ("text",)), has_extras=bool(extras)
+        ),
         "InferenceRequest": protocol,
     }
 
@@ -95,23 +102,25 @@ def _bodies(
 def _fields_beside(
     forms: Mapping[str, Schema], extras: Sequence[ExtraInput], single: Sequence[str] | None
 ) -> dict[str, Schema]:
-    """Return the schema of ``inputs`` beside each form; empty without extra inputs.
+    """Return the schema of ``inputs`` beside each form.
 
     Args:
         forms: the forms of a body.
         extras: the extra inputs of the model.
         single: the forms of one document; None if all are.
     """
+    is_single = {name: single is None or name in single for name in forms}
     if not extras:
-        return {}
+        nothing: Schema = {"type": ["object", "null"], "maxProperties": 0}
+        return {name: nothing if is_single[name] else {"type": "null"} for name in forms}
     fields: Schema = {
         "type": "object",
         "required": [extra.name for extra in extras],
         "properties": {extra.name: _values(extra) for extra in extras},
         "additionalProperties": False,
     }
-    several: Schema = {"type": "array", "items": fields, "minItems": 1}
-    return {name: fields if single is None or name in single else several for name in forms}
+    lists = several(fields)
+    return {name: fields if is_single[name] else lists for name in forms}
 
 
 def _values(extra: ExtraInput) -> Schema:
@@ -125,21 +134,26 @@ def _values(extra: ExtraInput) -> Schema:
 
 
 def _exactly_one(
-    model: type[BaseModel], forms: Mapping[str, Schema], fields: Mapping[str, Schema]
+    model: type[BaseModel],
+    forms: Mapping[str, Schema],
+    fields: Mapping[str, Schema],
+    *,
+    has_extras: bool,
 ) -> Schema:
     """Return the schema of an object with exactly one of the forms; the others may be null.
 
     Args:
         model: the model of the body.
         forms: the schema of each form.
-        fields: the schema of ``inputs`` beside each form; empty for no ``inputs``.
+        fields: the schema of ``inputs`` beside each form.
+        has_extras: whether ``inputs`` is required.
     """
     absent = {name: {"type": "null"} for name in model.model_fields}
     alternatives = [
         {
             "type": "object",
-            "required": [name, *(["inputs"] if fields else [])],
-            "properties": absent | {name: schema} | ({"inputs": fields[name]} if fields else {}),
+            "required": [name, *(["inputs"] if has_extras else [])],
+            "properties": absent | {name: schema} | {"inputs": fields[name]},
             "additionalProperties": False,
         }
         for name, schema in forms.items()

@@ -137,7 +137,7 @@ def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Mo
     known = ", ".join(model.model_fields)
     if not isinstance(content, dict):
         raise InputError(
-            f"The body must be a JSON object, got {_kind_of(content)}.",
+            f"The body must be a JSON object, got {kind_of(content)}.",
             f"Send an object with the fields {known}.",
         )
     for name, value in content.items():
@@ -157,7 +157,8 @@ def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Mo
         raise RequestValidationError(found) from None
 
 
-def _kind_of(content: Any) -> str:
+def kind_of(content: Any) -> str:
+    """Return the name of a JSON value's type, with its article."""
     match content:
         case None:
             return "null"
@@ -167,6 +168,8 @@ def _kind_of(content: Any) -> str:
             return "a number"
         case str():
             return "a string"
+        case dict():
+            return "an object"
         case _:
             return "an array"
 

@@ -1,7 +1,7 @@
 """From an answer to the result of a document, complete or in parts."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,20 @@ class DocumentAnswer:
     Attributes:
         result: the result, without the heads for tokens.
         tokens: the answers for its tokens.
+        logits: the logits ``[width]`` of each requested head for documents.
     """
 
     result: DocumentResult
     tokens: TokenAnswers
+    logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def of_head(self, name: str) -> Any:
+        """Return the answer of a head for documents; None if it is not requested.
+
+        The answer of a model of one label is the result itself, which has the same fields.
+        """
+        heads = self.result.heads
+        return self.result if heads is None else heads.get(name)
 
     def complete(self) -> DocumentResult:
         """Return the result with every head; the answers for all tokens are in memory then."""
@@ -147,7 +157,8 @@ def document_answer(
         policy=policy,
         timings=timings,
     )
-    return DocumentAnswer(content, token_answers(heads, one, answer))
+    logits = {name: answer.outputs[name] for name in answer.heads}
+    return DocumentAnswer(content, token_answers(heads, one, answer), logits)
 
 
 def head_fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from benchmarks.recurrent.bound import bound_of
 from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation
 from benchmarks.recurrent.memory import measure_memory
 from benchmarks.recurrent.workload import RULES, Recurrence
-from benchmarks.register_rates import register_rates
+from benchmarks.register_rates import register_rate
 from benchmarks.timing import interleave
 
 SHAPES = ((1, 16_384, 8, 32), (1, 16_384, 1, 256), (32, 512, 8, 32))
@@ -96,8 +96,10 @@ def measure(
     for threads in dict.fromkeys(counts):
         torch.set_num_threads(threads)
         runs, outputs = _first_runs(workload, ways, threads, refusals)
-        _check_agreement(workload, outputs)
         ways = {name: ways[name] for name in runs}
+        if not runs:
+            break  # the caller reports the refusals
+        _check_agreement(workload, outputs)
         rows += _timed_rows(workload, runs, threads, rounds)
     return rows
 
@@ -161,7 +163,7 @@ def _timed_rows(
 
 def _limits(workload: Recurrence, threads: int) -> dict[str, Rate]:
     """Return copies of the workload's size, and multiply-adds from registers."""
-    measured = [register_rates(threads)["fp32"], *copies(workload.bytes_moved)]
+    measured = [register_rate("fp32", threads), *copies(workload.bytes_moved)]
     return {f"{rate.kind} {number}": rate for number, rate in enumerate(measured)}
 
 

@@ -10,8 +10,6 @@ from aftexport.operators.torch_ops import RECURRENT_OPERATORS
 
 OPERATOR = RECURRENT_OPERATORS["RecurrentLinearAttention"]
 RULES = ("linear", "gated", "delta", "gated_delta")
-KERNEL_CHUNK = 16
-"""The number of tokens that our kernel takes together; see plugins/cpu/mechanisms/recurrent."""
 Feeds = dict[str, NDArray[Any]]
 
 
@@ -60,14 +58,10 @@ class Recurrence:
 
     @property
     def multiply_adds(self) -> float:
-        """The multiply-adds of the form in chunks of C tokens, without those of the decays.
+        """The multiply-adds of the definition, token by token, without those of the decays.
 
-        Per token and head: the query reads the state, the token changes it, and the pairs of the
-        chunk up to the token itself are multiplied out. With a delta rule, the key reads the state
-        as well, and the pairs before the token are multiplied out once more.
+        Per token and head: the query reads the state, and the token changes it. With a delta rule,
+        the key reads the state as well. A form in chunks takes more.
         """
-        state, pair = float(self.width**2), 2.0 * self.width
-        per_token = 2 * state + pair * (KERNEL_CHUNK + 1) / 2
-        if "delta" in self.rule:
-            per_token += state + pair * (KERNEL_CHUNK - 1) / 2
-        return self.batch * self.tokens * self.heads * per_token
+        passes = 3 if "delta" in self.rule else 2
+        return float(passes * self.batch * self.tokens * self.heads * self.width**2)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import aftplugins
 from aftexport.capture.capture import capture
+from aftexport.engines import onnxruntime as engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.kernel_forms import choose_kernels, takes_form
@@ -100,6 +101,29 @@ def test_engine_runs_forms_by_kernel_or_body(form: Form, tmp_path: Path) -> None
         assert error(found, formula(form, inputs), inputs["lengths"]) < 2e-5
     if aftplugins.library("onnxruntime") is not None:
         assert operator_paths(path) == {form.op_type: "fused"}
+
+
+@pytest.mark.skipif(aftplugins.library("onnxruntime") is None, reason="needs the CPU kernels")
+@pytest.mark.parametrize("order", [(0.0, 0.5), (0.5, 0.0), (0.0, 0.0)], ids=str)
+def test_form_with_portable_node_is_portable(
+    order: tuple[float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number such as eps decides about the kernel, but is not part of the form's name."""
+
+    def choose(model: onnx.ModelProto, _: str) -> bool:
+        return choose_kernels(model, "onnxruntime_cuda")
+
+    monkeypatch.setattr(engine, "choose_kernels", choose)
+    model = model_of(Form("AftFull", (("eps", order[0]),)))
+    second = node_of(Form("AftFull", (("eps", order[1]),)))
+    second.output[0] = "second"
+    model.graph.node.append(second)
+    output = model.graph.output.add()
+    output.CopyFrom(model.graph.output[0])
+    output.name = "second"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert operator_paths(path) == {"AftFull": "portable" if any(order) else "fused"}
 
 
 def test_exported_forms_equal_pytorch(exported: tuple[nn.Module, Path]) -> None:

@@ -25,6 +25,8 @@ from aftexport.passes.finish import finish
 from aftexport.passes.standard_recurrence.standard_form import standard_form
 from aftexport.pipeline.golden_cases import operator_cases
 
+from .mechanisms import recurrent_cases
+
 FORMS = {
     "NormalizedLinearAttention": 2,
     "NormalizedLinearAttention_relu_add_key_lengths": 1,
@@ -114,6 +116,18 @@ def test_parity_cases_of_every_form_are_exact(path: Path) -> None:
         (expected,) = case.outputs.values()
         counted = np.arange(found.shape[1]) < case.inputs["lengths"][:, None]
         assert error(found[counted], expected[counted]) < 2e-6, case.subject
+
+
+def test_parity_cases_keep_signs_of_state() -> None:
+    """Only the last column of a state enters the divisor."""
+    form = recurrent_cases.Form("linear", normalizer="sum", has_past=True)
+    drawn = recurrent_cases.draw(form, 4, (4,))
+    model = recurrent_cases.body_model(recurrent_cases.ATTENTION, drawn, form.attributes)
+    (case,) = operator_cases(model, np.dtype(np.float32))
+    state = case.inputs["past_state"]
+    assert state[..., :-1].min() < -0.5
+    assert state[..., -1].min() >= 0
+    assert case.inputs["query"].min() >= 0
 
 
 @needs_kernels

@@ -43,6 +43,6 @@ def elu_features(x: Tensor) -> Tensor:
     return nn.functional.elu(x) + 1
 
 
-def matrix(seed: int, columns: int = TOKENS) -> Tensor:
-    """Draw a normal matrix ``[TOKENS, columns]``."""
-    return torch.randn(TOKENS, columns, generator=torch.Generator().manual_seed(seed))
+def matrix(seed: int, columns: int | None = None) -> Tensor:
+    """Draw a normal matrix ``[TOKENS, columns]``, by default a square one."""
+    return torch.randn(TOKENS, columns or TOKENS, generator=torch.Generator().manual_seed(seed))

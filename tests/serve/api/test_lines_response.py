@@ -46,7 +46,7 @@ class Documents:
 @contextmanager
 def serving_lines(documents: Documents, seconds: float) -> Iterator[str]:
     app = FastAPI()
-    handle_problems(app)
+    handle_problems(app, {})
     app.add_middleware(
         AccessLogMiddleware,
         responses=Counter("responses", "", ["path", "status"], registry=None),

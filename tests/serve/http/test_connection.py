@@ -33,7 +33,7 @@ UNWANTED = {
 
 def test_server_error_closes_the_connection() -> None:
     app = FastAPI()
-    handle_problems(app)
+    handle_problems(app, {})
 
     @app.get("/fault")
     async def fault() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 import aftplugins
 from aftexport._version import __version__
 from aftexport.bundle.bundle import TOKENIZER, Bundle, is_bundle
+from aftexport.bundle.features import Features
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.deploy.build_engine import build, wanted_here
 from aftexport.deploy.triton.normalization import add_normalization
@@ -189,13 +190,8 @@ def _onnxruntime(
         if file in bundle.files:
             shutil.copyfile(bundle.path / file, version / file)
     library = aftplugins.library("onnxruntime") if bundle.manifest.operators else None
-    model = onnx.load(version / MODEL, load_external_data=False)
-    is_changed = library is not None and choose_kernels(model, "onnxruntime")
-    if bundle.manifest.features is not None:
-        add_normalization(model, bundle.manifest.features)
-        is_changed = True
-    if is_changed:
-        onnx.save(model, version / MODEL)
+    if library is not None or bundle.manifest.features is not None:
+        _adapt(version / MODEL, bundle.manifest.features, has_kernels=library is not None)
     if library is not None:
         shutil.copyfile(library, version / library.name)
     return {
@@ -204,6 +200,17 @@ def _onnxruntime(
         "max_batch": max_batch or MAX_BATCH,
         "library": library and f"{mounted}/{library.name}",
     }
+
+
+def _adapt(path: Path, features: Features | None, *, has_kernels: bool) -> None:
+    """Rename the nodes that the kernels take, and add the normalization of features."""
+    model = onnx.load(path, load_external_data=False)
+    is_changed = has_kernels and choose_kernels(model, "onnxruntime")
+    if features is not None:
+        add_normalization(model, features)
+        is_changed = True
+    if is_changed:
+        onnx.save(model, path)
 
 
 def _tensorrt(

@@ -144,7 +144,7 @@ NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = Mechanism(
     attributes=(NUM_HEADS, FEATURE_MAP, EPS, NORMALIZER, KV_NUM_HEADS),
     body=_body,
     sizes=grouped.sizes,
-    positive=lambda a: ("query", "key") if a["feature_map"] == "identity" else (),
+    nonnegative=lambda a: {"query": 0, "key": 0} if a["feature_map"] == "identity" else {},
     doc=(
         "Linear attention (arXiv 2006.16236, eq. 5): query [B, T, num_heads * d], "
         "key [B, S, kv_num_heads * d], value [B, S, kv_num_heads * e], heads packed in the "

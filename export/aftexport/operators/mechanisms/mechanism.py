@@ -35,7 +35,7 @@ class Mechanism:
         kernel_attributes: the attributes that only the ONNX operator has.
         optional: the inputs after ``lengths`` that a node may leave out; the causal operator has
             none of them.
-        sizes, positive: see ``OnnxOperator``.
+        sizes, nonnegative: see ``OnnxOperator``.
         body: the portable ONNX body, as text; a function of the attributes and ``causal``.
         doc: the documentation of the ONNX operator.
     """
@@ -51,7 +51,7 @@ class Mechanism:
     kernel_attributes: tuple[Attribute, ...] = ()
     optional: tuple[str, ...] = ()
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
-    positive: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _: ()
+    nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
 
     def register(self) -> tuple[MechanismOperator, MechanismOperator]:
         """Register both operators in onnx, and return them."""
@@ -66,7 +66,7 @@ class Mechanism:
             shapes=tuple(self.shapes[i] for i in kept),
             optional=() if causal else self.optional,
             sizes=self.sizes,
-            positive=self.positive,
+            nonnegative=self.nonnegative,
             exponents=self.exponents,
             attributes=self.attributes,
             kernel_attributes=self.kernel_attributes,

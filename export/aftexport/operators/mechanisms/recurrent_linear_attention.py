@@ -78,9 +78,13 @@ def _sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _positive(attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the inputs whose products are the terms of a divisor, which could cancel."""
-    return ("query", "key", "past_state") if attributes["normalizer"] == "sum" else ()
+def _nonnegative(attributes: Mapping[str, Any]) -> dict[str, int]:
+    """Return the inputs whose products are the terms of a divisor, which could cancel.
+
+    Of the state, only the last column enters the divisor.
+    """
+    is_summed = attributes["normalizer"] == "sum"
+    return {"query": 0, "key": 0, "past_state": -1} if is_summed else {}
 
 
 RECURRENT_LINEAR_ATTENTION = MechanismOperator(
@@ -95,7 +99,7 @@ RECURRENT_LINEAR_ATTENTION = MechanismOperator(
     attributes=ATTRIBUTES,
     body=recurrence_body,
     sizes=_sizes,
-    positive=_positive,
+    nonnegative=_nonnegative,
     doc="Recurrent linear attention (arXiv 2312.06635, arXiv 2412.06464): query [B, T, Hq dk], "
     "key [B, T, H dk], value [B, T, H dv], decay in log space [B, T, H] or [B, T, H dk], beta "
     "[B, T, H] or [B, T, 1]. past_state and present_state are [B, S, dk, E]: E is dv, or dv + 1 "

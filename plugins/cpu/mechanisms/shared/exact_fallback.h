@@ -11,8 +11,8 @@ namespace aft::AFT_ISA {
 // largest bias, which need not meet. Above it the lost terms, at most 2^-126 per key, are below rounding.
 constexpr float kTrustedDenominator = 1e-25f;
 
-// A sum of weights from here on is a denominator as it is. Any other one takes up eps first, so that a call without eps
-// has no more to test than whether its sums can be trusted.
+// Returns the threshold from which a sum of weights is the denominator. Smaller sums take up eps first. With eps the
+// threshold is infinite; a call without eps only tests whether its sums can be trusted.
 inline float complete_denominator(float eps) { return eps > 0.0f ? __builtin_inff() : kTrustedDenominator; }
 
 // key(u), bias(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the

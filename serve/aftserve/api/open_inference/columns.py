@@ -169,13 +169,13 @@ def columns_of(
     heads = answers[0].tokens.heads
     columns: dict[str, Column] = {}
     for name, head in heads.items():
-        if _content(answers[0], name) is None and name not in answers[0].tokens.results:
+        if answers[0].of_head(name) is None and name not in answers[0].tokens.results:
             continue  # no output of this head is requested
         start = prefix(heads, name)
         for field, kind in head.fields.items():
             if wanted is None or f"{start}{field}" in wanted:
                 columns[f"{start}{field}"] = _column(name, head, field, kind, answers)
-        columns |= _calibrated_columns(start, [_content(answer, name) for answer in answers])
+        columns |= _calibrated_columns(start, [answer.of_head(name) for answer in answers])
     for field in ("tokens_total", "tokens_used"):
         counts = np.array([getattr(answer.result, field) for answer in answers])
         columns[field] = Column("INT64", counts)
@@ -192,7 +192,7 @@ def _column(
         rows = [getattr(answer.tokens.results[name], field) for answer in answers]
         values = PaddedRows(rows, _DATATYPES[kind], _NO_NAME if kind == "token_names" else 0)
     else:
-        values = [getattr(_content(answer, name), field) for answer in answers]
+        values = [getattr(answer.of_head(name), field) for answer in answers]
         if kind == "names":
             values = np.array([[one in names for one in head.names] for names in values])
         elif kind == "numbers":
@@ -210,12 +210,6 @@ def _calibrated_columns(start: str, contents: Sequence[Any]) -> dict[str, Column
     if getattr(contents[0], "abstain", None) is not None:
         columns[f"{start}abstain"] = Column("BOOL", np.array([one.abstain for one in contents]))
     return columns
-
-
-def _content(answer: DocumentAnswer, name: str) -> Any:
-    """Return the answer of a head for documents: the document's own fields if it has one label."""
-    heads = answer.result.heads
-    return answer.result if heads is None else heads.get(name)
 
 
 def _spans_json(tokens: TokenAnswers, name: str) -> str:

@@ -1,6 +1,5 @@
 """The endpoints of the protocol, below ``/v2``."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
@@ -12,6 +11,7 @@ from aftexport import __version__
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames, outputs_of
@@ -30,9 +30,7 @@ from aftserve.api.open_inference.schemas import (
 from aftserve.api.open_inference.statistics import Statistics, statistics_of
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
-from aftserve.api.server_timing import add_server_timing
 from aftserve.errors import NotFoundError
-from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import AnswerOptions
 from aftserve.service import Service
@@ -194,7 +192,6 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         """Classify documents: texts, or token ids."""
         service.check_open()
         body = await receive(request)
-        service.traces.record("receive", request.state.started, time.monotonic())
         manifest = service.active.bundle.manifest
         message = _parse(body, json_bytes, settings.max_documents, manifest, names.of(manifest))
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
@@ -202,13 +199,15 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         if messages.needs_inline_tokens(message, manifest):
             inline = InlineTokens(is_padded=True)
         options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
-        work = service.classify(
-            message.documents, deadline, message.given, options=options, inline=inline
+        answers = await answer_documents(
+            request,
+            service,
+            message.documents,
+            deadline,
+            given=message.given,
+            options=options,
+            inline=inline,
         )
-        answers = await run_until_disconnect(work, request.receive, deadline)
-        add_server_timing(request, answers)
-        tokens = sum(answer.result.tokens_total for answer in answers)
-        add_log_fields(request, documents=len(answers), tokens=tokens)
         responding = partial(
             messages.respond,
             message,

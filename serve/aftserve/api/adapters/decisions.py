@@ -1,0 +1,309 @@
+"""``POST /v1/decisions`` of OpenAI, where the outputs of a model are its questions.
+
+https://github.com/openai/openai-python (types/decision.py, types/decision_create_params.py)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, params
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
+
+from aftexport.errors import InputError
+from aftexport.heads import Head
+from aftserve.api.adapters.adapter import Adapter
+from aftserve.api.adapters.documents import document_of, is_document
+from aftserve.api.adapters.model_choice import check_model
+from aftserve.api.adapters.openai_errors import OpenAIError, error_body
+from aftserve.api.adapters.questions import Labelled, Statement, find_labels, find_statement
+from aftserve.api.deadline import DeadlineSeconds, deadline_of
+from aftserve.api.document_answers import answer_documents
+from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body
+from aftserve.api.error_responses import responses
+from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
+from aftserve.api.request_body import read_json
+from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import AnswerOptions
+from aftserve.service import Service
+from aftserve.types import Document
+
+PATH = "/v1/decisions"
+MAX_QUESTIONS = 400
+Instructions = Annotated[
+    str | list[dict[str, Any]], Field(description="Ignored: an output answers its own question.")
+]
+Name = Annotated[str | None, Field(description="Name of an output, or of a label.")]
+
+
+class InputText(BaseModel):
+    """A text."""
+
+    type: Literal["input_text"]
+    text: str = Field(min_length=1)
+
+
+class InputMessage(BaseModel):
+    """A message with one text."""
+
+    role: Literal["user"]
+    type: Literal["message"] = "message"
+    content: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[InputText], Field(min_length=1, max_length=1)]
+    )
+
+
+class PredicateQuestion(BaseModel):
+    """A question whether a label holds."""
+
+    type: Literal["predicate"]
+    instructions: Instructions
+    name: Name = None
+
+
+class Choice(BaseModel):
+    """A label."""
+
+    value: StrictStr | StrictBool
+    description: str | None = None
+
+
+class ChoiceQuestion(BaseModel):
+    """A question for one of the labels of an output."""
+
+    type: Literal["choice"]
+    instructions: Instructions
+    choices: list[Choice] = Field(min_length=2, max_length=255, fail_fast=True)
+    name: Name = None
+
+
+class Level(BaseModel):
+    """A label, whose number is its place in the list."""
+
+    label: str
+    description: str | None = None
+
+
+class ScoreQuestion(BaseModel):
+    """A question for the mean of the labels of an output, as numbers from 0."""
+
+    type: Literal["score"]
+    instructions: Instructions
+    levels: list[Level] = Field(min_length=2, max_length=255, fail_fast=True)
+    name: Name = None
+
+
+AnyQuestion = Annotated[
+    PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")
+]
+
+
+class DecisionRequest(BaseModel):
+    """A document, and questions about it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(description="Name of the model.")
+    input: Any = Field(description="A text, one message with a text, or token ids.")
+    questions: list[AnyQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)
+    prompt_cache_key: str | None = Field(None, description="Ignored.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+
+
+class PredicateAnswer(BaseModel):
+    """The probability of a label."""
+
+    type: Literal["predicate"] = "predicate"
+    name: str | None
+    probability: float
+
+
+class ChoiceProbability(BaseModel):
+    """The probability of a label."""
+
+    value: str
+    probability: float
+
+
+class ChoiceAnswer(BaseModel):
+    """The label of an output, and the probability of each."""
+
+    type: Literal["choice"] = "choice"
+    name: str | None
+    choice: str
+    confidence: float
+    probabilities: list[ChoiceProbability]
+
+
+class LevelProbability(BaseModel):
+    """The probability of a label, and its number."""
+
+    label: str
+    value: int
+    probability: float
+
+
+class ScoreAnswer(BaseModel):
+    """The mean of the labels as numbers, and the probability of each."""
+
+    type: Literal["score"] = "score"
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[LevelProbability]
+
+
+class Refusal(BaseModel):
+    """A question that no output answers."""
+
+    type: Literal["refusal"] = "refusal"
+    name: str | None
+
+
+class InputTokensDetails(BaseModel):
+    """No token is cached."""
+
+    cache_write_tokens: Literal[0] = 0
+    cached_tokens: Literal[0] = 0
+
+
+class OutputTokensDetails(BaseModel):
+    """No token is written."""
+
+    reasoning_tokens: Literal[0] = 0
+
+
+class DecisionUsage(BaseModel):
+    """The number of tokens that the model saw; 0 if no question is answered."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: Literal[0] = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+
+class Decision(BaseModel):
+    """The answers, in the order of the questions."""
+
+    model: str
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | Refusal]
+    usage: DecisionUsage
+
+
+def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+    """Build the endpoint.
+
+    Args:
+        service: the service that classifies.
+        guards: checks of a request.
+    """
+    unknown = {"model": OpenAIError, "description": "The model is unknown."}
+    router = APIRouter(dependencies=guards, tags=["OpenAI"])
+
+    @router.post(
+        PATH,
+        responses={**responses(OpenAIError), 404: unknown},
+        openapi_extra=body_schema(DecisionRequest),
+    )
+    async def decide(request: Request, deadline_seconds: DeadlineSeconds = None) -> Decision:
+        """Answer questions about one document; others than those of the outputs are refused."""
+        service.check_open()
+        body = await read_json(request, DecisionRequest, max_entries={})
+        check_model(body.model, service)
+        document = _document(body.input)
+        heads = service.active.bundle.manifest.heads
+        found = [_find(question, heads) for question in body.questions]
+        outputs = list(dict.fromkeys(one.head for one in found if one is not None))
+        answers: list[DocumentAnswer] = []
+        if outputs:
+            deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+            options = AnswerOptions(outputs=outputs)
+            answers = await answer_documents(
+                request, service, [document], deadline, options=options
+            )
+        tokens = sum(answer.result.tokens_used for answer in answers)
+        asked = zip(body.questions, found, strict=True)
+        return Decision(
+            model=body.model,
+            answers=[_answer(question, one, answers) for question, one in asked],
+            usage=DecisionUsage(input_tokens=tokens, total_tokens=tokens),
+        )
+
+    def describe(document: Schema) -> None:
+        forms = document_schemas(service.model.classifier)
+        message = {"$ref": f"{COMPONENTS}InputMessage"}
+        if TEXT in forms:
+            forms.append({"type": "array", "items": message, "minItems": 1, "maxItems": 1})
+        served = {"enum": [service.settings.served_name]}
+        put_body(document, InputMessage, {})
+        put_body(document, DecisionRequest, {"input": any_of(forms), "model": served})
+
+    return Adapter(router, error_body, describe)
+
+
+_MESSAGES = TypeAdapter(Annotated[list[InputMessage], Field(min_length=1, max_length=1)])
+
+
+def _document(given: Any) -> Document:
+    """Return the document of the field ``input``."""
+    if is_document(given) or not isinstance(given, list):
+        return document_of(given, ("input",))
+    try:
+        (message,) = _MESSAGES.validate_python(given[:2])
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(
+            [one | {"loc": ("input", *one["loc"])} for one in found]
+        ) from None
+    content = message.content
+    return content if isinstance(content, str) else content[0].text
+
+
+def _find(question: AnyQuestion, heads: Mapping[str, Head]) -> Labelled | Statement | None:
+    """Return the output that answers a question; None if there is no such output."""
+    try:
+        match question:
+            case PredicateQuestion():
+                return find_statement(heads, question.name)
+            case ChoiceQuestion():
+                return find_labels(heads, question.name, [c.value for c in question.choices])
+            case _:
+                return find_labels(heads, question.name, [one.label for one in question.levels])
+    except InputError:
+        return None
+
+
+def _answer(
+    question: AnyQuestion, found: Labelled | Statement | None, answers: Sequence[DocumentAnswer]
+) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer | Refusal:
+    name = question.name
+    if found is None:
+        return Refusal(name=name)
+    (answer,) = answers
+    if isinstance(found, Statement):
+        return PredicateAnswer(name=name, probability=found.probability(answer))
+    rows, confidence = found.probabilities(answer).items(), found.confidence(answer)
+    if isinstance(question, ChoiceQuestion):
+        return ChoiceAnswer(
+            name=name,
+            choice=found.label(answer),
+            confidence=confidence,
+            probabilities=[ChoiceProbability(value=one, probability=p) for one, p in rows],
+        )
+    levels = [
+        LevelProbability(label=label, value=value, probability=probability)
+        for value, (label, probability) in enumerate(rows)
+    ]
+    score = found.mean_level(answer)
+    return ScoreAnswer(name=name, score=score, confidence=confidence, probabilities=levels)

@@ -1,0 +1,83 @@
+"""The documents in a field of a body: texts, or token ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+
+from aftexport.errors import InputError
+from aftserve.api.request_body import kind_of
+from aftserve.errors import DocumentTooLongError
+from aftserve.schemas import TokenIds
+from aftserve.types import Document
+
+_IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
+
+
+def documents_of(given: Any, field: str, max_documents: int) -> list[Document]:
+    """Return the documents of a field: a text, token ids, or a list of either.
+
+    Args:
+        given: the value of the field.
+        field: name of the field, for the error message.
+        max_documents: maximum number of documents.
+
+    Raises:
+        InputError: if it is something else.
+        DocumentTooLongError: if there are too many.
+        RequestValidationError: if a list has something else than token ids.
+    """
+    if is_document(given):
+        return [document_of(given, (field,))]
+    if not isinstance(given, list) or not given:
+        raise InputError(
+            f"{field} must be a text, token ids, or a list of them, got "
+            f"{'an empty array' if given == [] else kind_of(given)}.",
+            "Send at least one document.",
+        )
+    check_count(len(given), field, max_documents)
+    return [document_of(one, (field, index)) for index, one in enumerate(given)]
+
+
+def is_document(given: Any) -> bool:
+    """Return whether a JSON value is one document: a text, or a list of numbers."""
+    if isinstance(given, list):
+        return bool(given) and isinstance(given[0], int | float)
+    return isinstance(given, str)
+
+
+def check_count(count: int, field: str, max_documents: int) -> None:
+    """Raise DocumentTooLongError if a list has too many documents."""
+    if count > max_documents:
+        raise DocumentTooLongError(
+            f"{field} must have at most {max_documents} documents, got {count}.",
+            "Send them in several requests.",
+        )
+
+
+def document_of(given: Any, place: Sequence[str | int]) -> Document:
+    """Return one document: a text, or token ids.
+
+    Args:
+        given: a JSON value.
+        place: place of the value in the body, for the error message.
+
+    Raises:
+        InputError: if it is neither a text nor a list.
+        RequestValidationError: if a list has something else than integers.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise InputError(
+            f"{'.'.join(map(str, place))} must be a text or token ids, got {kind_of(given)}.",
+            "Send documents of these two forms only.",
+        )
+    try:
+        return _IDS.validate_python(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(
+            [one | {"loc": (*place, *one["loc"])} for one in found]
+        ) from None

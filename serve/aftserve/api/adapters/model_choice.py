@@ -1,0 +1,91 @@
+"""The model and the output that a request in another format asks for."""
+
+from typing import Annotated
+
+from fastapi import Query
+
+from aftexport.bundle.manifest import Manifest
+from aftexport.errors import InputError
+from aftexport.heads import (
+    BinaryClassification,
+    Head,
+    MultiLabelClassification,
+    SingleLabelClassification,
+)
+from aftserve.api.openapi_body import Schema
+from aftserve.errors import NotFoundError
+from aftserve.service import Service
+
+Output = Annotated[
+    str | None,
+    Query(
+        description="Output that answers, of `heads` in GET /info; only needed if several outputs "
+        "fit the format.",
+    ),
+]
+
+
+WITH_LABELS: tuple[type[Head], ...] = (
+    SingleLabelClassification,
+    BinaryClassification,
+    MultiLabelClassification,
+)
+"""The heads whose answers have a probability of every label."""
+
+
+def check_model(name: str | None, service: Service) -> None:
+    """Raise NotFoundError if a request names another model than the served one."""
+    served = service.settings.served_name
+    if name not in (None, served):
+        raise NotFoundError(
+            f"There is no model {str(name)[:100]!r}.", f"This server has {served!r}."
+        )
+
+
+def model_schema(service: Service) -> Schema:
+    """Return the schema of an optional name of the model."""
+    return {"enum": [service.settings.served_name, None]}
+
+
+def heads_for_documents(manifest: Manifest, *kinds: type[Head]) -> list[str]:
+    """Return the names of a model's heads of some kinds that answer for documents."""
+    return [
+        name
+        for name, head in manifest.heads.items()
+        if isinstance(head, kinds) and not head.is_per_token
+    ]
+
+
+def choose_head(names: list[str], wanted: str | None) -> str:
+    """Return the head that answers.
+
+    Args:
+        names: names of the heads that fit the format, at least one.
+        wanted: the name that the client chose; None for the only one.
+
+    Raises:
+        InputError: if the client must choose one of these, and did not.
+    """
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted not in names:
+        given = "none" if wanted is None else repr(wanted[:100])
+        raise InputError(
+            f"Expected an output of {', '.join(names)}, got {given}.",
+            "Name one in the query as output=NAME.",
+        )
+    return wanted
+
+
+def put_outputs(document: Schema, path: str, names: list[str]) -> None:
+    """Put the names of the heads that fit a format into an OpenAPI document.
+
+    Args:
+        document: the document.
+        path: path of an endpoint with a parameter ``Output``.
+        names: names of the heads.
+    """
+    for parameter in document["paths"][path]["post"]["parameters"]:
+        if parameter["name"] == "output" and names:
+            parameter["schema"] = {"type": "string", "enum": names}
+            parameter["required"] = len(names) > 1

@@ -1,0 +1,255 @@
+"""``POST /v1/systemone`` of TypeSafe, where the outputs of a model are its questions.
+
+https://github.com/typesafe-ai/typesafe-sdk-python (_schemas/models.py)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, params
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from aftexport.errors import InputError
+from aftexport.heads import Head
+from aftserve.api.adapters.adapter import Adapter
+from aftserve.api.adapters.documents import document_of
+from aftserve.api.adapters.model_choice import check_model
+from aftserve.api.adapters.questions import Labelled, Statement, find_labels, find_statement
+from aftserve.api.deadline import DeadlineSeconds, deadline_of
+from aftserve.api.document_answers import answer_documents
+from aftserve.api.document_schemas import any_of, document_schemas, put_body
+from aftserve.api.error_responses import responses
+from aftserve.api.openapi_body import Schema, body_schema
+from aftserve.api.request_body import read_json
+from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import AnswerOptions
+from aftserve.service import Service
+
+PATH = "/v1/systemone"
+MAX_QUESTIONS = 400
+Content = str | dict[str, Any] | list[Any] | None
+Instructions = Annotated[Content, Field(description="Ignored: an output answers its own question.")]
+
+
+class NoulQuestion(BaseModel):
+    """A question whether a label holds."""
+
+    type: Literal["noul"]
+    instructions: Instructions = None
+    criteria: dict[str, Any] | None = None
+
+
+class ChoiceQuestion(BaseModel):
+    """A question for one of the labels of an output."""
+
+    type: Literal["choice"]
+    instructions: Instructions = None
+    criteria: dict[str, Any] = Field(min_length=1, description="The labels of an output.")
+
+
+class ScoreQuestion(BaseModel):
+    """A question for the mean of the labels of an output, as numbers from 0."""
+
+    type: Literal["score"]
+    instructions: Instructions = None
+    criteria: list[Any] = Field(min_length=1, description="The labels of an output, in any order.")
+
+
+class BoxQuestion(BaseModel):
+    """A question for a place in an image, which no output answers."""
+
+    type: Literal["box"]
+    instructions: Instructions = None
+
+
+AnyQuestion = Annotated[
+    NoulQuestion | ChoiceQuestion | ScoreQuestion | BoxQuestion, Field(discriminator="type")
+]
+
+
+def _limit_count(questions: Any) -> Any:
+    """Refuse too many questions before each of them is checked."""
+    if isinstance(questions, dict) and len(questions) > MAX_QUESTIONS:
+        raise ValueError(f"expected at most {MAX_QUESTIONS} questions, got {len(questions)}")
+    return questions
+
+
+class SystemOneRequest(BaseModel):
+    """A document, and questions about it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(description="Name of the model.")
+    state: Any = Field(description="The document: a text, or token ids.")
+    questions: Annotated[
+        dict[str, AnyQuestion],
+        Field(
+            min_length=1,
+            max_length=MAX_QUESTIONS,
+            description="Questions by name, which is that of an output or of a label.",
+        ),
+        BeforeValidator(_limit_count),
+    ]
+    assets: None = Field(None, description="The model takes no images.")
+
+
+class NoulAnswer(BaseModel):
+    """The probability of a label."""
+
+    type: Literal["noul"] = "noul"
+    noul: float
+
+
+class ChoiceAnswer(BaseModel):
+    """The label of an output, and the probability of each."""
+
+    type: Literal["choice"] = "choice"
+    choice: str
+    confidence: float
+    probabilities: dict[str, float]
+
+
+class ScoreAnswer(BaseModel):
+    """The mean of the labels as numbers, and the probability of each number."""
+
+    type: Literal["score"] = "score"
+    score: float
+    confidence: float
+    legend: dict[str, str]
+    probabilities: dict[str, float]
+
+
+class SystemOneUsage(BaseModel):
+    """The number of tokens that the model saw."""
+
+    input_tokens: int
+    output_tokens: Literal[0] = 0
+
+
+class SystemOneResponse(BaseModel):
+    """The answers, by the names of the questions."""
+
+    model: str
+    answers: dict[str, NoulAnswer | ChoiceAnswer | ScoreAnswer]
+    usage: SystemOneUsage
+
+
+class InvalidValue(BaseModel):
+    """A value of a body that is refused, such as a question that no output answers."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class SystemOneProblem(BaseModel):
+    """The problem of a request, and its remedy."""
+
+    detail: str | list[InvalidValue]
+
+
+def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+    """Build the endpoint.
+
+    Args:
+        service: the service that classifies.
+        guards: checks of a request.
+    """
+    unknown = {"model": SystemOneProblem, "description": "The model is unknown."}
+    router = APIRouter(dependencies=guards, tags=["TypeSafe"])
+
+    @router.post(
+        PATH,
+        responses={**responses(SystemOneProblem), 404: unknown},
+        openapi_extra=body_schema(SystemOneRequest),
+    )
+    async def system_one(
+        request: Request, deadline_seconds: DeadlineSeconds = None
+    ) -> SystemOneResponse:
+        """Answer questions about one document; they must be those of the outputs."""
+        service.check_open()
+        body = await read_json(request, SystemOneRequest, max_entries={})
+        check_model(body.model, service)
+        document = document_of(body.state, ("state",))
+        found = _find_all(body.questions, service.active.bundle.manifest.heads)
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+        outputs = list(dict.fromkeys(one.head for one in found.values()))
+        (answer,) = await answer_documents(
+            request, service, [document], deadline, options=AnswerOptions(outputs=outputs)
+        )
+        return SystemOneResponse(
+            model=body.model,
+            answers={n: _answer(body.questions[n], one, answer) for n, one in found.items()},
+            usage=SystemOneUsage(input_tokens=answer.result.tokens_used),
+        )
+
+    def describe(document: Schema) -> None:
+        served = {"enum": [service.settings.served_name]}
+        state = any_of(document_schemas(service.model.classifier))
+        put_body(document, SystemOneRequest, {"state": state, "model": served})
+
+    return Adapter(router, error_body, describe)
+
+
+def _find_all(
+    questions: Mapping[str, AnyQuestion], heads: Mapping[str, Head]
+) -> dict[str, Labelled | Statement]:
+    """Find the outputs that answer questions.
+
+    Raises:
+        RequestValidationError: with each question that no output answers.
+    """
+    found, refused = dict[str, Labelled | Statement](), []
+    for name, question in questions.items():
+        try:
+            found[name] = _find(name, question, heads)
+        except InputError as error:
+            place = ("questions", name, question.type)
+            refused.append({"loc": place, "msg": str(error), "type": "unanswerable_question"})
+    if refused:
+        raise RequestValidationError(refused)
+    return found
+
+
+def _find(name: str, question: AnyQuestion, heads: Mapping[str, Head]) -> Labelled | Statement:
+    match question:
+        case NoulQuestion():
+            return find_statement(heads, name)
+        case ChoiceQuestion() | ScoreQuestion():
+            return find_labels(heads, name, list(question.criteria))
+        case _:
+            raise InputError("The model has no boxes.", "Ask for labels.")
+
+
+def _answer(
+    question: AnyQuestion, found: Labelled | Statement, answer: DocumentAnswer
+) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:
+    if isinstance(found, Statement):
+        return NoulAnswer(noul=found.probability(answer))
+    rows, confidence = found.probabilities(answer), found.confidence(answer)
+    if isinstance(question, ChoiceQuestion):
+        label = found.label(answer)
+        return ChoiceAnswer(choice=label, confidence=confidence, probabilities=rows)
+    return ScoreAnswer(
+        score=found.mean_level(answer),
+        confidence=confidence,
+        legend={str(number): label for number, label in enumerate(rows)},
+        probabilities={str(number): one for number, one in enumerate(rows.values())},
+    )
+
+
+def _place(loc: Sequence[str | int]) -> list[str | int]:
+    """Return the place of a value in a request."""
+    return [*loc] if loc[:1] and loc[0] in ("body", "header") else ["body", *loc]
+
+
+def error_body(error: Exception, status: int, message: str) -> dict[str, Any]:
+    """Return an error in the format of TypeSafe: a list of the values of an invalid body."""
+    if not isinstance(error, RequestValidationError):
+        return SystemOneProblem(detail=message).model_dump()
+    values = [
+        InvalidValue(loc=_place(one["loc"]), msg=one["msg"], type=one["type"])
+        for one in error.errors()[:MAX_QUESTIONS]
+    ]
+    return SystemOneProblem(detail=values).model_dump()

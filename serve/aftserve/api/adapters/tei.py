@@ -1,0 +1,228 @@
+"""``POST /predict`` and ``/embed`` of text-embeddings-inference.
+
+https://huggingface.github.io/text-embeddings-inference
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, params
+from pydantic import BaseModel, ConfigDict, Field
+
+from aftexport.bundle.manifest import Manifest
+from aftexport.errors import InputError
+from aftexport.heads import FeatureExtraction, Head
+from aftserve.api.adapters.adapter import Adapter
+from aftserve.api.adapters.documents import (
+    check_count,
+    document_of,
+    documents_of,
+    is_document,
+)
+from aftserve.api.adapters.model_choice import (
+    WITH_LABELS,
+    Output,
+    choose_head,
+    heads_for_documents,
+    put_outputs,
+)
+from aftserve.api.deadline import DeadlineSeconds, deadline_of
+from aftserve.api.document_answers import answer_documents
+from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body, several
+from aftserve.api.error_responses import responses
+from aftserve.api.openapi_body import Schema, body_schema
+from aftserve.api.request_body import read_json
+from aftserve.errors import RefusedError
+from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import AnswerOptions
+from aftserve.service import Service
+from aftserve.types import Document
+
+PREDICT, EMBED = "/predict", "/embed"
+ErrorType = Literal["unhealthy", "backend", "overloaded", "validation"]
+
+
+class ModelKindError(RefusedError):
+    """The model does not give answers of this kind; text-embeddings-inference sends 424 too."""
+
+    status = 424
+
+
+class _Request(BaseModel):
+    """The fields of every request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    truncate: bool | None = Field(
+        None, description="Ignored: --long-documents of the server decides, never a request."
+    )
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
+        None, description="Ignored, as truncate."
+    )
+
+
+class PredictRequest(_Request):
+    """Documents to classify."""
+
+    inputs: Any = Field(
+        description="One document, as a text, `[text]` or token ids; or a list of `[text]` or "
+        "token ids. Two texts in a list would be a pair, which no model takes."
+    )
+    raw_scores: bool = Field(False, description="Whether scores are the logits.")
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class EmbedRequest(_Request):
+    """Documents to embed."""
+
+    inputs: Any = Field(description="A text, token ids, or a list of either.")
+    normalize: bool | None = Field(None, description="Whether vectors have length 1; true if null.")
+    prompt_name: None = Field(None, description="The model has no prompts.")
+    dimensions: None = Field(None, description="The vectors have all their dimensions.")
+
+
+class TeiError(BaseModel):
+    """The problem of a request, and its remedy."""
+
+    error: str
+    error_type: ErrorType
+
+
+def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+    """Build the endpoints.
+
+    Args:
+        service: the service that classifies.
+        guards: checks of a request.
+    """
+    other_kind = {"model": TeiError, "description": "The model has no such output."}
+    router = APIRouter(
+        dependencies=guards,
+        tags=["text-embeddings-inference"],
+        responses={**responses(TeiError), 424: other_kind},
+    )
+
+    async def answer(
+        request: Request, documents: Sequence[Document], name: str, seconds: float | None
+    ) -> list[DocumentAnswer]:
+        deadline = deadline_of(request, seconds, service.settings.deadline_seconds)
+        options = AnswerOptions(outputs=[name])
+        return await answer_documents(request, service, documents, deadline, options=options)
+
+    @router.post(PREDICT, openapi_extra=body_schema(PredictRequest))
+    async def predict(
+        request: Request, output: Output = None, deadline_seconds: DeadlineSeconds = None
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """Classify documents; the most probable label is first."""
+        service.check_open()
+        name = choose_head(_labelled(service.active.bundle.manifest), output)
+        body = await read_json(request, PredictRequest, max_entries={})
+        documents, is_one = _predicted_documents(body.inputs, service.settings.max_documents)
+        answers = await answer(request, documents, name, deadline_seconds)
+        rows = [_predictions(one, name, raw=body.raw_scores) for one in answers]
+        return rows[0] if is_one else rows
+
+    @router.post(EMBED, openapi_extra=body_schema(EmbedRequest))
+    async def embed(
+        request: Request, output: Output = None, deadline_seconds: DeadlineSeconds = None
+    ) -> list[list[float]]:
+        """Return a vector of each document."""
+        service.check_open()
+        name = choose_head(_embeddings(service.active.bundle.manifest), output)
+        body = await read_json(request, EmbedRequest, max_entries={})
+        documents = documents_of(body.inputs, "inputs", service.settings.max_documents)
+        answers = await answer(request, documents, name, deadline_seconds)
+        return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
+
+    return Adapter(router, error_body, lambda document: _describe(document, service))
+
+
+def _describe(document: Schema, service: Service) -> None:
+    """Put the limits of the active bundle into an OpenAPI document."""
+    classifier = service.model.classifier
+    forms = document_schemas(classifier)
+    lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
+    singles = [TEXT, *lists] if TEXT in forms else lists
+    predicted = [*singles, several(any_of(lists))] if forms else []
+    put_body(document, PredictRequest, {"inputs": any_of(predicted)})
+    put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
+    manifest = classifier.manifest
+    put_outputs(document, PREDICT, heads_for_documents(manifest, *WITH_LABELS))
+    put_outputs(document, EMBED, heads_for_documents(manifest, FeatureExtraction))
+
+
+def _labelled(manifest: Manifest) -> list[str]:
+    return _names(manifest, WITH_LABELS, "labels", "a sequence classification model")
+
+
+def _embeddings(manifest: Manifest) -> list[str]:
+    return _names(manifest, (FeatureExtraction,), "a vector", "an embedding model")
+
+
+def _names(manifest: Manifest, kinds: tuple[type[Head], ...], answers: str, kind: str) -> list[str]:
+    if names := heads_for_documents(manifest, *kinds):
+        return names
+    tasks = ", ".join(f"{name} ({head.task})" for name, head in manifest.heads.items())
+    raise ModelKindError(
+        f"Expected {kind}, with {answers} of a document, got a model with the outputs {tasks}.",
+        "Send its documents to /infer.",
+    )
+
+
+def _predicted_documents(inputs: Any, max_documents: int) -> tuple[list[Document], bool]:
+    """Return the documents of ``inputs``, and whether they are one document by itself."""
+    if not isinstance(inputs, list) or not inputs or is_document(inputs):
+        return documents_of(inputs, "inputs", max_documents), True
+    if isinstance(inputs[0], str):
+        return [_single(inputs, ("inputs",))], True
+    check_count(len(inputs), "inputs", max_documents)
+    return [_single(one, ("inputs", index)) for index, one in enumerate(inputs)], False
+
+
+def _single(given: Any, place: Sequence[str | int]) -> Document:
+    """Return the document of a list with one text, or of token ids."""
+    if isinstance(given, list) and given and isinstance(given[0], str):
+        if len(given) > 1:
+            raise InputError(
+                f"{'.'.join(map(str, place))} must have one text, got {len(given)}, which would "
+                "be a pair.",
+                "Send several documents as a list of lists: [[text], [text]].",
+            )
+        return document_of(given[0], (*place, 0))
+    if isinstance(given, str):
+        raise InputError(
+            f"{'.'.join(map(str, place))} must be a list with one text, got a string.",
+            "Send several documents as a list of lists: [[text], [text]].",
+        )
+    return document_of(given, place)
+
+
+def _predictions(answer: DocumentAnswer, name: str, *, raw: bool) -> list[Prediction]:
+    scores: dict[str, float] = answer.of_head(name).scores
+    if raw:
+        names = answer.tokens.heads[name].logit_names
+        scores = dict(zip(names, answer.logits[name].tolist(), strict=True))
+    rows = [Prediction(score=score, label=label) for label, score in scores.items()]
+    # Of equal scores the last label is first, as in text-embeddings-inference.
+    return sorted(rows, key=lambda one: one.score)[::-1]
+
+
+def _vector(answer: DocumentAnswer, name: str, *, normalize: bool) -> list[float]:
+    head = answer.tokens.heads[name].model_copy(update={"normalize": normalize})
+    vector: list[float] = head.scores(answer.logits[name]).tolist()
+    return vector
+
+
+def error_body(error: Exception, status: int, message: str) -> dict[str, Any]:
+    """Return an error in the format of text-embeddings-inference."""
+    kinds: dict[int, ErrorType] = {
+        424: "backend", 429: "overloaded", 500: "backend", 503: "unhealthy", 504: "overloaded",
+        507: "backend",
+    }  # fmt: skip
+    return TeiError(error=message, error_type=kinds.get(status, "validation")).model_dump()

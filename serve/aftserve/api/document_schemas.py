@@ -1,0 +1,58 @@
+"""Schemas of documents in the OpenAPI document, with the limits of a bundle."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from aftserve.api.openapi_body import COMPONENTS, Schema
+from aftserve.model.classifier import Classifier
+
+# Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
+TEXT: Schema = {"type": "string", "minLength": 1}
+"""The schema of a text."""
+
+
+def ids_schema(vocab_size: int | None, min_tokens: int) -> Schema:
+    """Return the schema of the token ids of one document."""
+    return {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": (vocab_size or 1) - 1},
+        "minItems": min_tokens,
+        "description": "Token ids of one document.",
+    }
+
+
+def document_schemas(classifier: Classifier) -> list[Schema]:
+    """Return the schemas of a document in JSON without extra inputs; none for features."""
+    manifest = classifier.manifest
+    if manifest.features is not None or manifest.extra_inputs:
+        return []
+    ids = ids_schema(manifest.vocab_size, classifier.min_tokens)
+    return [*([TEXT] if classifier.has_tokenizer else []), ids]
+
+
+def any_of(schemas: list[Schema]) -> Schema:
+    """Return the schema of a value that has one of the schemas, which may be none."""
+    return {"anyOf": schemas} if schemas else {"not": {}}
+
+
+def several(schema: Schema) -> Schema:
+    """Return the schema of a list of at least one value."""
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, Schema]) -> None:
+    """Put the schema of a body into an OpenAPI document.
+
+    The models in it get names of their own, because other bodies may have models of equal names.
+
+    Args:
+        document: the document.
+        model: the model of the body.
+        properties: schemas that replace those of the model.
+    """
+    start = f"{model.__name__}."
+    schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")
+    schema["properties"] |= properties
+    parts = {f"{start}{name}": part for name, part in schema.pop("$defs", {}).items()}
+    document["components"]["schemas"] |= parts | {model.__name__: schema}

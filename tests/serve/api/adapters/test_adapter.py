@@ -1,0 +1,134 @@
+"""The adapters that ``--api`` names, and one in a file of a user."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from commands import run_python
+from docs.pages import BLOCKS, PAGES
+from fastapi import FastAPI
+from servers import serving
+
+from aftexport.errors import UsageError
+from aftserve import adapter_names
+from aftserve.adapter_names import ADAPTERS
+from aftserve.api.adapters.adapter import create_adapters, include_adapters
+from aftserve.api.api_keys import make_key
+from aftserve.settings import Settings
+
+PAGE = "docs/how-to/other-apis.md"
+(SHOWN,) = [block for block in BLOCKS if (block.page, block.mark) == (PAGE, "file")]
+REFUSALS = {
+    "/classify": ["error"],
+    "/v1/classify": ["error"],
+    "/predict": ["error", "error_type"],
+    "/embed": ["error", "error_type"],
+    "/v1/models": ["error"],
+    "/v1/models/model": ["error"],
+    "/v1/decisions": ["error"],
+    "/v1/systemone": ["detail"],
+    "/plain": ["problem"],
+}
+"""The fields of an error at each path."""
+CLASHING = SHOWN.text.replace("/plain", "/infer")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a server, with the adapter that the page shows."""
+    (tmp_path / SHOWN.marked).write_text(SHOWN.text)
+    (tmp_path / "clashing.py").write_text(CLASHING)
+    (tmp_path / "wrong.py").write_text("def create(service, guards):\n    return guards\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], list(ADAPTERS)),
+        (["--api", "vllm"], ["vllm"]),
+        (["--api", "vllm", "--api", "mine:create", "--api", "vllm"], ["vllm", "mine:create"]),
+        (["--api", "mine:create,vllm"], ["mine:create", "vllm"]),
+        (["--api", "none"], []),
+    ],
+)
+def test_names_are_read(words: list[str], names: list[str]) -> None:
+    assert Settings.read(["bundle", *words]).api == names
+
+
+@pytest.mark.parametrize("name", ["vlm", "none,vllm", "mine"])
+def test_unknown_name_lists_known_ones(name: str) -> None:
+    expected = rf"^--api: expected {', '.join(ADAPTERS)}, none by itself, or package.module:"
+    with pytest.raises(UsageError, match=expected):
+        Settings.read(["bundle", "--api", name])
+
+
+def test_help_and_page_list_names(tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", "--help", cwd=tmp_path)
+    shown = " ".join(outcome.out.split())
+    assert f"/infer and /v2: {', '.join(ADAPTERS)}, or package.module:callable" in shown
+    assert re.findall(r"(?m)^\| `(\w+)` \| `/", PAGES[PAGE]) == list(ADAPTERS)
+
+
+def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) -> None:
+    key, section = make_key("alice", None)
+    (here / "keys.toml").write_text(section)
+    options = ("--api", f"{','.join(ADAPTERS)},plain:create", "--api-keys", "keys.toml")
+    with (
+        serving(bundle_folder, here / "log", *options) as (address, _),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        own, named = {"content": "A contract"}, {"json": {"input": "A contract"}}
+        for path, fields in REFUSALS.items():
+            refused = client.request("GET" if path.startswith("/v1/models") else "POST", path)
+            assert (refused.status_code, [*refused.json()]) == (401, fields)
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+        client.headers["X-API-Key"] = key
+        label = client.post("/classify", **named).json()["data"][0]["label"]
+        assert client.post("/plain", **own).text == f"{label}\n"
+        assert "has no tokens" in client.post("/plain", content="").json()["problem"]
+        assert "/plain" in client.get("/openapi.json").json()["paths"]
+        assert "aftserve_responses_total{path=\"/plain\",status=\"401\"}" in client.get(
+            "/metrics"
+        ).text  # fmt: skip
+    assert "Traceback" not in (here / "log").read_text("utf-8")
+
+
+def included(name: str) -> FastAPI:
+    """Return an application with POST /infer and an adapter."""
+    app = FastAPI()
+    app.post("/infer")(lambda: None)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(api=[name]))
+    include_adapters(app, create_adapters(service, []))
+    return app
+
+
+def test_only_registry_names_adapters() -> None:
+    """An adapter is removed with its file and its line in the registry."""
+    modules = {path.partition(":")[0] for path in ADAPTERS.values()}
+    folder = Path(adapter_names.__file__).parent
+    files = [file for file in folder.rglob("*.py") if file.name != "adapter_names.py"]
+    named = [f"{file}: {one}" for file in files for one in modules if one in file.read_text()]
+    assert not named
+    own = {
+        ".".join(("aftserve", *file.relative_to(folder).with_suffix("").parts)) for file in files
+    }
+    assert modules <= own
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("clashing:create", "expected a free path, got POST /infer, which another endpoint has"),
+        ("wrong:create", "must return an Adapter, got a list"),
+        ("absent_module:create", "the import raised ModuleNotFoundError"),
+        ("plain:other", "the import raised AttributeError"),
+    ],
+)
+def test_bad_adapter_is_refused(name: str, message: str, here: Path) -> None:
+    with pytest.raises(UsageError, match=f"--api {name}.* {message}"):
+        included(name)
