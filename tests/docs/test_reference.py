@@ -24,12 +24,12 @@ CITATION = re.compile(r"\b((?:docs|export|serve|plugins)/[\w/-]+\.md), (\w+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
-    *("--record", "--recurrent", "--replace"),  # benchmarks
+    *("--recognized", "--record", "--recurrent", "--replace"),  # benchmarks
     *("--parts", "--threads"),  # load tests
     *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
-    *("--json", "--data-binary"),  # curl
+    *("--json", "--data-binary", "--enable-feature"),  # curl, Prometheus
 }
 """Options of other programs that the pages name."""
 
