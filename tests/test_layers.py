@@ -21,7 +21,7 @@ LAYERS = {
         ("batch",),
         ("ray",),
         ("server",),
-        ("app",),
+        ("app", "grpc"),
         ("api",),
         ("service",),
         ("parity",),

@@ -9,7 +9,7 @@ import socket
 import sys
 from contextlib import ExitStack, nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.console import Console
@@ -42,6 +42,9 @@ from aftserve.observability.tracing import Traces
 from aftserve.service import Service
 from aftserve.settings import Settings
 
+if TYPE_CHECKING:
+    from aftserve.grpc.endpoint import Endpoint
+
 logger = logging.getLogger(__name__)
 address_logger = logging.getLogger(ADDRESS_LOGGER)
 
@@ -66,6 +69,7 @@ def serve(settings: Settings, console: Console) -> int:
     key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
     certificate = server_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     raise_limit()
+    check_grpc(settings)
     traces = tracing.configure()
     check_addresses(settings)
     service = load(settings, console, traces)
@@ -111,6 +115,24 @@ def open_listeners(settings: Settings, backlog: int) -> list[socket.socket]:
 
 def _bind_hosts(settings: Settings) -> list[socket.socket]:
     return bind(settings.port_hosts, settings.port) if settings.port_hosts else []
+
+
+def check_grpc(settings: Settings) -> None:
+    """Check before the load that the server can answer gRPC, if it shall.
+
+    Raises:
+        UsageError: if a package is missing, or the port is not available.
+    """
+    if settings.grpc_port is None:
+        return
+    check_installed("grpc")
+    check_installed("grpc_health")
+    try:
+        close_all(bind(settings.host, settings.grpc_port))
+    except UsageError as error:
+        raise UsageError(
+            f"gRPC: {error.problem}", "Choose another address by --host and --grpc-port."
+        ) from error
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -180,6 +202,8 @@ class Server(uvicorn.Server):
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
+        self._service = service
+        self._grpc: Endpoint | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the server is told to stop."""
@@ -191,7 +215,9 @@ class Server(uvicorn.Server):
         """Begin to listen, and to handle SIGHUP."""
         try:
             self._listeners = open_listeners(self._settings, self.config.backlog)
+            self._grpc = self._bind_grpc()
         except UsageError as error:  # the address was taken meanwhile
+            close_all(self._listeners)
             logger.error("%s", error)
             sys.exit(1)
         scheme = "http"
@@ -206,6 +232,8 @@ class Server(uvicorn.Server):
             )
             for one in in_unix
         ]
+        if self._grpc is not None:
+            await self._grpc.start()
         places = " and ".join(urls(self._listeners, scheme))
         address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
@@ -226,7 +254,20 @@ class Server(uvicorn.Server):
             loop.connect_accepted_socket(self._connection, one, **tls) for one in accepted
         )
         await asyncio.gather(*connecting, return_exceptions=True)  # a handshake may fail
+        if self._grpc is not None:  # before the end of the scheduler, which answers its calls
+            await self._grpc.stop(self._shutdown_seconds, lambda: self.force_exit)
         await super().shutdown(self._listeners)
+
+    def _bind_grpc(self) -> "Endpoint | None":
+        """Bind the port of gRPC; None without one."""
+        if self._settings.grpc_port is None:
+            return None
+        from aftserve.grpc.endpoint import Endpoint
+
+        keys = self._key_file.keys if self._key_file is not None else None
+        endpoint = Endpoint(self._service, keys, self._certificate)
+        endpoint.bind(self._settings.host, self._settings.grpc_port)
+        return endpoint
 
     def _connection(self) -> asyncio.Protocol:
         # uvicorn's own factory is local to its startup.

@@ -15,6 +15,7 @@ from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
+_PORTS = (f"{PREFIX}PORT", f"{PREFIX}GRPC_PORT")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
 _SERVICE_VARIABLE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
@@ -35,7 +36,7 @@ class Variables(EnvSettingsSource):
         self.env_vars = {
             name: value
             for name, value in self.env_vars.items()
-            if not (name.upper() == f"{PREFIX}PORT" and _SERVICE_URL.match(value or ""))
+            if not (name.upper() in _PORTS and _SERVICE_URL.match(value or ""))
         }
 
 

@@ -78,6 +78,13 @@ class Settings(BaseSettings):
         "IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port for the Open Inference Protocol over gRPC at the addresses of --host, "
+        "with TLS if there is a certificate; 0 for a free one. It needs the extra grpc",
+    )
     uds: Location | None = Field(
         None,
         description="path of a Unix socket to listen on, and on no port unless --host or --port "

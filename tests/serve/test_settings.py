@@ -161,6 +161,7 @@ def test_kubernetes_service_variables_are_ignored(monkeypatch: pytest.MonkeyPatc
         "AFTSERVE_PORT_80_TCP_PORT": "80",
         "AFTSERVE_PORT_80_TCP_ADDR": "10.0.0.1",
         "AFTSERVE_V2_PORT": "tcp://10.0.0.2:80",
+        "AFTSERVE_GRPC_PORT": "tcp://10.0.0.3:80",
         "AFTSERVE_V2_SERVICE_HOST": "10.0.0.2",
     }
     for name, value in variables.items():

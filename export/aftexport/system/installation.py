@@ -20,6 +20,7 @@ _EXTRAS = {
     "sklearn": "demo",
     **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
     **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
+    **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
     "httpx": "client",
     "ray": "ray",
     "pyarrow": "ray",

@@ -24,6 +24,7 @@ class ServerCertificate:
     Attributes:
         watch: watch that reads the files again. A new certificate is for new connections.
         context: the context of all connections; it hands each to the context in use.
+        pem: the private key and the certificate chain, as gRPC takes them.
 
     Raises:
         UsageError: if a file cannot be read, or the key is not that of the certificate.
@@ -62,6 +63,10 @@ class ServerCertificate:
             context.load_cert_chain(self._certificate, self._key, self._refuse_password)
         except (ssl.SSLError, OSError) as error:
             raise self._explain(error) from error
+        self.pem = (
+            (self._key or self._certificate).read_bytes(),
+            self._certificate.read_bytes(),
+        )
         return context
 
     def _refuse_password(self) -> str:

@@ -115,7 +115,7 @@ def _host(settings: DeploymentSettings) -> str:
     Raises:
         UsageError: if there are several, or a setting that the proxy lacks.
     """
-    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
+    for name in ("grpc_port", "uds", "ssl_certfile", "ssl_keyfile"):
         if getattr(settings, name) is not None:
             raise UsageError(
                 f"--{name.replace('_', '-')} is for a server without Ray, got it for a deployment.",

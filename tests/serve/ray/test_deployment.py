@@ -263,7 +263,8 @@ def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["--uds", "x"], ["--ssl-certfile", "x"], ["--host", "127.0.0.1,::1"]]
+    "words",
+    [["--uds", "x"], ["--grpc-port", "1"], ["--ssl-certfile", "x"], ["--host", "127.0.0.1,::1"]],
 )
 def test_address_that_ray_lacks_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -6,5 +6,6 @@ https://github.com/triton-inference-server/server (docs/protocol/extension_binar
 ``tensors``  tensors as JSON or bytes
 ``schemas``  the JSON around them
 ``messages`` a request's documents, and the response with their results
+``descriptions`` of the server and its model
 ``routes``   the endpoints below ``/v2``
 """

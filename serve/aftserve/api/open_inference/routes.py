@@ -7,14 +7,19 @@ from typing import Annotated
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response, params
 
-from aftexport import __version__
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
-from aftserve.api.open_inference.columns import OutputNames, outputs_of
+from aftserve.api.open_inference.columns import OutputNames
+from aftserve.api.open_inference.descriptions import (
+    VERSION,
+    check_model,
+    describe_model,
+    describe_server,
+)
 from aftserve.api.open_inference.model_config import ModelConfig, model_config
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
@@ -25,25 +30,19 @@ from aftserve.api.open_inference.schemas import (
     ProtocolProblem,
     Ready,
     ServerMetadata,
-    TensorMetadata,
 )
 from aftserve.api.open_inference.statistics import Statistics, statistics_of
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
-from aftserve.errors import NotFoundError
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import AnswerOptions
 from aftserve.service import Service
-
-VERSION = "1"
-"""Version of the model; a server has only this one."""
 
 _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PROBLEMS = responses(ProtocolProblem)
 _PROBLEMS[404] = {"model": ProtocolProblem, "description": "The model is unknown."}
-_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 # These paths are complete, because responses are counted by the path of their route. It lacks the
 # prefixes of nested routers.
 _ROOT = "/v2"
@@ -70,11 +69,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     router = _server_router(service)
 
     def check_version(name: str, version: str) -> None:
-        if (name, version) != (model_name, VERSION):
-            raise NotFoundError(
-                f"There is no model {name[:100]!r} of version {version[:100]!r}.",
-                f"This server has {model_name!r}, version {VERSION}.",
-            )
+        check_model(service, name, version)
 
     def check_name(name: str) -> None:
         check_version(name, VERSION)
@@ -102,7 +97,7 @@ def _server_router(service: Service) -> APIRouter:
     @router.get(_ROOT)
     async def server() -> ServerMetadata:
         """The server."""
-        return ServerMetadata(name="aftserve", version=__version__, extensions=_EXTENSIONS)
+        return describe_server(_EXTENSIONS)
 
     @router.get(f"{_ROOT}/health/live")
     async def live() -> Live:
@@ -131,14 +126,14 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
     @router.get("", response_model_exclude_none=True)
     async def metadata(name: str) -> ModelMetadata:
         """The model's inputs and outputs; send ``text``, ``input_ids`` or ``input_features``."""
-        return _metadata(service, name)
+        return describe_model(service)
 
     @router.get("/config")
     async def config(name: str) -> ModelConfig:
         """The model's configuration, by Triton's extension of the protocol."""
         classifier = service.model.classifier
         return model_config(
-            _metadata(service, name),
+            describe_model(service),
             classifier.engine.name,
             {
                 "bundle": service.active.bundle.digest,
@@ -154,23 +149,6 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         return statistics_of(service.metrics.inference, name, VERSION)
 
     return router
-
-
-def _metadata(service: Service, name: str) -> ModelMetadata:
-    classifier = service.model.classifier
-    engine = classifier.engine.name
-    return ModelMetadata(
-        name=name,
-        versions=[VERSION],
-        platform=_PLATFORMS.get(engine, engine),
-        inputs=list(_inputs(service)),
-        outputs=list(outputs_of(classifier.manifest)),
-    )
-
-
-def _inputs(service: Service) -> Sequence[TensorMetadata]:
-    classifier = service.model.classifier
-    return messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
 
 
 def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:

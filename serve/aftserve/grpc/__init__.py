@@ -1,0 +1,9 @@
+"""The Open Inference Protocol over gRPC, beside HTTP and with the same service.
+
+``wire_types``  the protobuf messages of the protocol
+``conversion``  between these messages and those of ``aftserve.api.open_inference``
+``call``        one call: its API key, limits, deadline, error status, metrics and log line
+``methods``     the methods of the protocol
+``health``      the standard health service
+``endpoint``    the port, from its start to its end
+"""

@@ -1,0 +1,194 @@
+"""One call of gRPC: its API key, limits, deadline, error status, metrics and log line."""
+
+import asyncio
+import logging
+import math
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+from fastapi.exceptions import RequestValidationError
+
+from aftexport.errors import AftexportError, EngineError, StorageError
+from aftserve.api.api_keys import Keys
+from aftserve.api.error_responses import describe, status_of
+from aftserve.errors import BusyError, DeadlineError, RefusedError
+from aftserve.observability.exemplars import request_id
+from aftserve.service import Service
+
+logger = logging.getLogger("aftserve.request")
+_problems = logging.getLogger("aftserve.problems")
+
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""The status of gRPC for each HTTP status; INTERNAL for others."""
+_NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
+_REQUEST_ID = "x-request-id"
+_BEARER = "bearer "
+
+
+@dataclass
+class Call:
+    """A call from its first handling.
+
+    Attributes:
+        started: its start by ``time.monotonic``.
+        deadline: its deadline by ``time.monotonic``, the client's or the server's.
+        metadata: its metadata, without binary values.
+        fields: fields of its log line.
+    """
+
+    started: float
+    deadline: float
+    metadata: dict[str, str]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def api_keys(self) -> tuple[str, str]:
+        """The keys in the two headers of HTTP; empty without one."""
+        given = self.metadata.get("authorization", "")
+        is_bearer = given[: len(_BEARER)].lower() == _BEARER
+        return self.metadata.get("x-api-key", ""), given[len(_BEARER) :] if is_bearer else ""
+
+
+Method = Callable[[bytes, Call], Awaitable[bytes]]
+"""A method: from the bytes of a request to those of its response."""
+
+
+class Refusal(NamedTuple):
+    """The end of a call without a response."""
+
+    code: grpc.StatusCode
+    text: str
+    retry_after: int | None = None
+
+
+class Caller:
+    """Runs the calls of all methods.
+
+    Args:
+        service: the service that answers.
+        keys: the API keys; None to serve everyone.
+    """
+
+    def __init__(self, service: Service, keys: Keys | None) -> None:
+        self._service = service
+        self._keys = keys
+        self._held_bytes = 0
+
+    def handler(
+        self, path: str, method: Method, *, is_open: bool, is_probe: bool
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler of a method, whose messages stay bytes until its checks have passed.
+
+        Args:
+            path: full name of the method, for metrics and log.
+            method: the method.
+            is_open: whether it needs no API key.
+            is_probe: whether machines call it every few seconds.
+        """
+
+        async def run(content: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+            call = self._begin(context)
+            refusal, code = None, grpc.StatusCode.UNKNOWN
+            try:
+                response = await self._answer(content, call, method, is_open=is_open)
+                code = grpc.StatusCode.OK
+            except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
+                is_late = time.monotonic() >= call.deadline
+                code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+                raise
+            except Exception as error:
+                refusal = refusal_of(error)
+                code = refusal.code
+            finally:
+                self._end(path, call, code, is_probe=is_probe)
+            named = (_REQUEST_ID, call.fields["request_id"])
+            if refusal is None:
+                context.set_trailing_metadata((named,))
+                return response
+            seconds = refusal.retry_after
+            retry = () if seconds is None else (("retry-after", str(seconds)),)
+            await context.abort(refusal.code, refusal.text, (named, *retry))
+            raise AssertionError("abort raises")
+
+        return grpc.unary_unary_rpc_method_handler(run)
+
+    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Call:
+        started = time.monotonic()
+        left = context.time_remaining()
+        most = self._service.settings.deadline_seconds
+        deadline = started + min(math.inf if left is None else left, most)
+        metadata = {
+            name: value
+            for name, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
+        given = metadata.get(_REQUEST_ID, "")
+        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(name)
+        return Call(started, deadline, metadata, {"request_id": name})
+
+    async def _answer(self, content: bytes, call: Call, method: Method, *, is_open: bool) -> bytes:
+        if self._keys is not None and not is_open:
+            owner = self._keys.owner(*call.api_keys)
+            call.fields["key"] = owner
+            self._keys.count(owner)
+        with self._held(len(content)):
+            timeout = asyncio.timeout(call.deadline - time.monotonic())
+            try:
+                async with timeout:
+                    return await method(content, call)
+            except TimeoutError:
+                if timeout.expired():
+                    raise DeadlineError from None
+                raise
+
+    @contextmanager
+    def _held(self, count: int) -> Iterator[None]:
+        """Count the bytes of a request until its answer; raise BusyError at the limit."""
+        if self._held_bytes + count > self._service.settings.max_buffered_bytes:
+            raise BusyError("Too many large requests are arriving.", "Try again later.", 1)
+        self._held_bytes += count
+        try:
+            yield
+        finally:
+            self._held_bytes -= count
+
+    def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
+        """Count and log a call."""
+        self._service.metrics.responses.labels(path, code.name).inc()
+        call.fields["seconds"] = round(time.monotonic() - call.started, 6)
+        is_quiet = is_probe and code is grpc.StatusCode.OK
+        level = logging.DEBUG if is_quiet else logging.INFO
+        logger.log(level, "gRPC %s %s", path, code.name, extra={"fields": call.fields})
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Return the status and the text of an error; log it if the server is at fault."""
+    match error:
+        case RequestValidationError():
+            return Refusal(grpc.StatusCode.INVALID_ARGUMENT, describe(error))
+        case AftexportError():
+            if isinstance(error, EngineError | StorageError):
+                _problems.error("%s", error)
+            code = _CODES.get(status_of(error), grpc.StatusCode.INTERNAL)
+            after = error.retry_after if isinstance(error, RefusedError) else None
+            return Refusal(code, str(error), after)
+        case _:
+            _problems.error("a call failed", exc_info=error)
+            return Refusal(grpc.StatusCode.INTERNAL, "The server failed. See its log.")

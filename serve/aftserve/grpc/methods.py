@@ -1,0 +1,113 @@
+"""The methods of the protocol."""
+
+import asyncio
+from functools import partial
+
+import grpc
+
+from aftserve.api.open_inference import messages
+from aftserve.api.open_inference.columns import OutputNames
+from aftserve.api.open_inference.descriptions import (
+    VERSION,
+    check_model,
+    describe_model,
+    describe_server,
+)
+from aftserve.grpc.call import Call, Caller
+from aftserve.grpc.conversion import read_request, write_metadata, write_response
+from aftserve.grpc.wire_types import MESSAGES, SERVICE, parse
+from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.wanted import AnswerOptions
+from aftserve.service import Service
+
+_OPEN = ("ServerLive", "ServerReady", "ServerMetadata")
+"""The methods that need no API key, as over HTTP."""
+_PROBES = ("ServerLive", "ServerReady", "ModelReady")
+
+
+class Methods:
+    """The methods.
+
+    Args:
+        service: the service that answers.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._names = OutputNames()
+
+    def handler(self, caller: Caller) -> grpc.GenericRpcHandler:
+        """Return the handler of the service, whose calls ``caller`` runs."""
+        methods = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                name: caller.handler(
+                    f"/{SERVICE}/{name}", method, is_open=name in _OPEN, is_probe=name in _PROBES
+                )
+                for name, method in methods.items()
+            },
+        )
+
+    async def _server_live(self, content: bytes, call: Call) -> bytes:
+        return _message("ServerLiveResponse", live=True)
+
+    async def _server_ready(self, content: bytes, call: Call) -> bytes:
+        return _message("ServerReadyResponse", ready=self._service.health.ready)
+
+    async def _server_metadata(self, content: bytes, call: Call) -> bytes:
+        described = describe_server(extensions=())
+        return _message("ServerMetadataResponse", **described.model_dump())
+
+    async def _model_ready(self, content: bytes, call: Call) -> bytes:
+        request = parse("ModelReadyRequest", content)
+        self._check_model(request.name, request.version)
+        return _message("ModelReadyResponse", ready=self._service.health.ready)
+
+    async def _model_metadata(self, content: bytes, call: Call) -> bytes:
+        request = parse("ModelMetadataRequest", content)
+        self._check_model(request.name, request.version)
+        return write_metadata(describe_model(self._service))
+
+    async def _model_infer(self, content: bytes, call: Call) -> bytes:
+        service = self._service
+        service.check_open()
+        request = parse("ModelInferRequest", content)
+        self._check_model(request.model_name, request.model_version)
+        manifest = service.active.bundle.manifest
+        message = read_request(
+            request,
+            max_documents=service.settings.max_documents,
+            manifest=manifest,
+            outputs=self._names.of(manifest),
+        )
+        inline = None
+        if messages.needs_inline_tokens(message, manifest):  # a response is one message, as JSON
+            inline = InlineTokens(is_padded=True)
+        options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
+        answers = await service.classify(
+            message.documents, call.deadline, message.given, options=options, inline=inline
+        )
+        total = sum(answer.result.tokens_total for answer in answers)
+        call.fields.update(documents=len(answers), tokens=total)
+        name = service.settings.served_name
+        responding = partial(write_response, message, answers, name=name, version=VERSION)
+        if not answers[0].tokens.results:
+            return responding()
+        # In a thread: the outputs of many tokens take long.
+        return await asyncio.to_thread(responding)
+
+    def _check_model(self, name: str, version: str) -> None:
+        check_model(self._service, name, version or VERSION)
+
+
+def _message(name: str, /, **fields: object) -> bytes:
+    content: bytes = MESSAGES[name](**fields).SerializeToString()
+    return content

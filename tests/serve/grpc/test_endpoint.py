@@ -1,0 +1,177 @@
+"""Deadlines, cancellation, API keys, health, TLS and the end of a server with gRPC."""
+
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import make_certificate, needs_openssl
+from clients import eventually, metric
+from commands import run_python, without
+from endless_model import ENDLESS, hanging_bundle
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_servers import GrpcServer, ids_request, method, serving_grpc
+
+from aftserve.api.api_keys import make_key
+from aftserve.grpc.wire_types import MESSAGES, SERVICE
+
+MODEL = "endless_model"
+
+
+@pytest.fixture(scope="module")
+def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("endpoint") / f"{MODEL}.bundle"
+    return hanging_bundle(Path(shutil.copytree(bundle_folder, folder)))
+
+
+@pytest.fixture(scope="module")
+def served(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
+    log = tmp_path_factory.mktemp("endpoint-log") / "log"
+    with serving_grpc(hanging, log) as server:
+        yield server
+        assert "Traceback" not in log.read_text("utf-8")
+
+
+def running(server: GrpcServer) -> float:
+    return metric(server.http, "aftserve_running_documents")
+
+
+def counted(server: GrpcServer, status: str) -> float:
+    path = f"/{SERVICE}/ModelInfer"
+    return metric(server.http, "aftserve_responses_total", path=path, status=status)
+
+
+def test_deadline_of_call_stops_its_work(served: GrpcServer) -> None:
+    with grpc.insecure_channel(served.grpc) as channel:
+        with pytest.raises(grpc.RpcError) as raised:
+            method(channel, "ModelInfer")(ids_request(MODEL, [ENDLESS]), timeout=1)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        eventually(lambda: running(served) == 0, "the run stops")
+        eventually(lambda: counted(served, "DEADLINE_EXCEEDED") == 1, "the call is counted")
+
+
+def test_cancelled_call_stops_its_work(served: GrpcServer) -> None:
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = method(channel, "ModelInfer").future(ids_request(MODEL, [ENDLESS]))
+        eventually(lambda: running(served) == 1, "the document runs")
+        call.cancel()
+        eventually(lambda: running(served) == 0, "the run stops")
+        eventually(lambda: counted(served, "CANCELLED") == 1, "the call is counted")
+
+
+@pytest.mark.slow
+def test_own_deadline_of_server_has_status(hanging: Path, tmp_path: Path) -> None:
+    with (
+        serving_grpc(hanging, tmp_path / "log", "--deadline-seconds", "1") as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            method(channel, "ModelInfer")(ids_request(MODEL, [ENDLESS]))
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "was not answered by its deadline" in raised.value.details()
+
+
+def test_api_key_is_needed_and_limited(bundle_folder: Path, tmp_path: Path) -> None:
+    (key, section), (slow, limited) = make_key("any", None), make_key("slow", "1/hour")
+    (tmp_path / "keys").write_text(f"{section}\n{limited}")
+    options = ("--api-keys", str(tmp_path / "keys"))
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        infer, request = method(channel, "ModelInfer"), ids_request("model", [5, 6])
+        assert method(channel, "ServerLive")(MESSAGES["ServerLiveRequest"]()).live
+        for metadata in (None, [("x-api-key", "wrong")], [("authorization", f"Basic {key}")]):
+            with pytest.raises(grpc.RpcError) as raised:
+                infer(request, metadata=metadata)
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        infer(request, metadata=[("authorization", f"Bearer {key}")])
+        infer(request, metadata=[("x-api-key", slow)])
+        with pytest.raises(grpc.RpcError) as raised:
+            infer(request, metadata=[("x-api-key", slow)])
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 3000 < int(dict(raised.value.trailing_metadata())["retry-after"]) <= 3600
+
+
+def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
+    serving, gone = health_pb2.HealthCheckResponse.SERVING, grpc.StatusCode.NOT_FOUND
+    with serving_grpc(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as server:
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for name in ("", SERVICE):
+                assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == serving
+            with pytest.raises(grpc.RpcError) as raised:
+                stub.Check(health_pb2.HealthCheckRequest(service="other"))
+            assert raised.value.code() is gone
+            watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=30)
+            assert next(watching).status == serving
+            server.process.send_signal(signal.SIGTERM)
+            assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            method(channel, "ModelInfer")(ids_request("model", [5, 6]))  # it drains
+            watching.cancel()
+        assert server.process.wait(30) == 0
+
+
+def test_stop_answers_accepted_calls(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving_grpc(bundle_folder, tmp_path / "log", "--threads", "1") as server:
+        with grpc.insecure_channel(server.grpc) as channel:
+            infer = method(channel, "ModelInfer")
+            calls = [infer.future(ids_request("model", [7] * 100_000)) for _ in range(8)]
+            eventually(
+                lambda: metric(server.http, "aftserve_waiting_documents") >= 4, "documents wait"
+            )
+            accepted = metric(server.http, "aftserve_waiting_documents")
+            server.process.send_signal(signal.SIGTERM)
+            codes = [call.code() for call in calls]
+        assert server.process.wait(30) == 0
+    # UNAVAILABLE: the call arrived after the server had stopped to accept calls.
+    assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    assert codes.count(grpc.StatusCode.OK) >= accepted
+
+
+@pytest.mark.slow
+def test_second_signal_ends_calls(hanging: Path, tmp_path: Path) -> None:
+    with (
+        serving_grpc(hanging, tmp_path / "log") as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        call = method(channel, "ModelInfer").future(ids_request(MODEL, [ENDLESS]))
+        eventually(lambda: running(server) == 1, "the document runs")
+        server.process.send_signal(signal.SIGINT)
+        eventually(lambda: "gRPC refuses" in server.log.read_text("utf-8"), "it stops", seconds=5)
+        server.process.send_signal(signal.SIGINT)
+        assert call.code() is not grpc.StatusCode.OK
+        server.process.wait(20)
+
+
+@pytest.mark.slow
+@needs_openssl
+def test_certificate_is_that_of_https(bundle_folder: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "grpc")
+    options = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        grpc.secure_channel(server.grpc, credentials) as channel,
+    ):
+        assert method(channel, "ServerLive")(MESSAGES["ServerLiveRequest"](), timeout=30).live
+
+
+def test_taken_port_is_an_error(bundle_folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ("--port", "0", "--grpc-port", port)
+        done = run_python("-m", "aftserve", bundle_folder, *words, cwd=tmp_path)
+    assert done.code == 2
+    assert f"gRPC: The server cannot listen at 127.0.0.1, port {port}" in done.err
+
+
+def test_missing_package_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+    words = (bundle_folder, "--grpc-port", "0")
+    done = without(["grpc"], "aftserve", *words, cwd=tmp_path)
+    assert done.code == 2
+    assert "needs grpc, which is not installed" in done.err
+    assert "[grpc]" in done.err
