@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +26,17 @@ from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import (
     accept_waiting,
     bind,
-    bind_unix,
     close_all,
     is_unix,
+    listen,
     remove_paths,
     urls,
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
+from aftserve.http.unix_listener import bind_unix, check_unix
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
-from aftserve.observability.logging import configure_logging
+from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
 from aftserve.service import Service
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from aftserve.grpc.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
+address_logger = logging.getLogger(ADDRESS_LOGGER)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that reloads the files; None on Windows, which lacks it."""
@@ -69,7 +71,7 @@ def serve(settings: Settings, console: Console) -> int:
     raise_limit()
     check_grpc(settings)
     traces = tracing.configure()
-    close_all(open_listeners(settings))  # an address that is taken is refused before the load
+    check_addresses(settings)
     service = load(settings, console, traces)
     server = Server(service, key_file, certificate)
     try:
@@ -85,18 +87,34 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-def open_listeners(settings: Settings) -> list[socket.socket]:
-    """Bind the sockets of the settings; they do not listen yet.
+def check_addresses(settings: Settings) -> None:
+    """Refuse addresses that are taken before the load, which may take minutes.
 
     Raises:
         UsageError: if the server cannot listen at an address.
     """
-    bound = bind(settings.port_hosts, settings.port) if settings.port_hosts else []
-    try:
-        return [*bound, *([bind_unix(settings.uds)] if settings.uds else [])]
-    except UsageError:
-        close_all(bound)
-        raise
+    close_all(_bind_hosts(settings))
+    if settings.uds:
+        check_unix(settings.uds)
+
+
+def open_listeners(settings: Settings, backlog: int) -> list[socket.socket]:
+    """Listen at the addresses of the settings.
+
+    Raises:
+        UsageError: if the server cannot listen at an address.
+    """
+    with ExitStack() as stack:
+        listeners = _bind_hosts(settings)
+        stack.callback(close_all, listeners)
+        listen(listeners, backlog)
+        unix = [bind_unix(settings.uds, backlog)] if settings.uds else []
+        stack.pop_all()
+    return [*listeners, *unix]
+
+
+def _bind_hosts(settings: Settings) -> list[socket.socket]:
+    return bind(settings.port_hosts, settings.port) if settings.port_hosts else []
 
 
 def check_grpc(settings: Settings) -> None:
@@ -196,11 +214,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and to handle SIGHUP."""
         try:
-            self._listeners = open_listeners(self._settings)
-            for listener in self._listeners:
-                listener.listen(self.config.backlog)
+            self._listeners = open_listeners(self._settings, self.config.backlog)
             self._grpc = self._bind_grpc()
-        except (UsageError, OSError) as error:  # the address was taken meanwhile
+        except UsageError as error:  # the address was taken meanwhile
+            close_all(self._listeners)
             logger.error("%s", error)
             sys.exit(1)
         scheme = "http"
@@ -218,7 +235,7 @@ class Server(uvicorn.Server):
         if self._grpc is not None:
             await self._grpc.start()
         places = " and ".join(urls(self._listeners, scheme))
-        logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
+        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
             loop.add_signal_handler(_RELOAD, self._reload)
 

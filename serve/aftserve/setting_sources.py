@@ -58,7 +58,7 @@ class ConfigFile(PydanticBaseSettingsSource):
             return {}
         try:
             return tomllib.loads(Path(path).read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--config {path}: {error}.", "Check the file.") from error
 
 

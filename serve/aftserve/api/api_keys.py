@@ -124,7 +124,7 @@ class Keys:
             first: Any = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise UsageError(f"--api-keys {path}: {place}: {first['msg']}.", _REMEDY) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
         if not keys:
             raise UsageError(f"--api-keys {path}: the file has no keys.", _REMEDY)

@@ -26,7 +26,7 @@ class BodyTooLargeError(RefusedError):
 
 
 class SlowClientError(RefusedError):
-    """A request did not arrive in time."""
+    """A request did not arrive in time, or its body was not expanded in time."""
 
     status = 408
 
@@ -46,7 +46,7 @@ class BodyLimitMiddleware:
         max_bytes: maximum size of one body.
         max_buffered_bytes: maximum size of all bodies held at a time.
         seconds: maximum time from the first byte of a request, which is ``started`` in its state,
-            to the end of its body.
+            to the end of its body, the expansion included.
     """
 
     def __init__(
@@ -115,7 +115,10 @@ class _Body:
         self._expander = BodyExpander(coding) if is_expanded else None
 
     def allow(self, max_bytes: int) -> None:
-        """Allow another size for a body that goes to a file as it arrives, and is not held."""
+        """Allow another size for a body that goes to a file as it arrives, and is not held.
+
+        Of a compressed body, the window of its expansion is held until its end.
+        """
         self._max_bytes = max_bytes
         self._holds = False
 
@@ -143,14 +146,18 @@ class _Body:
             while not expander.needs_input:
                 part = expander.step(_PART_BYTES)
                 await asyncio.sleep(0)  # other requests have their turn between steps
+                self._check_expansion_time()
                 if part:
                     self._expanded_bytes += len(part)
                     self._check(self._expanded_bytes, "after expansion ")
                     self._hold(len(part))
+                    self._hold_window(expander)
                     return {"type": "http.request", "body": part, "more_body": True}
             if self.complete:
                 expander.finish()
                 self._expander = None
+                if not self._holds:
+                    self.release()
                 return {"type": "http.request", "body": b"", "more_body": False}
             message = await self._receive_part()
             if message["type"] == "http.disconnect":
@@ -194,6 +201,15 @@ class _Body:
         self._bytes += len(message.get("body", b""))
         return message
 
+    def _check_expansion_time(self) -> None:
+        # No limit on sizes ends the work on members or frames that expand to nothing.
+        if time.monotonic() > self._deadline:
+            raise SlowClientError(
+                f"The body must be expanded within {self._limits.seconds:g} s, got one that was "
+                "not at its end.",
+                "Compress it as one gzip member or one zstd frame.",
+            )
+
     def _check(self, count: int, when: str = "") -> None:
         if count > self._max_bytes:
             raise BodyTooLargeError(
@@ -202,8 +218,16 @@ class _Body:
             )
 
     def _hold(self, count: int) -> None:
+        if self._holds:
+            self._fill_buffer(count)
+
+    def _hold_window(self, expander: BodyExpander) -> None:
+        """Hold the window of a body that is not held: past output that its stream keeps."""
         if not self._holds:
-            return
+            window_bytes = min(self._expanded_bytes, expander.max_window_bytes)
+            self._fill_buffer(max(0, window_bytes - self._held))
+
+    def _fill_buffer(self, count: int) -> None:
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:

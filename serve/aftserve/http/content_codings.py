@@ -60,6 +60,7 @@ def _zstd_frame() -> _Stream:
 
 
 _STREAMS: dict[str, Callable[[], _Stream]] = {"gzip": _GzipMember, "zstd": _zstd_frame}
+_MAX_WINDOW_BYTES = {"gzip": 1 << 15, "zstd": 1 << _MAX_ZSTD_WINDOW_LOG}
 CODINGS = tuple(_STREAMS)
 """The names of the codings that the server expands."""
 
@@ -80,9 +81,13 @@ class BodyExpander:
 
     Args:
         coding: one of ``CODINGS``.
+
+    Attributes:
+        max_window_bytes: maximum bytes of its past output that a stream keeps.
     """
 
     def __init__(self, coding: str) -> None:
+        self.max_window_bytes = _MAX_WINDOW_BYTES[coding]
         self._coding = coding
         self._new_stream = _STREAMS[coding]
         self._stream = self._new_stream()

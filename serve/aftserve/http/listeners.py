@@ -5,31 +5,30 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 from aftexport.errors import UsageError
+from aftserve.http.unix_listener import UnixListener
 
 _MAX_ATTEMPTS = 16
 _ANY_IPV6 = "::"
-_UNIX_MODE = 0o666
-"""Permissions of a Unix socket, as in uvicorn: those of its folder decide who may connect."""
-_UNIX: int | None = getattr(socket, "AF_UNIX", None)
-"""The family of Unix sockets; None on Windows, where Python lacks them."""
+_ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: _ANY_IPV6}
+"""The address that covers all others of its family."""
 _Address = tuple[socket.AddressFamily, Any]
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Bind a socket for each address of the hosts, all to one port; they do not listen yet.
 
-    ``::`` takes clients of IPv4 too, if the system can do so and no host is of IPv4.
+    ``::`` takes clients of IPv4 too, if the system can do so and no host is of IPv4. Hosts that
+    have an address in common share a socket: a second one could be bound, but could not listen.
 
     Args:
         hosts: names or addresses.
         port: port; 0 for a free one.
 
     Returns:
-        At least one socket for each host.
+        The sockets; each host is reached by at least one.
 
     Raises:
         UsageError: if a host is unknown, or an address or the port is not available.
@@ -46,34 +45,27 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def bind_unix(path: Path) -> socket.socket:
-    """Bind a Unix socket; it does not listen yet. A socket that a dead process left is replaced.
+def listen(listeners: Sequence[socket.socket], backlog: int) -> None:
+    """Listen on bound sockets.
+
+    Args:
+        listeners: sockets of hosts.
+        backlog: maximum number of connections that wait to be accepted, by socket.
 
     Raises:
-        UsageError: if another process listens at the path, or it cannot be bound.
+        UsageError: if another process listens at an address since it was bound.
     """
-    if _UNIX is None:
-        raise UsageError(
-            f"--uds {path}: this system has no Unix sockets.", "Use --host and --port."
-        )
-    listener = socket.socket(_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket() and not _has_listener(path):
-            path.unlink()
-        listener.bind(str(path))
-        path.chmod(_UNIX_MODE)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"--uds {path}: the server cannot listen there ({error.strerror or error}).",
-            "Name a path without a file, in a folder that the server's user may write.",
-        ) from error
-    return listener
+    for listener in listeners:
+        try:
+            listener.listen(backlog)
+        except OSError as error:
+            host, port, *_ = listener.getsockname()
+            raise _refusal(host, port, error) from error
 
 
 def is_unix(listener: socket.socket) -> bool:
     """Return whether a socket is a Unix socket."""
-    return listener.family == _UNIX
+    return isinstance(listener, UnixListener)
 
 
 def close_all(listeners: Sequence[socket.socket]) -> None:
@@ -88,9 +80,10 @@ def remove_paths(listeners: Sequence[socket.socket]) -> None:
 
     After a socket is closed, another server may bind its path, and would lose it.
     """
-    for listener in filter(is_unix, listeners):
-        with suppress(OSError):  # another process may have removed it
-            Path(listener.getsockname()).unlink()
+    for listener in listeners:
+        if isinstance(listener, UnixListener):
+            with suppress(OSError):  # the server may no longer write the folder
+                listener.remove_path()
 
 
 def urls(listeners: Sequence[socket.socket], scheme: str = "http") -> list[str]:
@@ -139,19 +132,22 @@ def _addresses(host: str, port: int) -> list[_Address]:
 
 
 def _bind_hosts(found: dict[str, list[_Address]], port: int) -> list[socket.socket]:
-    has_ipv4 = any(family is socket.AF_INET for ones in found.values() for family, _ in ones)
+    every = {one for ones in found.values() for one in ones}
+    any_address = {one[0]: one for one in every if one[1][0] == _ANY.get(one[0])}
+    has_ipv4 = any(family is socket.AF_INET for family, _ in every)
     both = not has_ipv4 and socket.has_dualstack_ipv6()
+    bound = dict[_Address, socket.socket]()
     with ExitStack() as stack:
-        listeners = list[socket.socket]()
+        stack.callback(lambda: close_all([*bound.values()]))
         for host, addresses in found.items():
+            own = [any_address.get(one[0], one) for one in addresses]
             try:
-                port = listeners[0].getsockname()[1] if listeners else port
-                bound = _bind_all(addresses, port, both=both)
+                port = next(iter(bound.values())).getsockname()[1] if bound else port
+                _bind_all(own, port, bound, both=both)
             except OSError as error:
                 raise _refusal(host, port, error) from error
-            listeners += [stack.enter_context(one) for one in bound]
         stack.pop_all()
-    return listeners
+    return [*bound.values()]
 
 
 def _refusal(host: str, port: int, error: Exception) -> UsageError:
@@ -162,33 +158,38 @@ def _refusal(host: str, port: int, error: Exception) -> UsageError:
     )
 
 
-def _bind_all(addresses: Sequence[_Address], port: int, *, both: bool) -> list[socket.socket]:
+def _bind_all(
+    addresses: Sequence[_Address],
+    port: int,
+    bound: dict[_Address, socket.socket],
+    *,
+    both: bool,
+) -> None:
     """Bind the addresses of one host.
 
     Args:
         addresses: the addresses.
         port: port of all; 0 for a free one.
+        bound: the bound sockets by address; those of this host are added.
         both: whether the address of all of IPv6 stands for all of IPv4 too.
     """
     failure: OSError | None = None
-    with ExitStack() as stack:
-        listeners = list[socket.socket]()
-        for family, address in addresses:
-            if listeners:
-                port = listeners[0].getsockname()[1]
-            place = (address[0], port, *address[2:])
-            try:
-                bound = _bind_one(family, place, both=both and address[0] == _ANY_IPV6)
-                listeners.append(stack.enter_context(bound))
-            except OSError as error:
-                # A name such as localhost may have an address of a family that is switched off.
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                failure = error
-        if failure is not None and not listeners:
-            raise failure
-        stack.pop_all()
-    return listeners
+    for one in addresses:
+        if one in bound:
+            continue
+        family, address = one
+        if bound:
+            port = next(iter(bound.values())).getsockname()[1]
+        place = (address[0], port, *address[2:])
+        try:
+            bound[one] = _bind_one(family, place, both=both and address[0] == _ANY_IPV6)
+        except OSError as error:
+            # A name such as localhost may have an address of a family that is switched off.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            failure = error
+    if failure is not None and bound.keys().isdisjoint(addresses):
+        raise failure
 
 
 def _bind_one(
@@ -205,17 +206,3 @@ def _bind_one(
         listener.close()
         raise
     return listener
-
-
-def _has_listener(path: Path) -> bool:
-    """Return whether a process listens at a Unix socket."""
-    assert _UNIX is not None
-    with socket.socket(_UNIX, socket.SOCK_STREAM) as client:
-        client.setblocking(False)
-        try:
-            client.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:  # its queue is full, or this user may not connect
-            return True
-    return True

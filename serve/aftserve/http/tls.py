@@ -54,9 +54,7 @@ class ServerCertificate:
 
     def _read(self) -> ssl.SSLContext:
         """Return a context of the files."""
-        _check_readable("--ssl-certfile", self._certificate)
-        if self._key is not None:
-            _check_readable("--ssl-keyfile", self._key)
+        self._contents()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
@@ -78,13 +76,18 @@ class ServerCertificate:
         )
 
     def _explain(self, error: OSError) -> UsageError:
-        """Return the error for files that OpenSSL refuses."""
-        if _CERTIFICATE not in self._certificate.read_bytes():
+        """Return the error for files that OpenSSL refuses.
+
+        Raises:
+            UsageError: if a file has become unreadable.
+        """
+        certificate, key = self._contents()
+        if _CERTIFICATE not in certificate:
             return UsageError(
                 f"--ssl-certfile {self._certificate}: expected a certificate in PEM, got none.",
                 "Name the file of the certificate chain, with the server's certificate first.",
             )
-        if _KEY not in (self._key or self._certificate).read_bytes():
+        if _KEY not in key:
             return UsageError(
                 f"{self._key_place}: expected a private key in PEM, got none.",
                 "Name the file of the private key by --ssl-keyfile.",
@@ -101,6 +104,12 @@ class ServerCertificate:
             f"({reason or error}).",
             "Check both by openssl x509 and openssl pkey.",
         )
+
+    def _contents(self) -> tuple[bytes, bytes]:
+        """Return the bytes of the certificate's file and of the key's file, which may be one."""
+        certificate = _bytes_of("--ssl-certfile", self._certificate)
+        key = certificate if self._key is None else _bytes_of("--ssl-keyfile", self._key)
+        return certificate, key
 
     @property
     def _key_place(self) -> str:
@@ -124,9 +133,9 @@ def server_certificate(certificate: Path | None, key: Path | None) -> ServerCert
     return None
 
 
-def _check_readable(option: str, path: Path) -> None:
+def _bytes_of(option: str, path: Path) -> bytes:
     try:
-        path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(
             f"{option} {path}: {error.strerror or error}.",

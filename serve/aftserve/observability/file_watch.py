@@ -29,7 +29,8 @@ class _Version(NamedTuple):
 class FileWatch(Generic[T]):
     """A watch that reads files again.
 
-    If the files cannot be used, the log has an error, and the previous content stays in use.
+    If the files cannot be used, the log has an error, and the previous content stays in use. An
+    unexpected exception has its traceback in the log, and the watch goes on.
     Polling finds changes also through links, as in a mounted Secret of Kubernetes, and on network
     file systems.
 
@@ -91,10 +92,11 @@ class FileWatch(Generic[T]):
             self._seen = await anyio.to_thread.run_sync(self._versions)
             try:
                 content = await anyio.to_thread.run_sync(self._read)
+                self._logger.info("using the %s of %s", self._name, self._use(content))
             except UsageError as error:
                 self._logger.error("the previous %s stay in use: %s", self._name, error)
-                return
-            self._logger.info("using the %s of %s", self._name, self._use(content))
+            except Exception:  # a watch that ended would overlook every later change
+                self._logger.exception("the previous %s stay in use", self._name)
 
     def _versions(self) -> list[_Version | None]:
         return [_version_of(path) for path in self._paths]

@@ -7,11 +7,15 @@ from typing import Any
 
 from aftexport.console import one_line
 
+ADDRESS_LOGGER = "aftserve.address"
+"""Logger of the line with the server's addresses, which programs read to find the port."""
 _OWN_LOGGERS = ("aftserve", "aftexport", "uvicorn")
 
 
 def configure_logging(form: str, level: str = "info") -> None:
     """Send every log record of this level or above to standard error, one line each.
+
+    The addresses of the server are written at every level.
 
     Args:
         form: ``text``, or ``json`` for one JSON object on each line.
@@ -24,6 +28,7 @@ def configure_logging(form: str, level: str = "info") -> None:
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
     for name in _OWN_LOGGERS:
         logging.getLogger(name).setLevel(number)
+    logging.getLogger(ADDRESS_LOGGER).setLevel(logging.INFO)
     # The access log has a line for each request, with its name and times.
     logging.getLogger("uvicorn.access").disabled = True
 

@@ -76,3 +76,4 @@ def _settle(
         ended.set_result(answers)
     else:
         ended.set_exception(failure)
+        ended.exception()  # mark it as read: the scheduler may have ended

@@ -101,6 +101,7 @@ def test_accepted_request_outlives_its_key(guarded: Guarded) -> None:
     [
         ("", "the file has no keys"),
         ("[alice", "end of a table"),
+        ("a = " + "[" * 5000, "recursion depth"),
         ("[alice]\nsha256 = 'secret'", "alice.sha256"),
         (None, "No such file"),
     ],

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.errors import BusyError
-from aftserve.http.body_limits import BodyLimitMiddleware, BodyTooLargeError
+from aftserve.http.body_limits import BodyLimitMiddleware, BodyTooLargeError, SlowClientError
 from aftserve.http.content_codings import (
     CODINGS,
     BodyExpander,
@@ -110,7 +110,9 @@ def test_coding_is_read_from_headers(values: list[bytes], expected: str) -> None
     assert coding_of(headers) == expected
 
 
-def receive_all(body: bytes, coding: str, *, max_bytes: int, max_buffered: int) -> int:
+def receive_all(
+    body: bytes, coding: str, *, max_bytes: int, max_buffered: int, seconds: float = 60
+) -> int:
     """Receive a body through the middleware, and return the number of its expanded bytes."""
     sizes = list[int]()
 
@@ -129,7 +131,7 @@ def receive_all(body: bytes, coding: str, *, max_bytes: int, max_buffered: int) 
 
     headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
     scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
-    limits = BodyLimitMiddleware(app, max_bytes, max_buffered, 60)
+    limits = BodyLimitMiddleware(app, max_bytes, max_buffered, seconds)
     try:
         asyncio.run(limits(scope, receive, send))
     finally:
@@ -157,6 +159,35 @@ def test_expanded_bytes_fill_the_buffer() -> None:
         receive_all(body, "zstd", max_bytes=MIB, max_buffered=MIB - 1)
 
 
+@pytest.mark.parametrize(("coding", "window_bytes"), [("gzip", 1 << 15), ("zstd", 8 * MIB)])
+def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> None:
+    """A body that goes to a file is not held, but its stream keeps its past output."""
+    held = list[int]()
+    body = COMPRESS[coding](ZEROS[: 10 * MIB])
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["body"].allow(64 * MIB)
+        while (await receive())["more_body"]:
+            held.append(limits.buffered_bytes)
+        assert limits.buffered_bytes == 0  # the stream is gone
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def run(max_buffered: int) -> None:
+        headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
+        scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
+        limits.max_buffered_bytes = max_buffered
+        await limits(scope, receive, receive)
+
+    limits = BodyLimitMiddleware(app, MIB, window_bytes, 60)
+    asyncio.run(run(window_bytes))
+    assert max(held) == window_bytes
+    with pytest.raises(BusyError):
+        asyncio.run(run(window_bytes - 1))
+    assert limits.buffered_bytes == 0
+
+
 def test_empty_members_leave_turns_to_others() -> None:
     """100,000 empty members expand to nothing, so that no limit on sizes would end their work."""
     body = zlib.compress(b"", wbits=31) * 100_000
@@ -181,6 +212,15 @@ def test_empty_members_leave_turns_to_others() -> None:
     scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
     asyncio.run(BodyLimitMiddleware(app, 16 * MIB, 16 * MIB, 60)(scope, receive, receive))
     assert longest < 0.1
+
+
+@pytest.mark.parametrize("content", [b"", b"a"])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_long_expansion_is_refused(coding: str, content: bytes) -> None:
+    """The whole body is there at once, so that only its expansion takes time."""
+    body = COMPRESS[coding](content) * 100_000
+    with pytest.raises(SlowClientError, match=r"expanded within 0\.1 s"):
+        receive_all(body, coding, max_bytes=16 * MIB, max_buffered=16 * MIB, seconds=0.1)
 
 
 def npy(ids: list[int]) -> bytes:

@@ -1,14 +1,12 @@
 """The sockets on which a server listens, for host names and addresses of both families."""
 
 import socket
-import stat
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from aftexport.errors import UsageError
-from aftserve.http.listeners import bind, bind_unix, close_all, urls
+from aftserve.http.listeners import bind, listen, urls
 
 
 def families(*hosts: str) -> list[str]:
@@ -39,6 +37,8 @@ def families(*hosts: str) -> list[str]:
         ("127.0.0.1 ::1", ["127.0.0.1", "::1"]),
         ("0.0.0.0", ["127.0.0.1"]),
         ("127.0.0.1", ["127.0.0.1"]),
+        ("127.0.0.1 127.0.0.1 0.0.0.0", ["127.0.0.1"]),
+        ("::1 :: ::1", ["127.0.0.1", "::1"]),
         ("::1", ["::1"]),
     ],
 )
@@ -74,23 +74,27 @@ def test_unavailable_host_is_named(host: str) -> None:
         bind(["127.0.0.1", host], 0)
 
 
-def test_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    bind_unix(path).close()  # as a process that was killed leaves it
-    assert path.is_socket()
-    listener = bind_unix(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666
-    assert urls([listener]) == [f"unix:{path}"]
-    close_all([listener])
-    assert not path.exists()
+def test_hosts_share_common_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name whose address of IPv6 is another machine's is reached by the address of a host."""
+    found = {
+        "localhost": [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        ],
+        "127.0.0.1": [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))],
+    }
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: found[host])
+    for hosts in (["127.0.0.1", "localhost"], ["localhost", "127.0.0.1"]):
+        (listener,) = bind(hosts, 0)
+        with listener:
+            assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_unusable_unix_path_is_refused(tmp_path: Path) -> None:
-    busy, file = tmp_path / "busy", tmp_path / "file"
-    file.write_text("kept")
-    with bind_unix(busy) as listener:
-        listener.listen()
-        for path in (busy, file, tmp_path / "absent" / "socket", tmp_path / ("a" * 120)):
-            with pytest.raises(UsageError, match=f"--uds {path}: the server cannot listen"):
-                bind_unix(path)
-    assert file.read_text() == "kept"
+def test_address_taken_after_bind_is_named() -> None:
+    (first,) = bind(["127.0.0.1"], 0)
+    with first:
+        (second,) = bind(["127.0.0.1"], first.getsockname()[1])
+        with second:
+            listen([first], 1)
+            with pytest.raises(UsageError, match=r"listen at 127.0.0.1, port \d+ \(.*in use"):
+                listen([second], 1)

@@ -232,6 +232,21 @@ def test_unusable_files_are_named(
     assert refusal.value.remedy.endswith(".")
 
 
+def test_file_that_vanishes_is_named(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL refuses a file, and another process removes it before the reason is looked up."""
+    certificate, key = (Path(shutil.copy(one, tmp_path)) for one in pairs["first"])
+
+    def refuse(*_: object) -> None:
+        certificate.unlink()
+        raise ssl.SSLError
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", refuse)
+    with pytest.raises(UsageError, match=r"--ssl-certfile \S+first.pem: No such file"):
+        server_certificate(certificate, key)
+
+
 def test_one_file_may_have_both(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(b"".join(part.read_bytes() for part in pairs["first"]))

@@ -13,6 +13,12 @@ from clients import http
 from raw_requests import ANSWER, GET, read_to_end
 from servers import serving
 
+from aftexport.errors import UsageError
+from aftserve import server
+from aftserve.http.listeners import listen
+from aftserve.http.unix_listener import bind_unix
+from aftserve.settings import Settings
+
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "AF_UNIX"), reason="the system has no Unix sockets"
 )
@@ -30,7 +36,8 @@ def address(
 ) -> Iterator[str]:
     log = tmp_path_factory.mktemp("unix") / "log"
     hosts = ("--host", "127.0.0.1", "--host", "127.0.0.2")
-    with serving(bundle_folder, log, "--uds", str(path), *hosts) as (address, process):
+    options = ("--uds", str(path), *hosts, "--log-level", "error")  # the addresses are not hidden
+    with serving(bundle_folder, log, *options) as (address, process):
         yield address
         with socket.socket(socket.AF_UNIX) as waiting:
             waiting.connect(str(path))
@@ -65,3 +72,39 @@ def test_every_host_answers(address: str) -> None:
     port = urlsplit(address).port
     for host in ("127.0.0.1", "127.0.0.2"):
         assert http.get(f"http://{host}:{port}/info").status_code == 200
+
+
+def test_port_taken_during_start_leaves_no_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process listens at the port after the server has bound it."""
+    unused = path.with_name("unused")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+
+        def listen_late(listeners: list[socket.socket], backlog: int) -> None:
+            other.listen()
+            listen(listeners, backlog)
+
+        monkeypatch.setattr(server, "listen", listen_late)
+        words = ["a.bundle", "--host", "127.0.0.1", "--port", port, "--uds", str(unused)]
+        with pytest.raises(UsageError, match=rf"listen at 127\.0\.0\.1, port {port} "):
+            server.open_listeners(Settings.read(words), 1)
+    assert not unused.exists()
+
+
+def test_server_keeps_path_of_another(bundle_folder: Path, path: Path, tmp_path: Path) -> None:
+    """The path of a server is removed, and another process listens there before its end."""
+    taken = path.with_name("taken")
+    options = ("--uds", str(taken), "--host", "127.0.0.1")
+    with serving(bundle_folder, tmp_path / "log", *options) as (_, process):
+        taken.unlink()
+        with bind_unix(taken, 1) as other:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(taken))
+            other.remove_path()
+    assert not taken.exists()

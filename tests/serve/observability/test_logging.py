@@ -133,8 +133,17 @@ def test_probe_is_logged_at_debug(
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
-        ("debug", ["aftserve.a DEBUG", "aftserve.a INFO", "other INFO", "other ERROR"]),
-        ("error", ["other ERROR"]),
+        (
+            "debug",
+            [
+                "aftserve.address INFO",
+                "aftserve.a DEBUG",
+                "aftserve.a INFO",
+                "other INFO",
+                "other ERROR",
+            ],
+        ),
+        ("error", ["aftserve.address INFO", "other ERROR"]),
     ],
 )
 def test_level_hides_lower_lines(level: str, expected: list[str], tmp_path: Path) -> None:
@@ -142,6 +151,7 @@ def test_level_hides_lower_lines(level: str, expected: list[str], tmp_path: Path
 import logging
 from aftserve.observability.logging import configure_logging
 configure_logging("text", {level!r})
+logging.getLogger("aftserve.address").info("")
 logging.getLogger("aftserve.a").debug("")
 logging.getLogger("aftserve.a").info("")
 logging.getLogger("other").debug("")

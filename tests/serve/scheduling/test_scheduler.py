@@ -1,6 +1,7 @@
 """One engine and many clients: shared runs, disconnects, deadlines and failures."""
 
 import asyncio
+import gc
 import json
 import math
 import shutil
@@ -20,6 +21,7 @@ from rich.console import Console
 from servers import serving
 
 from aftexport.engines import RunStoppedError, Stop
+from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
 from aftserve.scheduling.engine_state import Running
 from aftserve.scheduling.job import Job
@@ -386,3 +388,33 @@ def test_cancellation_at_run_start_stops_run(
             await until(lambda: stops[0].is_requested)
 
     asyncio.run(scenario())
+
+
+def test_run_that_fails_after_end_logs_nothing(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio logs a traceback if an exception of a future is never read."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        raise RunStoppedError
+
+    async def scenario() -> None:
+        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        service.model.measurement.measure_all()  # its runs would hang as well
+        monkeypatch.setattr(service.model.classifier, "classify", hang)
+        async with service.running():
+            asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+            await until(begun.is_set)
+        with pytest.raises(UnavailableError):
+            await asking
+        run = service.scheduler._run
+        assert run is not None
+        go_on.set()
+        await until(run.ended.done)
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

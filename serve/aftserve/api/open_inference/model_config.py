@@ -1,11 +1,10 @@
 """The configuration of the model, by Triton's extension of the protocol."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from aftserve.api.open_inference.schemas import TensorMetadata
+from aftserve.api.open_inference.schemas import ModelMetadata, TensorMetadata
 
 _DOCUMENTS = ("text", "input_ids")
 """Inputs of which a request has one, if the model has both."""
@@ -72,33 +71,24 @@ class ModelConfig(BaseModel):
     parameters: dict[str, ConfigParameter]
 
 
-def model_config(
-    *,
-    name: str,
-    version: str,
-    platform: str,
-    engine: str,
-    inputs: Sequence[TensorMetadata],
-    outputs: Sequence[TensorMetadata],
-    parameters: dict[str, str],
-) -> ModelConfig:
+def model_config(metadata: ModelMetadata, engine: str, parameters: dict[str, str]) -> ModelConfig:
     """Return the configuration of a model.
 
     Args:
-        name, version: name and version of the model.
-        platform: name of the platform in the metadata.
+        metadata: the metadata of the model.
         engine: name of the engine.
-        inputs, outputs: the tensors of the metadata.
         parameters: further values by name.
     """
-    has_choice = {*_DOCUMENTS} <= {one.name for one in inputs}
+    has_choice = {*_DOCUMENTS} <= {one.name for one in metadata.inputs}
     optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
     kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if engine == "tensorrt" else "KIND_CPU"
     return ModelConfig(
-        name=name,
-        platform=platform,
+        name=metadata.name,
+        platform=metadata.platform,
         backend=engine,
-        version_policy=VersionPolicy(specific=VersionChoice(versions=[int(version)])),
+        version_policy=VersionPolicy(
+            specific=VersionChoice(versions=[*map(int, metadata.versions)])
+        ),
         max_batch_size=0,
         input=[
             ConfigInput(
@@ -107,12 +97,13 @@ def model_config(
                 dims=one.shape,
                 optional=one.name in optional,
             )
-            for one in inputs
+            for one in metadata.inputs
         ],
         output=[
-            ConfigOutput(name=one.name, data_type=_type_of(one), dims=one.shape) for one in outputs
+            ConfigOutput(name=one.name, data_type=_type_of(one), dims=one.shape)
+            for one in metadata.outputs
         ],
-        instance_group=[InstanceGroup(name=name, kind=kind, count=1)],
+        instance_group=[InstanceGroup(name=metadata.name, kind=kind, count=1)],
         parameters={key: ConfigParameter(string_value=text) for key, text in parameters.items()},
     )
 

@@ -13,14 +13,12 @@ from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_discon
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.open_inference import messages
-from aftserve.api.open_inference.columns import OutputNames, outputs_of
+from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
     VERSION,
     check_model,
     describe_model,
     describe_server,
-    inputs_of,
-    platform_of,
 )
 from aftserve.api.open_inference.model_config import ModelConfig, model_config
 from aftserve.api.open_inference.schemas import (
@@ -135,13 +133,9 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         """The model's configuration, by Triton's extension of the protocol."""
         classifier = service.model.classifier
         return model_config(
-            name=name,
-            version=VERSION,
-            platform=platform_of(service),
-            engine=classifier.engine.name,
-            inputs=inputs_of(service),
-            outputs=outputs_of(classifier.manifest),
-            parameters={
+            describe_model(service),
+            classifier.engine.name,
+            {
                 "bundle": service.active.bundle.digest,
                 "long_documents": service.settings.long_documents,
                 "max_documents": str(service.settings.max_documents),
