@@ -105,7 +105,8 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_transpose(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" and [*node.attributes["perm"].as_ints()] == _TOKENS_FIRST
+    # Without perm, a Transpose reverses all dims.
+    return node.op_type == "Transpose" and [*node.attributes.get_ints("perm", [])] == _TOKENS_FIRST
 
 
 class _Folder:

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
+from onnx.helper import make_node
 from torch import Tensor, nn
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -176,3 +177,63 @@ def test_rejected_rewrites_leave_no_nodes() -> None:
     _, module = layers()["softmax_of_both_matmul"]
     _, model = fused(scripted(module, example(2, 8, 4, 6), axes=ANY_SIZE))
     assert counts(model)["Softmax"] == 0
+
+
+CHANNEL = onnx.numpy_helper.from_array(np.array(1), "channel")
+READERS = {
+    "shape": [make_node("Shape", ["rows"], ["sizes"])],
+    "channels": [make_node("Shape", ["rows"], ["sizes"], start=1, end=2)],
+    "gathered channels": [
+        make_node("Shape", ["rows"], ["shape"]),
+        make_node("Gather", ["shape", "channel"], ["sizes"]),
+    ],
+    "height and width": [make_node("Shape", ["rows"], ["sizes"], start=2)],
+}
+"""The nodes that make an output from the shape of the first convolution's result."""
+
+
+def with_sizes(model: onnx.ModelProto, reader: str) -> onnx.ModelProto:
+    """Return a model with another output, the sizes of its first convolution's result."""
+    rows = next(node.output[0] for node in model.graph.node if node.op_type == "Conv")
+    for node in READERS[reader]:
+        model.graph.node.add().CopyFrom(node)
+        model.graph.node[-1].input[:] = [rows if n == "rows" else n for n in node.input]
+    model.graph.initializer.append(CHANNEL)
+    model.graph.output.append(onnx.ValueInfoProto(name="sizes"))
+    return model
+
+
+def sizes(model: onnx.ModelProto, x: Tensor) -> list[int]:
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+    (name,) = engine.input_names
+    return [*engine.run({name: x.numpy()})["sizes"].reshape(-1)]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_sizes_in_output_are_kept(reader: str) -> None:
+    """The image and the convolution's result differ in their channels."""
+    before = with_sizes(
+        scripted(made("both softmaxes"), example(2, 8, 4, 6), axes=ANY_SIZE), reader
+    )
+    found, model = fused(before)
+    assert operators(found) == ["EfficientAttention"]
+    assert (counts(model)["Conv"] == 0) == (reader == "height and width")
+    for shape in ((2, 8, 4, 6), (1, 8, 3, 5)):
+        assert sizes(model, example(*shape)) == sizes(before, example(*shape))
+
+
+def test_transpose_without_perm_stays() -> None:
+    """A Transpose of the image without perm reverses its dims."""
+    before = scripted(made("both softmaxes"), example(2, 8, 4, 6), axes=ANY_SIZE)
+    for node in before.graph.node:
+        node.input[:] = ["image" if n == "x" else n for n in node.input]
+    before.graph.node.insert(0, make_node("Transpose", ["x"], ["image"]))
+    dims = before.graph.input[0].type.tensor_type.shape.dim
+    reverse = [onnx.TensorShapeProto.Dimension.FromString(d.SerializeToString()) for d in dims]
+    del dims[:], before.graph.value_info[:]
+    dims.extend(reversed(reverse))
+    found, model = fused(before)
+    assert operators(found) == ["EfficientAttention"]
+    x = example(6, 4, 8, 2)
+    expected = output(before, x, kernels=False)
+    assert np.abs(output(model, x, kernels=True) - expected).max() < TOLERANCES["fp32"].bound

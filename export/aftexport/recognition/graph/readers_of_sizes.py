@@ -83,14 +83,18 @@ def _channel_counts(node: ir.Node, probed: ProbedGraph) -> _Constants | None:
     rank = _rank(node.inputs[0], probed)
     start, end = (node.attributes.get_int(n, d) for n, d in (("start", 0), ("end", rank)))
     places = range(rank)[start:end]
+    if 1 not in places:
+        return {}
+    if node.outputs[0].is_graph_output():
+        return None
     found: dict[ir.Value, NDArray[np.generic]] = {}
-    for user, _ in node.outputs[0].uses() if 1 in places else ():
+    for user, _ in node.outputs[0].uses():
         place = probed.fixed_value(user.inputs[1]) if user.op_type == "Gather" else None
         if place is None or place.size != 1:
             return None
         if places[int(place.reshape(()))] == 1:
             count = probed.fixed_value(user.outputs[0])
-            if count is None:
+            if count is None or user.outputs[0].is_graph_output():
                 return None
             found[user.outputs[0]] = count
     return found
