@@ -88,7 +88,8 @@ def transposes_cost_more(
         if rows is None or shapes_read(rows.convolution, path, replaced, probed) is None
     ]
     heads = operator.attributes.get_int("num_heads", 1)
-    is_narrow = any((channels_of(source, probed) or 0) < heads * _WIDE_HEAD for source in kept)
+    channels = [channels_of(source, probed) for source in kept]
+    is_narrow = any(count is not None and count < heads * _WIDE_HEAD for count in channels)
     is_product = operator.attributes.get_string("normalizer", "") == "none"
     return is_narrow and len(kept) > (0 if is_product else 2)
 

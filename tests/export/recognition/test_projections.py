@@ -135,6 +135,20 @@ def test_transposes_fold_into_projections(name: str) -> None:
             assert error / max(1.0, np.abs(expected).max()) < TOLERANCES["fp32"].bound
 
 
+@pytest.mark.parametrize("axes", [{}, {2: "h", 3: "w"}], ids=["one size", "any image"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.table(keep=0.25)
+def test_transposes_of_fixed_batch_fold(name: str, batch: int, axes: dict[int, str]) -> None:
+    module = made(name)
+    found, model = fused(scripted(module, example(batch, 8, 4, 6), axes=axes))
+    assert len(operators(found)) == 1, found.near_misses
+    assert counts(model)["Conv"] == 0
+    assert counts(model)["Transpose"] <= TRANSPOSES.get(name, 2)
+    others = [example(batch, 8, 3, 5)] if axes else []
+    assert_equal(module, model, example(batch, 8, 4, 6), *others)
+
+
 def test_channels_split_by_other_exporter() -> None:
     """Only the keys, whose softmax is outside, stay rows of the image."""
     torch.manual_seed(1)
@@ -164,12 +178,27 @@ def test_projection_that_is_read_elsewhere_stays() -> None:
     ],
     ids=["softmax of keys", "depthwise", "read features"],
 )
-def test_costly_transposes_leave_graph_alone(module: nn.Module) -> None:
-    before = scripted(module, example(2, 8, 4, 6), axes=ANY_SIZE)
+@pytest.mark.parametrize(
+    ("batch", "axes"), [(2, ANY_SIZE), (2, {}), (1, {})], ids=["any", "two", "one"]
+)
+def test_costly_transposes_leave_graph_alone(
+    module: nn.Module, batch: int, axes: dict[int, str]
+) -> None:
+    before = scripted(module, example(batch, 8, 4, 6), axes=axes)
     found, model = fused(before)
     assert operators(found) == []
     assert [miss.reason for miss in found.near_misses] == [TRANSPOSES_COST]
     assert counts(model)["Transpose"] == counts(before)["Transpose"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_wide_heads_of_fixed_batch(batch: int) -> None:
+    """In heads of 256 channels the operator saves more than transposes cost."""
+    torch.manual_seed(1)
+    module = ReluAttention(WIDE, has_depthwise=True)
+    found, model = fused(scripted(module, example(batch, 8, 4, 6), axes={}))
+    assert operators(found) == ["NormalizedLinearAttention"], found.near_misses
+    assert_equal(module, model, example(batch, 8, 4, 6))
 
 
 def test_rejected_rewrites_leave_no_nodes() -> None:
