@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx.helper import make_node
+from onnx.numpy_helper import from_array
 from torch import Tensor, nn
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -208,13 +209,21 @@ def test_rejected_rewrites_leave_no_nodes() -> None:
     assert counts(model)["Softmax"] == 0
 
 
-CHANNEL = onnx.numpy_helper.from_array(np.array(1), "channel")
+PLACES = {"channel": 1, "from_channels": [1], "from_height": [2], "to_width": [4]}
 READERS = {
     "shape": [make_node("Shape", ["rows"], ["sizes"])],
     "channels": [make_node("Shape", ["rows"], ["sizes"], start=1, end=2)],
     "gathered channels": [
         make_node("Shape", ["rows"], ["shape"]),
         make_node("Gather", ["shape", "channel"], ["sizes"]),
+    ],
+    "sliced height and width": [
+        make_node("Shape", ["rows"], ["shape"]),
+        make_node("Slice", ["shape", "from_height", "to_width"], ["sizes"]),
+    ],
+    "sliced channels": [
+        make_node("Shape", ["rows"], ["shape"]),
+        make_node("Slice", ["shape", "from_channels", "from_height"], ["sizes"]),
     ],
     "height and width": [make_node("Shape", ["rows"], ["sizes"], start=2)],
 }
@@ -227,7 +236,7 @@ def with_sizes(model: onnx.ModelProto, reader: str) -> onnx.ModelProto:
     for node in READERS[reader]:
         model.graph.node.add().CopyFrom(node)
         model.graph.node[-1].input[:] = [rows if n == "rows" else n for n in node.input]
-    model.graph.initializer.append(CHANNEL)
+    model.graph.initializer.extend(from_array(np.array(n), name) for name, n in PLACES.items())
     model.graph.output.append(onnx.ValueInfoProto(name="sizes"))
     return model
 
@@ -246,9 +255,21 @@ def test_sizes_in_output_are_kept(reader: str) -> None:
     )
     found, model = fused(before)
     assert operators(found) == ["EfficientAttention"]
-    assert (counts(model)["Conv"] == 0) == (reader == "height and width")
+    assert (counts(model)["Conv"] == 0) == ("height and width" in reader)
     for shape in ((2, 8, 4, 6), (1, 8, 3, 5)):
         assert sizes(model, example(*shape)) == sizes(before, example(*shape))
+
+
+@pytest.mark.parametrize(("reader", "operator"), [
+    ("sliced height and width", ["NormalizedLinearAttention"]), ("channels", []),
+])  # fmt: skip
+def test_cost_knows_readers_of_sizes(reader: str, operator: list[str]) -> None:
+    """The operator of relu features is worth it only if the transposes will be folded."""
+    before = with_sizes(scripted(made("relu"), example(2, 8, 4, 6), axes=ANY_SIZE), reader)
+    found, model = fused(before)
+    assert operators(found) == operator
+    assert (counts(model)["Conv"] == 0) == bool(operator)
+    assert sizes(model, example(1, 8, 3, 5)) == sizes(before, example(1, 8, 3, 5))
 
 
 def test_transpose_without_perm_stays() -> None:

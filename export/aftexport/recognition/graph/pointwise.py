@@ -113,6 +113,12 @@ def slice_rows(node: ir.Node, output: ir.Value, probed: ProbedGraph) -> Rows | N
     return _TAKEN[node.op_type](node, output, shapes[0][1:2], probed)
 
 
+def rank_of(value: ir.Value | None, probed: ProbedGraph) -> int:
+    """Return the number of dims of a value, 0 if the graph did not have it when it was probed."""
+    shapes = probed.shapes(value) if value is not None and probed.has(value) else None
+    return len(shapes[0]) if shapes else 0
+
+
 def channels_of(value: ir.Value, probed: ProbedGraph) -> int | None:
     """Return the number of channels of ``[B, C, T]``, which may be a Reshape without a shape."""
     if probed.has(value):
