@@ -103,7 +103,7 @@ def test_strict_user_file(tmp_path: Path) -> None:
     assert tomllib.loads(SETTINGS.read_text("utf-8"))["tool"]["mypy"]["strict"]
     (tmp_path / "user.py").write_text(USER_FILE)
     cache = REPOSITORY / ".mypy_cache"
-    if cache.is_dir():  # a copy, because another mypy may write to it at the same time
+    if cache.is_dir():  # a copy, so that the test leaves the cache of `make lint` as it was
         shutil.copytree(cache, tmp_path / "cache")
     words = ["--config-file", SETTINGS, "--cache-dir", tmp_path / "cache", tmp_path / "user.py"]
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Parts of torch that list the operators which it composes of others."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aftexport.internals.versions import Versions
@@ -26,8 +26,18 @@ def list_composites_once() -> Iterator[None]:
     torch looks up all of them for each of its 50 namespaces, which takes a tenth of the translation
     of a small model. During the block it does so again only if operators have been registered.
     """
-    with VERSIONS.named():
-        look_up = utils._materialize_cpp_cia_ops
+    with _LOCK:  # the function is shared by the whole process
+        with VERSIONS.named():
+            look_up = utils._materialize_cpp_cia_ops
+        utils._materialize_cpp_cia_ops = _look_up_new(look_up)
+        try:
+            yield
+        finally:
+            utils._materialize_cpp_cia_ops = look_up
+
+
+def _look_up_new(look_up: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that looks up operators only if some have been registered since."""
     known: list[str] = []
 
     def look_up_new() -> None:
@@ -36,9 +46,4 @@ def list_composites_once() -> Iterator[None]:
             look_up()
             known[:] = registered
 
-    with _LOCK:  # the function is shared by the whole process
-        utils._materialize_cpp_cia_ops = look_up_new
-        try:
-            yield
-        finally:
-            utils._materialize_cpp_cia_ops = look_up
+    return look_up_new

@@ -22,9 +22,10 @@ from aftexport.recognition.graph.pointwise import (
     channels_of,
     convolution_rows,
     is_pointwise,
+    rank_of,
     slice_rows,
 )
-from aftexport.recognition.graph.readers_of_sizes import redirect_sizes, shapes_read
+from aftexport.recognition.graph.readers_of_sizes import can_leave, has_sizes_of, redirect_sizes
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 TRANSPOSES_COST = "the transposes cost more than the operator saves"
@@ -45,15 +46,18 @@ def fold_transposes(model: ir.Model, probed: ProbedGraph) -> None:
         model: the graph after recognition.
         probed: the probed values of the graph.
     """
+    operators = [node for node in model.graph if node.domain == DOMAIN]
+    if not operators:
+        return
     left: dict[ir.Node, None] = {}
-    for operator in [node for node in model.graph if node.domain == DOMAIN]:
+    for operator in operators:
         folder = _Folder(model.graph, probed, operator)
         left |= dict.fromkeys(folder.fold_operands())
         folder.fold_output()
     _clean(model)
     for convolution in left:
         if convolution.graph is not None:
-            _narrow(model.graph, convolution, probed)
+            _split_by_slices(model.graph, convolution, probed)
     _clean(model)
 
 
@@ -85,10 +89,11 @@ def transposes_cost_more(
     kept = [
         source
         for source, rows in found.items()
-        if rows is None or shapes_read(rows.convolution, path, replaced, probed) is None
+        if rows is None or not can_leave(rows.convolution, path, replaced, probed)
     ]
     heads = operator.attributes.get_int("num_heads", 1)
-    is_narrow = any((channels_of(source, probed) or 0) < heads * _WIDE_HEAD for source in kept)
+    channels = [channels_of(source, probed) for source in kept]
+    is_narrow = any(count is not None and count < heads * _WIDE_HEAD for count in channels)
     is_product = operator.attributes.get_string("normalizer", "") == "none"
     return is_narrow and len(kept) > (0 if is_product else 2)
 
@@ -105,7 +110,8 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_transpose(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" and [*node.attributes["perm"].as_ints()] == _TOKENS_FIRST
+    # Without perm, a Transpose reverses all dims.
+    return node.op_type == "Transpose" and [*node.attributes.get_ints("perm", [])] == _TOKENS_FIRST
 
 
 class _Folder:
@@ -138,7 +144,7 @@ class _Folder:
         ]
         for value, rows in found.items():
             if rows.convolution in left:
-                value.replace_all_uses_with(self._tokens_first(rows))
+                value.replace_all_uses_with(self._write_tokens(rows))
         self._insert()
         return left
 
@@ -156,7 +162,7 @@ class _Folder:
         if channel_dims(value, weight.shape[1], self._probed) != weight.shape[1:]:
             return
         output = reader.outputs[0]
-        image = next((i for i in self._images() if self._has_sizes_of(i, output)), None)
+        image = next((i for i in self._images() if has_sizes_of(i, output, self._probed)), None)
         if image is not None:
             flat = transpose.outputs[0]
             whole = _as_image(self._new, weight, bias, flat, image, self._probed)
@@ -167,7 +173,7 @@ class _Folder:
         self._graph.extend(self._new.nodes)
         self._new.nodes.clear()
 
-    def _tokens_first(self, rows: ConvolutionRows) -> ir.Value:
+    def _write_tokens(self, rows: ConvolutionRows) -> ir.Value:
         """Return rows of a convolution as a tensor ``[B, T, C]``."""
         weight, bias = _weights(rows.convolution, rows.rows)
         if rows.image not in self._tokens:
@@ -176,12 +182,12 @@ class _Folder:
         if bias is not None:
             value = self._new.add("Add", value, self._new.constant(bias))
         for node in reversed(rows.maps):
-            inputs = [value, *(self._number(other) for other in node.inputs[1:])]
+            inputs = [value, *(self._copy_number(other) for other in node.inputs[1:])]
             copy = ir.Node("", node.op_type, inputs, [*node.attributes.values()])
             (value,) = self._new.append(copy)
         return value
 
-    def _number(self, value: ir.Value | None) -> ir.Value | None:
+    def _copy_number(self, value: ir.Value | None) -> ir.Value | None:
         """Return a constant of one number, without dims that the tensor may lack."""
         array = self._probed.fixed_value(value)
         return None if array is None else self._new.constant(array.reshape(()))
@@ -191,7 +197,7 @@ class _Folder:
         for value in self._same_order(image, channels):
             if (source := _transposed(value)) is not None:
                 return source  # the image is made of tokens
-        rank = len((self._probed.shapes(image) or [()])[0])
+        rank = rank_of(image, self._probed)
         tokens = self._new.add("Transpose", image, perm=[0, *range(2, rank), 1])
         if rank == _RANK:
             return tokens
@@ -220,10 +226,6 @@ class _Folder:
             if above is not None and self._probed.has(above):
                 yield above
 
-    def _has_sizes_of(self, image: ir.Value, output: ir.Value) -> bool:
-        shapes = self._probed.shapes(image) or [], self._probed.shapes(output) or []
-        return all(a[0] == b[0] and a[2:] == b[2:] for a, b in zip(*shapes, strict=True))
-
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
     users = [user for user, _ in value.uses()]
@@ -244,7 +246,7 @@ def _weights(
     return taken, bias[chosen] if bias is not None else None
 
 
-def _narrow(graph: ir.Graph, convolution: ir.Node, probed: ProbedGraph) -> None:
+def _split_by_slices(graph: ir.Graph, convolution: ir.Node, probed: ProbedGraph) -> None:
     """Replace a convolution by a product for each slice of its channels, if it has only slices."""
     slices = {
         output: slice_rows(user, output, probed)
@@ -277,7 +279,7 @@ def _as_image(
     product = new.add("MatMul", new.constant(weight), flat)
     if bias is not None:
         product = new.add("Add", product, new.constant(bias[:, None]))
-    if len((probed.shapes(image) or [()])[0]) == _RANK:
+    if rank_of(image, probed) == _RANK:
         return product
     sizes = new.add("Shape", image, start=2)
     front = new.constant([0, weight.shape[0]])

@@ -270,7 +270,7 @@ class _Recognizer:
             )
         writer = Writer(self._probed, dtype, str(value.name), reader.shapes)
         try:
-            output, before, verdict = self._proven(value, dims, rewrite, reader, writer)
+            output, before, verdict = self._prove_rewrite(value, dims, rewrite, reader, writer)
         except NearMissFound:
             writer.discard()
             raise
@@ -291,7 +291,7 @@ class _Recognizer:
             )
         )
 
-    def _proven(
+    def _prove_rewrite(
         self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader, writer: Writer
     ) -> tuple[ir.Value, set[ir.Node], Verdict]:
         """Write the rewrite and compare it; return its output, the old nodes and the result."""

@@ -131,9 +131,13 @@ class Writer:
             raise Unreadable("a tensor has an axis that its layout lacks")
         groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
         if have != wanted:
-            apart = _runs(have, wanted)
-            value = self._reshaped(value, dims, apart)
-            order = sorted(range(len(apart)), key=lambda place: wanted.index(apart[place][0]))
+            # A batch of 1 stays a dim, as a dynamic batch does.
+            batch: Dims = ((),) if groups[0] == () else ()
+            runs = _runs(have, wanted)
+            value = self._reshaped(value, dims, (*batch, *runs))
+            order = sorted(range(len(runs)), key=lambda place: wanted.index(runs[place][0]))
+            order = [*range(len(batch)), *(len(batch) + place for place in order)]
+            apart = (*batch, *runs)
             value = self.node("Transpose", value, perm=order)
             dims = tuple(apart[place] for place in order)
         return self._reshaped(value, dims, groups)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import token_models
 import torch
-from sampling import any_case, part_of
+from sampling import part_of
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
 from aftexport.passes.token_kinds import NotChunkable
@@ -166,7 +166,7 @@ class OneNumber(Tagger):
         return {"tags": self.tags(x)[..., 0]}
 
 
-@pytest.mark.table(keep=0.4, by=any_case)
+@pytest.mark.table(keep=0.4, by=lambda module, reason: reason)
 @pytest.mark.parametrize(
     ("module", "reason"),
     [

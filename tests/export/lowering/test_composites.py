@@ -1,5 +1,7 @@
 """torch looks up its composite operators once for an export."""
 
+import threading
+
 import pytest
 import tiny_models
 import torch
@@ -32,3 +34,28 @@ def test_operator_of_the_block_is_listed() -> None:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
         assert torch.ops.aft_test_list.twice.default in utils._collect_all_valid_cia_ops()
+
+
+def test_waiting_thread_restores_function() -> None:
+    """The second thread waits for the first one, and both restore the function of torch."""
+    original = utils._materialize_cpp_cia_ops
+    is_first_in, is_second_there = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with list_composites_once():
+            is_first_in.set()
+            is_second_there.wait(60)
+            second_thread.join(0.2)  # it now waits for the lock
+
+    def second() -> None:
+        is_second_there.set()
+        with list_composites_once():
+            pass
+
+    first_thread, second_thread = (threading.Thread(target=run) for run in (first, second))
+    first_thread.start()
+    assert is_first_in.wait(60)
+    second_thread.start()
+    first_thread.join()
+    second_thread.join()
+    assert utils._materialize_cpp_cia_ops is original

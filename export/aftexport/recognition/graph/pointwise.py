@@ -17,6 +17,8 @@ _MAPS = frozenset(("Abs", "Elu", "Exp", "LeakyRelu", "Neg", "Relu", "Sigmoid", "
 """Functions of one number."""
 _MAPS_WITH_NUMBERS = frozenset(("Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub"))
 """Functions of one number whose other inputs are constants."""
+_RANK = 3
+"""The rank of ``[B, C, T]``; images have more dims."""
 
 
 @dataclass
@@ -111,17 +113,33 @@ def slice_rows(node: ir.Node, output: ir.Value, probed: ProbedGraph) -> Rows | N
     return _TAKEN[node.op_type](node, output, shapes[0][1:2], probed)
 
 
+def rank_of(value: ir.Value | None, probed: ProbedGraph) -> int:
+    """Return the number of dims of a value, 0 if the graph did not have it when it was probed."""
+    shapes = probed.shapes(value) if value is not None and probed.has(value) else None
+    return len(shapes[0]) if shapes else 0
+
+
 def channels_of(value: ir.Value, probed: ProbedGraph) -> int | None:
     """Return the number of channels of ``[B, C, T]``, which may be a Reshape without a shape."""
     if probed.has(value):
         shapes = probed.shapes(value) or []
-        sizes = {shape[1] for shape in shapes if len(shape) == 3}
+        sizes = {shape[1] for shape in shapes if len(shape) == _RANK}
         return sizes.pop() if len(sizes) == 1 else None
     node = value.producer()
     if node is None or node.op_type != "Reshape":
         return None
     shape = probed.constant(node.inputs[1])
-    return int(shape[1]) if shape is not None and shape.size == 3 and shape[0] == 0 else None
+    if shape is None or shape.size != _RANK or shape[1] <= 0:
+        return None
+    batch, channels = (int(size) for size in shape[:2])
+    return channels if batch in (0, _fixed_batch(node.inputs[0], probed)) else None
+
+
+def _fixed_batch(value: ir.Value | None, probed: ProbedGraph) -> int | None:
+    """Return the first dim of a value if it is the same in all runs, None otherwise."""
+    shapes = probed.shapes(value) if value is not None and probed.has(value) else None
+    sizes = {shape[:1] for shape in shapes or ()}
+    return next(iter(sizes.pop()), None) if len(sizes) == 1 else None
 
 
 def _dims_before(
