@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from aftexport.bench.timing import peak_mib
 from benchmarks.record import Refusals
 from benchmarks.recurrent import run as recurrent
-from benchmarks.recurrent.bound import bound_of
+from benchmarks.recurrent.bound import bound_of, with_best_rates
 from benchmarks.recurrent.chunked_form import Compiler
 from benchmarks.recurrent.contenders import CONTENDERS, OURS, preparation
 from benchmarks.recurrent.memory import beyond_mib
@@ -153,7 +153,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-def row(seconds: float) -> dict[str, float]:
+def row(seconds: float) -> dict[str, Any]:
     return {"seconds": seconds, "memory_seconds": 0.002, "multiply_add_seconds": 0.004}
 
 
@@ -170,6 +170,18 @@ def test_times_are_compared_with_peers_and_bound() -> None:
         "| time over the bound | 1.2 |",
     ]
     assert bound_of(row(1.0) | {"memory_seconds": 0.1}) == (0.1, "memory")
+
+
+def test_bound_is_by_best_rates_of_run() -> None:
+    """A rate that other work slowed would put the bound above the times."""
+    fast, slow = {"fp32": 100.0, "copy": 15.0}, {"fp32": 50.0, "copy": 30.0}
+    rows = [row(1.0) | {"threads": 2, "limits": limits} for limits in (fast, slow)]
+    alone = row(1.0) | {"threads": 1, "limits": slow}
+    first, second, third = with_best_rates([*rows, alone])
+    best = {"fp32": 100.0, "copy": 30.0}
+    assert first == rows[0] | {"limits": best, "memory_seconds": 0.001}
+    assert second == rows[1] | {"limits": best, "multiply_add_seconds": 0.002}
+    assert third == alone
 
 
 def test_memory_is_shown_by_length() -> None:

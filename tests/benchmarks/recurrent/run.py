@@ -26,7 +26,7 @@ from benchmarks.record import (
     record_path,
     write_record,
 )
-from benchmarks.recurrent.bound import bound_of
+from benchmarks.recurrent.bound import bound_of, with_best_rates
 from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation
 from benchmarks.recurrent.memory import measure_memory
 from benchmarks.recurrent.workload import RULES, Recurrence
@@ -63,6 +63,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     refusals = Refusals()
     for workload in track(workloads, "Recurrent", console=console):
         rows += measure(workload, names, [options.threads, 1], rounds, refusals)
+    rows = with_best_rates(rows)
     record = make_record(setting, rows, refusals, earlier)
     kept = [r for r in (earlier or {"memory": []})["memory"] if r["contender"] not in watched]
     record["memory"] = kept + memory
