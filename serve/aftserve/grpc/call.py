@@ -42,6 +42,8 @@ _CODES = {
 _NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 _REQUEST_ID = "x-request-id"
 _BEARER = "bearer "
+_ARRIVAL_SECONDS = 0.1
+"""Time by which the deadline of a client may come before that of its call at the server."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Caller:
                 response = await self._answer(context, call, method, is_open=is_open)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
-                is_late = time.monotonic() >= call.deadline
+                is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
                 code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
                 raise
             except Exception as error:

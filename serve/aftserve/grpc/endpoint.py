@@ -24,6 +24,8 @@ _OTHER_CALLS_SECONDS = 1.0
 """Time at the end for calls that are not accepted, after the last accepted call."""
 _MAX_STREAMS = 128
 """Maximum number of calls at a time on one connection."""
+_UNREAD_BYTES = 1 << 16
+"""Maximum bytes of a message that gRPC takes before the call reads it."""
 _MAX_ATTEMPTS = 16
 
 
@@ -51,6 +53,8 @@ class Endpoint:
                 ("grpc.max_receive_message_length", self._caller.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
+                ("grpc.http2.bdp_probe", 0),  # it would raise the bytes of unread messages
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
             ]
         )

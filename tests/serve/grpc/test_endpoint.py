@@ -17,6 +17,7 @@ from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_servers import GrpcServer, ids_request, method, serving_grpc
 from http2_client import call_unread
+from raw_requests import ANSWER, GET
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
@@ -40,6 +41,11 @@ def served(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def running(server: GrpcServer) -> float:
     return metric(server.http, "aftserve_running_documents")
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=15)
 
 
 def counted(server: GrpcServer, status: str) -> float:
@@ -201,11 +207,20 @@ def test_second_signal_ends_calls(hanging: Path, tmp_path: Path) -> None:
     with (
         serving_grpc(hanging, tmp_path / "log") as server,
         grpc.insecure_channel(server.grpc) as channel,
+        connect(server.http) as idle,
     ):
+        idle.sendall(GET)
+        received = b""
+        while ANSWER not in received:
+            part = idle.recv(65536)
+            assert part, received
+            received += part
         call = method(channel, "ModelInfer").future(ids_request(MODEL, [ENDLESS]))
         eventually(lambda: running(server) == 1, "the document runs")
         server.process.send_signal(signal.SIGINT)
         eventually(lambda: "gRPC refuses" in server.log.read_text("utf-8"), "it stops", seconds=5)
+        assert idle.recv(65536) == b""  # HTTP ends beside gRPC, whose call still runs
+        assert not call.done()
         server.process.send_signal(signal.SIGINT)
         assert call.code() is not grpc.StatusCode.OK
         server.process.wait(20)
