@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from aftexport.errors import UsageError
 from aftexport.system.installation import check_installed
 from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
+from aftserve.grpc.addresses import free_places
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import (
@@ -127,8 +129,13 @@ def check_grpc(settings: Settings) -> None:
         return
     check_installed("grpc")
     check_installed("grpc_health")
+    if settings.port_hosts and settings.grpc_port == settings.port != 0:
+        raise UsageError(
+            f"Expected two ports, got {settings.port} for --port and for --grpc-port.",
+            "Choose another port by --grpc-port.",
+        )
     try:
-        close_all(bind(settings.host, settings.grpc_port))
+        free_places(settings.host, settings.grpc_port)
     except UsageError as error:
         raise UsageError(
             f"gRPC: {error.problem}", "Choose another address by --host and --grpc-port."
@@ -255,7 +262,12 @@ class Server(uvicorn.Server):
         )
         await asyncio.gather(*connecting, return_exceptions=True)  # a handshake may fail
         if self._grpc is not None:  # before the end of the scheduler, which answers its calls
+            for connection in list(self.server_state.connections):
+                connection.shutdown()  # at the same time: it ends once its request is answered
+            started = time.monotonic()
             await self._grpc.stop(self._shutdown_seconds, lambda: self.force_exit)
+            limit = self.config.timeout_graceful_shutdown or 0
+            self.config.timeout_graceful_shutdown = max(1, limit - int(time.monotonic() - started))
         await super().shutdown(self._listeners)
 
     def _bind_grpc(self) -> "Endpoint | None":

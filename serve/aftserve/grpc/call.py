@@ -6,18 +6,20 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
 
-from aftexport.errors import AftexportError, EngineError, StorageError
+from aftexport.errors import AftexportError, EngineError, InputError, StorageError
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import BusyError, DeadlineError, RefusedError
+from aftserve.grpc.message_buffer import MessageBuffer
+from aftserve.http.body_limits import SlowClientError
 from aftserve.observability.exemplars import request_id
 from aftserve.service import Service
 
@@ -28,6 +30,7 @@ _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -39,6 +42,8 @@ _CODES = {
 _NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 _REQUEST_ID = "x-request-id"
 _BEARER = "bearer "
+_ARRIVAL_SECONDS = 0.1
+"""Time by which the deadline of a client may come before that of its call at the server."""
 
 
 @dataclass
@@ -83,33 +88,43 @@ class Caller:
     Args:
         service: the service that answers.
         keys: the API keys; None to serve everyone.
+
+    Attributes:
+        max_message_bytes: maximum size of one message.
+        accepted: number of calls whose message has arrived, and whose answer has not left.
     """
 
     def __init__(self, service: Service, keys: Keys | None) -> None:
+        settings = service.settings
         self._service = service
         self._keys = keys
-        self._held_bytes = 0
+        self._buffer = MessageBuffer(settings.max_buffered_bytes)
+        self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
+        self.accepted = 0
 
     def handler(
         self, path: str, method: Method, *, is_open: bool, is_probe: bool
     ) -> grpc.RpcMethodHandler:
-        """Return the handler of a method, whose messages stay bytes until its checks have passed.
+        """Return the handler of a method.
+
+        It is the handler of a stream, which is the same on the wire. gRPC would receive the message
+        of a unary call before any check.
 
         Args:
             path: full name of the method, for metrics and log.
             method: the method.
-            is_open: whether it needs no API key.
+            is_open: whether it needs no API key; its message is empty and is not read.
             is_probe: whether machines call it every few seconds.
         """
 
-        async def run(content: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
             call = self._begin(context)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
-                response = await self._answer(content, call, method, is_open=is_open)
+                response = await self._answer(context, call, method, is_open=is_open)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
-                is_late = time.monotonic() >= call.deadline
+                is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
                 code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
                 raise
             except Exception as error:
@@ -126,7 +141,7 @@ class Caller:
             await context.abort(refusal.code, refusal.text, (named, *retry))
             raise AssertionError("abort raises")
 
-        return grpc.unary_unary_rpc_method_handler(run)
+        return grpc.stream_unary_rpc_method_handler(run)
 
     def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Call:
         started = time.monotonic()
@@ -143,31 +158,75 @@ class Caller:
         request_id.set(name)
         return Call(started, deadline, metadata, {"request_id": name})
 
-    async def _answer(self, content: bytes, call: Call, method: Method, *, is_open: bool) -> bytes:
+    async def _answer(
+        self,
+        context: "grpc.aio.ServicerContext[bytes, bytes]",
+        call: Call,
+        method: Method,
+        *,
+        is_open: bool,
+    ) -> bytes:
         if self._keys is not None and not is_open:
             owner = self._keys.owner(*call.api_keys)
             call.fields["key"] = owner
             self._keys.count(owner)
-        with self._held(len(content)):
-            timeout = asyncio.timeout(call.deadline - time.monotonic())
-            try:
-                async with timeout:
-                    return await method(content, call)
-            except TimeoutError:
-                if timeout.expired():
-                    raise DeadlineError from None
-                raise
-
-    @contextmanager
-    def _held(self, count: int) -> Iterator[None]:
-        """Count the bytes of a request until its answer; raise BusyError at the limit."""
-        if self._held_bytes + count > self._service.settings.max_buffered_bytes:
-            raise BusyError("Too many large requests are arriving.", "Try again later.", 1)
-        self._held_bytes += count
+        timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
-            yield
+            async with timeout:
+                if is_open:
+                    return await method(b"", call)
+                async with self._received(context, call) as content:
+                    return await method(content, call)
+        except TimeoutError:
+            if timeout.expired():
+                raise DeadlineError from None
+            raise
+
+    @asynccontextmanager
+    async def _received(
+        self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call
+    ) -> AsyncIterator[bytes]:
+        """Receive the message of a call, whose bytes the buffer holds until the answer.
+
+        Raises:
+            BusyError: if the buffer stays full.
+            SlowClientError: if the message does not arrive in time.
+            InputError: if the client sends none.
+        """
+        held = self.max_message_bytes
+        end = call.started + self._service.settings.receive_seconds
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                await self._buffer.reserve(held)
+        except TimeoutError:
+            raise BusyError(
+                "Too many large requests are arriving.", "Try again later.", 1
+            ) from None
+        try:
+            content = await self._read(context, end)
+            self.accepted += 1
+            context.add_done_callback(self._leave)
+            self._buffer.release(held - len(content))
+            held = len(content)
+            yield content
         finally:
-            self._held_bytes -= count
+            self._buffer.release(held)
+
+    async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
+        seconds = self._service.settings.receive_seconds
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                content: bytes = await context.read()
+        except TimeoutError:
+            raise SlowClientError(
+                f"The request did not arrive within {seconds:g} s.", "Send it faster."
+            ) from None
+        if content is grpc.aio.EOF:
+            raise InputError("Expected a message, got none.", "Send one message in each call.")
+        return content
+
+    def _leave(self, _: object) -> None:
+        self.accepted -= 1
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
+from aftexport.extra_inputs import MAX_INPUTS
 from aftserve.api.open_inference import messages, tensors
 from aftserve.api.open_inference.columns import columns_of
 from aftserve.api.open_inference.schemas import ModelMetadata
@@ -23,6 +24,9 @@ _CONTENTS = {
     "FP32": "fp32_contents",
 }
 """The field of a tensor's values that are not raw bytes, by its datatype."""
+_MAX_TENSORS = {"inputs": 2 + MAX_INPUTS, "outputs": 256}
+_MAX_AXES = 4
+"""More axes than any input has; further ones are not read."""
 
 
 def read_request(
@@ -39,18 +43,23 @@ def read_request(
     Raises:
         RequestValidationError, InputError, DocumentTooLongError: as ``messages.parse``.
     """
+    for field, most in _MAX_TENSORS.items():  # before the work for each
+        if (count := len(getattr(request, field))) > most:
+            raise InputError(
+                f"Expected at most {most} {field}, got {count}.", f"Send fewer {field}."
+            )
     parts = _input_bytes(request)
     inputs = [
         {
             "name": one.name,
-            "shape": list(one.shape),
+            "shape": list(one.shape[:_MAX_AXES]),
             "datatype": one.datatype,
             "parameters": {"binary_data_size": len(part)},
         }
         for one, part in zip(request.inputs, parts, strict=True)
     ]
     wanted = [
-        {"name": one.name, "parameters": _parameters(one.parameters)} for one in request.outputs
+        {"name": one.name, "parameters": _classification(one.parameters)} for one in request.outputs
     ]
     content = {"id": request.id or None, "inputs": inputs, "outputs": wanted or None}
     binary = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -100,12 +109,11 @@ def _contents_bytes(tensor: Any) -> bytes:
     return tensors.to_bytes(values, tensor.datatype)
 
 
-def _parameters(given: Any) -> dict[str, Any]:
-    return {
-        name: getattr(one, kind)
-        for name, one in given.items()
-        if (kind := one.WhichOneof("parameter_choice")) is not None
-    }
+def _classification(given: Any) -> dict[str, Any]:
+    """Return the one parameter of an output that matters: those for binary tensors are of JSON."""
+    name = "classification"
+    kind = given[name].WhichOneof("parameter_choice") if name in given else None
+    return {} if kind is None else {name: getattr(given[name], kind)}
 
 
 def write_response(

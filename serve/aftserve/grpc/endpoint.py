@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from aftexport.errors import UsageError
 from aftserve.api.api_keys import Keys
+from aftserve.grpc.addresses import free_places
 from aftserve.grpc.call import Caller
 from aftserve.grpc.health import HealthServicer
 from aftserve.grpc.methods import Methods
@@ -20,6 +20,13 @@ from aftserve.service import Service
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
+_OTHER_CALLS_SECONDS = 1.0
+"""Time at the end for calls that are not accepted, after the last accepted call."""
+_MAX_STREAMS = 128
+"""Maximum number of calls at a time on one connection."""
+_UNREAD_BYTES = 1 << 16
+"""Maximum bytes of a message that gRPC takes before the call reads it."""
+_MAX_ATTEMPTS = 16
 
 
 class Endpoint:
@@ -34,19 +41,26 @@ class Endpoint:
     def __init__(
         self, service: Service, keys: Keys | None, certificate: ServerCertificate | None
     ) -> None:
-        settings = service.settings
-        self._server = grpc.aio.server(
+        self._health = HealthServicer(service.health)
+        self._caller = Caller(service, keys)
+        self._methods = Methods(service).handler(self._caller)
+        self._certificate = certificate
+        self._places: list[str] = []
+
+    def _make_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_receive_message_length", self._caller.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
+                ("grpc.http2.bdp_probe", 0),  # it would raise the bytes of unread messages
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
             ]
         )
-        self._health = HealthServicer(service.health)
-        self._certificate = certificate
-        self._server.add_generic_rpc_handlers([Methods(service).handler(Caller(service, keys))])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._places: list[str] = []
+        server.add_generic_rpc_handlers([self._methods])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
 
     def bind(self, hosts: Sequence[str], port: int) -> None:
         """Bind the port at each host.
@@ -58,21 +72,26 @@ class Endpoint:
         Raises:
             UsageError: if an address or the port is not available.
         """
-        for host in hosts:
-            place = f"[{host}]" if ":" in host else host
+        for attempt in range(_MAX_ATTEMPTS):
+            self._places = free_places(hosts, port)
+            self._server = self._make_server()  # a server keeps the addresses it has bound
             try:
-                port = self._add(f"{place}:{port}")
-            except RuntimeError as error:
-                raise UsageError(
-                    f"The server cannot listen for gRPC at {host}, port {port}.",
-                    "Choose another port by --grpc-port.",
-                ) from error
-            self._places.append(f"{place}:{port}")
+                for place in self._places:
+                    self._add(place)
+            except RuntimeError as error:  # taken since it was found to be free
+                if port or attempt == _MAX_ATTEMPTS - 1:
+                    raise UsageError(
+                        f"The server cannot listen for gRPC at {place}.",
+                        "Choose another port by --grpc-port.",
+                    ) from error
+            else:
+                return
 
-    def _add(self, place: str) -> Any:
+    def _add(self, place: str) -> None:
         if self._certificate is None:
-            return self._server.add_insecure_port(place)
-        return self._server.add_secure_port(place, self._credentials(self._certificate))
+            self._server.add_insecure_port(place)
+        else:
+            self._server.add_secure_port(place, self._credentials(self._certificate))
 
     def _credentials(self, certificate: ServerCertificate) -> grpc.ServerCredentials:
         """Return credentials that follow the files of the certificate."""
@@ -85,7 +104,6 @@ class Endpoint:
     async def start(self) -> None:
         """Begin to accept calls."""
         await self._server.start()
-        self._publishing = asyncio.create_task(self._health.publish_changes())
         logger.info("gRPC running on %s", " and ".join(self._places))
 
     async def stop(self, seconds: float, is_forced: Callable[[], bool]) -> None:
@@ -96,11 +114,12 @@ class Endpoint:
             is_forced: predicate, true once the server must end at once.
         """
         logger.info("gRPC refuses new calls")
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()
         stopping = asyncio.create_task(self._server.stop(seconds))
+        last = time.monotonic()
         while not (await asyncio.wait({stopping}, timeout=_POLL_SECONDS))[0]:
-            if is_forced():
+            if self._caller.accepted:
+                last = time.monotonic()
+            # Other calls: a Watch that is not read, or a message that has not arrived.
+            if is_forced() or time.monotonic() - last >= _OTHER_CALLS_SECONDS:
                 await self._server.stop(None)
-        self._publishing.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._publishing

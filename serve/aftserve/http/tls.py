@@ -3,6 +3,7 @@
 import logging
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 
 from aftexport.errors import UsageError
 from aftserve.observability.file_watch import FileWatch
@@ -11,6 +12,13 @@ logger = logging.getLogger("aftserve.tls")
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEY = b"PRIVATE KEY-----"
+
+
+class _Files(NamedTuple):
+    """The content of the files, read as one."""
+
+    context: ssl.SSLContext
+    pem: tuple[bytes, bytes]
 
 
 class ServerCertificate:
@@ -40,7 +48,8 @@ class ServerCertificate:
             name="certificates",
             logger=logger,
         )
-        self.context = self._current = self._read()
+        self._use(self._read())
+        self.context = self._current
         # A certificate that is loaded into the context in use may come without its key.
         self.context.sni_callback = self._hand_over
 
@@ -48,13 +57,13 @@ class ServerCertificate:
         """Give a connection the context in use; OpenSSL asks also without a server name."""
         connection.context = self._current
 
-    def _use(self, context: ssl.SSLContext) -> str:
-        self._current = context
+    def _use(self, files: _Files) -> str:
+        self._current, self.pem = files
         return str(self._certificate)
 
-    def _read(self) -> ssl.SSLContext:
-        """Return a context of the files."""
-        self._contents()
+    def _read(self) -> _Files:
+        """Return a context of the files, and their bytes."""
+        before = self._contents()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
@@ -63,11 +72,14 @@ class ServerCertificate:
             context.load_cert_chain(self._certificate, self._key, self._refuse_password)
         except (ssl.SSLError, OSError) as error:
             raise self._explain(error) from error
-        self.pem = (
-            (self._key or self._certificate).read_bytes(),
-            self._certificate.read_bytes(),
-        )
-        return context
+        if self._contents() != before:  # OpenSSL may have read others than these bytes
+            raise UsageError(
+                f"--ssl-certfile {self._certificate}: the certificate or its key changed while it "
+                "was read.",
+                "Write both files, then start the server or send SIGHUP.",
+            )
+        certificate, key = before
+        return _Files(context, (key, certificate))
 
     def _refuse_password(self) -> str:
         raise UsageError(

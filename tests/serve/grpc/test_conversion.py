@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.exceptions import RequestValidationError
 from grpc_servers import ids_request, infer_request
 
 from aftexport.bundle.bundle import Bundle
@@ -20,6 +21,10 @@ def read(request: Any, bundle: Path) -> Message:
 
 def text(*values: bytes, **fields: Any) -> dict[str, Any]:
     return {"name": "text", "datatype": "BYTES", "shape": [len(values)], **fields}
+
+
+def output(parameter: str, **value: Any) -> dict[str, Any]:
+    return {"name": "label", "parameters": {parameter: value}}
 
 
 def test_texts_are_read_from_contents_and_bytes(bundle_folder: Path) -> None:
@@ -73,9 +78,30 @@ def test_features_keep_their_bits(is_raw: bool, feature_bundle: Path) -> None:
         (infer_request("m", text(b"\xff", contents={"bytes_contents": [b"\xff"]})), "UTF-8"),
         (infer_request("m", text(b"a")), "must have 1 values by its shape"),
         (ids_request("m", [5, 6], outputs=[{"name": "other"}]), "Expected outputs of the model"),
+        (infer_request("m", *[text()] * 19), "at most 18 inputs, got 19"),
+        (ids_request("m", [5], outputs=[{"name": "label"}] * 257), "at most 256 outputs, got 257"),
+        (
+            ids_request("m", [5], outputs=[output("classification", int64_param=3)]),
+            "classification extension",
+        ),
     ],
-    ids=["count", "both", "field", "utf-8", "nothing", "output"],
+    ids=["count", "both", "field", "utf-8", "nothing", "output", "inputs", "outputs", "top"],
 )
 def test_wrong_tensors_are_refused(request_: Any, problem: str, bundle_folder: Path) -> None:
     with pytest.raises(InputError, match=problem):
         read(request_, bundle_folder)
+
+
+def test_long_shape_is_refused(bundle_folder: Path) -> None:
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1] * 100_000}
+    with pytest.raises(RequestValidationError) as raised:
+        read(infer_request("m", tensor), bundle_folder)
+    assert "shape" in str(raised.value.errors())
+
+
+def test_binary_output_is_not_requested(bundle_folder: Path) -> None:
+    """Binary tensors of HTTP are sent without a limit, which a message of gRPC has."""
+    request = ids_request("m", [5, 6], outputs=[output("binary_data", bool_param=True)])
+    (wanted,) = read(request, bundle_folder).request.outputs or ()
+    assert wanted.parameters is not None
+    assert wanted.parameters.binary_data is None

@@ -3,7 +3,9 @@
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -14,6 +16,8 @@ from commands import run_python, without
 from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_servers import GrpcServer, ids_request, method, serving_grpc
+from http2_client import call_unread
+from raw_requests import ANSWER, GET
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
@@ -39,6 +43,11 @@ def running(server: GrpcServer) -> float:
     return metric(server.http, "aftserve_running_documents")
 
 
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=15)
+
+
 def counted(server: GrpcServer, status: str) -> float:
     path = f"/{SERVICE}/ModelInfer"
     return metric(server.http, "aftserve_responses_total", path=path, status=status)
@@ -60,6 +69,49 @@ def test_cancelled_call_stops_its_work(served: GrpcServer) -> None:
         call.cancel()
         eventually(lambda: running(served) == 0, "the run stops")
         eventually(lambda: counted(served, "CANCELLED") == 1, "the call is counted")
+
+
+@contextmanager
+def silent_call(channel: grpc.Channel) -> Iterator[grpc.Future]:
+    """A call that has sent its headers, and sends no message."""
+    end = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        end.wait()
+        yield from ()
+
+    call = channel.stream_unary(f"/{SERVICE}/ModelInfer").future(messages())
+    try:
+        yield call
+    finally:
+        call.cancel()
+        end.set()
+
+
+def test_message_must_arrive_in_time(bundle_folder: Path, tmp_path: Path) -> None:
+    """A call without its message holds the whole buffer, for which another call waits."""
+    sizes = ("--max-body-mib", "1", "--max-buffered-mib", "1", "--receive-seconds", "2")
+    with serving_grpc(bundle_folder, tmp_path / "log", *sizes) as server:
+        with grpc.insecure_channel(server.grpc) as channel, silent_call(channel) as silent:
+            infer = method(channel, "ModelInfer").future(ids_request("model", [5, 6]))
+            assert silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "did not arrive within 2 s" in silent.details()
+            assert infer.result().model_name == "model"
+        path = f"/{SERVICE}/ModelInfer"
+        labels = {"path": path, "status": "DEADLINE_EXCEEDED"}
+        assert metric(server.http, "aftserve_responses_total", **labels) == 1
+
+
+def test_call_without_message_ends_at_stop(bundle_folder: Path, tmp_path: Path) -> None:
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log") as server,
+        grpc.insecure_channel(server.grpc) as channel,
+        silent_call(channel) as silent,
+    ):
+        method(channel, "ModelInfer")(ids_request("model", [5, 6]))  # it comes after the headers
+        server.process.send_signal(signal.SIGTERM)
+        assert silent.code() is not grpc.StatusCode.OK
+        assert server.process.wait(20) == 0  # before --receive-seconds and --shutdown-seconds
 
 
 @pytest.mark.slow
@@ -88,6 +140,8 @@ def test_api_key_is_needed_and_limited(bundle_folder: Path, tmp_path: Path) -> N
             with pytest.raises(grpc.RpcError) as raised:
                 infer(request, metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with silent_call(channel) as silent:  # the key is checked before the message arrives
+            assert silent.code() is grpc.StatusCode.UNAUTHENTICATED
         infer(request, metadata=[("authorization", f"Bearer {key}")])
         infer(request, metadata=[("x-api-key", slow)])
         with pytest.raises(grpc.RpcError) as raised:
@@ -111,8 +165,24 @@ def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -
             server.process.send_signal(signal.SIGTERM)
             assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
             method(channel, "ModelInfer")(ids_request("model", [5, 6]))  # it drains
-            watching.cancel()
-        assert server.process.wait(30) == 0
+            assert list(watching) == []
+            assert watching.code() is grpc.StatusCode.OK
+        assert server.process.wait(20) == 0  # long before --shutdown-seconds
+
+
+def test_unread_watch_holds_up_no_call(bundle_folder: Path, tmp_path: Path) -> None:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log") as server,
+        call_unread(server.grpc, "/grpc.health.v1.Health/Watch") as unread,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        assert unread.recv(65536)  # the server has begun to answer
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(3):
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
 
 
 def test_stop_answers_accepted_calls(bundle_folder: Path, tmp_path: Path) -> None:
@@ -137,11 +207,20 @@ def test_second_signal_ends_calls(hanging: Path, tmp_path: Path) -> None:
     with (
         serving_grpc(hanging, tmp_path / "log") as server,
         grpc.insecure_channel(server.grpc) as channel,
+        connect(server.http) as idle,
     ):
+        idle.sendall(GET)
+        received = b""
+        while ANSWER not in received:
+            part = idle.recv(65536)
+            assert part, received
+            received += part
         call = method(channel, "ModelInfer").future(ids_request(MODEL, [ENDLESS]))
         eventually(lambda: running(server) == 1, "the document runs")
         server.process.send_signal(signal.SIGINT)
         eventually(lambda: "gRPC refuses" in server.log.read_text("utf-8"), "it stops", seconds=5)
+        assert idle.recv(65536) == b""  # HTTP ends beside gRPC, whose call still runs
+        assert not call.done()
         server.process.send_signal(signal.SIGINT)
         assert call.code() is not grpc.StatusCode.OK
         server.process.wait(20)
@@ -167,6 +246,16 @@ def test_taken_port_is_an_error(bundle_folder: Path, tmp_path: Path) -> None:
         done = run_python("-m", "aftserve", bundle_folder, *words, cwd=tmp_path)
     assert done.code == 2
     assert f"gRPC: The server cannot listen at 127.0.0.1, port {port}" in done.err
+
+
+def test_port_of_http_is_an_error(bundle_folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    done = run_python(
+        "-m", "aftserve", bundle_folder, "--port", port, "--grpc-port", port, cwd=tmp_path
+    )
+    assert done.code == 2
+    assert f"Expected two ports, got {port} for --port and for --grpc-port" in done.err
 
 
 def test_missing_package_is_named(bundle_folder: Path, tmp_path: Path) -> None:

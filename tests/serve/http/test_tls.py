@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -244,6 +245,25 @@ def test_file_that_vanishes_is_named(
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", refuse)
     with pytest.raises(UsageError, match=r"--ssl-certfile \S+first.pem: No such file"):
+        server_certificate(certificate, key)
+
+
+def test_change_during_read_is_refused(
+    pairs: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL reads one pair, and another process writes the next before the bytes are kept."""
+    certificate, key = (Path(shutil.copy(one, tmp_path)) for one in pairs["first"])
+    load = ssl.SSLContext.load_cert_chain
+    used = server_certificate(certificate, key)
+    assert used is not None
+    assert used.pem == (pairs["first"][1].read_bytes(), pairs["first"][0].read_bytes())
+
+    def load_and_replace(context: ssl.SSLContext, *files: Any) -> None:
+        load(context, *files)
+        key.write_bytes(pairs["second"][1].read_bytes())
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_and_replace)
+    with pytest.raises(UsageError, match=r"--ssl-certfile \S+first.pem: .* changed while"):
         server_certificate(certificate, key)
 
 

@@ -1,0 +1,40 @@
+"""The addresses of the port for gRPC."""
+
+import socket
+from collections.abc import Sequence
+
+from aftexport.errors import UsageError
+from aftserve.http.listeners import bind, close_all
+
+_ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
+
+
+def free_places(hosts: Sequence[str], port: int) -> list[str]:
+    """Return the addresses with port that gRPC binds for the hosts, each once.
+
+    gRPC takes clients of IPv4 at ``::`` too, so that ``0.0.0.0`` needs no address of its own.
+
+    Args:
+        hosts: names or addresses.
+        port: port; 0 for one that is free at all addresses.
+
+    Raises:
+        UsageError: if an address or the port is not available, or gRPC cannot be limited to the
+            addresses.
+    """
+    listeners = bind(hosts, port)
+    try:
+        names = [one.getsockname() for one in listeners]
+    finally:
+        close_all(listeners)
+    found = [name[0] for name in names]
+    if _ANY_IPV6 in found and socket.has_dualstack_ipv6():
+        rest = [one for one in found if one not in (_ANY_IPV4, _ANY_IPV6)]
+        if rest:
+            raise UsageError(
+                f"gRPC at {_ANY_IPV6} takes clients at every address of IPv4 too, got a --host for "
+                f"{', '.join(rest)} beside it.",
+                f"Choose --host {_ANY_IPV6}, or only addresses of this machine.",
+            )
+        found = [_ANY_IPV6]
+    return [f"[{host}]:{names[0][1]}" if ":" in host else f"{host}:{names[0][1]}" for host in found]

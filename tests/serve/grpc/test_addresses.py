@@ -1,0 +1,33 @@
+"""The addresses that gRPC binds are those of HTTP, as far as gRPC can."""
+
+import socket
+
+import pytest
+
+from aftexport.errors import UsageError
+from aftserve.grpc.addresses import free_places
+
+needs_both = pytest.mark.skipif(
+    not socket.has_dualstack_ipv6(), reason="needs sockets of both IPv4 and IPv6"
+)
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["127.0.0.1", "127.0.0.1"], ["0.0.0.0"]])
+def test_hosts_have_one_place(hosts: list[str]) -> None:
+    (place,) = free_places(hosts, 0)
+    host, _, port = place.rpartition(":")
+    assert host == hosts[0]
+    assert int(port) > 0
+
+
+@needs_both
+@pytest.mark.parametrize("hosts", [["::"], ["0.0.0.0", "::"], ["::", "0.0.0.0"]])
+def test_every_address_has_one_place(hosts: list[str]) -> None:
+    (place,) = free_places(hosts, 0)
+    assert place.startswith("[::]:")
+
+
+@needs_both
+def test_narrow_ipv4_beside_every_ipv6_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"got a --host for 127\.0\.0\.1 beside it"):
+        free_places(["::", "127.0.0.1"], 0)
