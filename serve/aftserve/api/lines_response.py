@@ -20,7 +20,7 @@ class LinesResponse(Response):
     """A response with one line for each task, in their order.
 
     At the deadline, the tasks that are not done get a line with status 504. All tasks end with the
-    response, and once the client has left.
+    response, and once the client has left. A closed connection may show at the next line only.
 
     Args:
         tasks: the tasks that make the lines.

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,10 +120,26 @@ def test_disconnect_cancels_remaining_lines() -> None:
     documents = Documents()
     documents.done.add("a")
     content = body("a", "b", "c")
-    with serving_lines(documents, 60) as address:
+    with serving_lines(documents, 600) as address:
         with raw_connection(address) as connection:
             connection.sendall(head(len(content)) + content)
             received = b""
             while b"Seen a" not in received:
                 received += connection.recv(65536)
+        # A closed socket looks like one that only ends its side, until it refuses a line.
+        documents.done.add("b")
+        eventually(lambda: documents.cancelled == ["c"], "the last line is cancelled")
+
+
+def test_reset_cancels_remaining_lines() -> None:
+    documents = Documents()
+    documents.done.add("a")
+    content = body("a", "b", "c")
+    with serving_lines(documents, 600) as address:
+        with raw_connection(address) as connection:
+            connection.sendall(head(len(content)) + content)
+            received = b""
+            while b"Seen a" not in received:
+                received += connection.recv(65536)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         eventually(lambda: documents.cancelled == ["b", "c"], "the other lines are cancelled")

@@ -53,22 +53,28 @@ def counted(server: GrpcServer, status: str) -> float:
     return metric(server.http, "aftserve_responses_total", path=path, status=status)
 
 
+def ended(server: GrpcServer) -> float:
+    return counted(server, "DEADLINE_EXCEEDED") + counted(server, "CANCELLED")
+
+
 def test_deadline_of_call_stops_its_work(served: GrpcServer) -> None:
     with grpc.insecure_channel(served.grpc) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             method(channel, "ModelInfer")(ids_request(MODEL, [ENDLESS]), timeout=1)
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         eventually(lambda: running(served) == 0, "the run stops")
-        eventually(lambda: counted(served, "DEADLINE_EXCEEDED") == 1, "the call is counted")
+        # The client cancels at its deadline, which a busy server can see long before its own.
+        eventually(lambda: ended(served) == 1, "the call is counted")
 
 
 def test_cancelled_call_stops_its_work(served: GrpcServer) -> None:
+    before = counted(served, "CANCELLED")
     with grpc.insecure_channel(served.grpc) as channel:
         call = method(channel, "ModelInfer").future(ids_request(MODEL, [ENDLESS]))
         eventually(lambda: running(served) == 1, "the document runs")
         call.cancel()
         eventually(lambda: running(served) == 0, "the run stops")
-        eventually(lambda: counted(served, "CANCELLED") == 1, "the call is counted")
+        eventually(lambda: counted(served, "CANCELLED") == before + 1, "the call is counted")
 
 
 @contextmanager
