@@ -3,7 +3,7 @@
 A page runs in a folder that holds a model, its bundle and a few documents. A comment before a
 block says otherwise: the block after ``<!-- file: NAME -->`` is written to that file, the one after
 ``<!-- in: the repository -->`` runs there, and the one after ``<!-- not run: KIND -->`` is skipped.
-The address of the server is replaced by that of a real one.
+The addresses of the server are replaced by those of a real one.
 """
 
 import json
@@ -32,6 +32,7 @@ import aftplugins
 from docs.pages import BLOCKS, COMMANDS, NOT_RUN, OTHER_LANGUAGES, PAGES, REPOSITORY, Block
 
 SHOWN = "localhost:8000"
+SHOWN_GRPC = "localhost:8001"
 TEXT = "a long document ..."
 _SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
 """A command that does not end by itself."""
@@ -73,13 +74,14 @@ class Reader:
     ) -> None:
         self.folder = folder
         self.address = address
+        self.grpc_address = SHOWN_GRPC
         self.stack = stack
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = environment(PATH=programs, PYTHONPATH=str(folder), **variables)
 
     def run(self, block: Block) -> str:
         """Run a block; return what it wrote to standard output."""
-        text = block.text.replace(SHOWN, self.address)
+        text = block.text.replace(SHOWN, self.address).replace(SHOWN_GRPC, self.grpc_address)
         if block.mark == "file":
             (self.folder / block.marked).write_text(text)
             return ""
@@ -107,9 +109,15 @@ class Reader:
         if "--port" in options:
             at = options.index("--port")
             del options[at : at + 2]
-        server = serving(self.folder / bundle, self.folder / "server.log", *options)
-        address, _ = self.stack.enter_context(server)
+        if has_grpc := "--grpc-port" in options:
+            options[options.index("--grpc-port") + 1] = "0"
+        log = self.folder / "server.log"
+        address, _ = self.stack.enter_context(serving(self.folder / bundle, log, *options))
         self.address = urlsplit(address).netloc
+        if has_grpc:
+            found = re.search(r"gRPC running on (\S+)", log.read_text("utf-8"))
+            assert found is not None
+            self.grpc_address = found[1]
 
 
 @pytest.fixture
