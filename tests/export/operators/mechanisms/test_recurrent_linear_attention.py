@@ -167,7 +167,7 @@ def test_growth_beside_zero_state_stays_finite() -> None:
 
 
 def test_padding_does_not_hide_overflow() -> None:
-    """Padding is not read, so NaN and infinity in it are no reason to keep an overflow."""
+    """Padding is not read: NaN and infinity in it must not keep an overflow."""
     form = Form("gated", has_past=False)
     inputs = typed(draw(form, 20, (20, 9)), "float32")
     inputs["decay"][:] = 0
