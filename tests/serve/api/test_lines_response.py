@@ -116,16 +116,24 @@ def test_deadline_ends_remaining_lines(done: set[str], status: int) -> None:
     assert documents.cancelled == [text for text in "abc" if text not in done]
 
 
+@contextmanager
+def reading_first_line(address: str) -> Iterator[socket.socket]:
+    """Yield a connection that has sent three lines and read the first answer."""
+    content = body("a", "b", "c")
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(content)) + content)
+        received = b""
+        while b"Seen a" not in received:
+            received += connection.recv(65536)
+        yield connection
+
+
 def test_disconnect_cancels_remaining_lines() -> None:
     documents = Documents()
     documents.done.add("a")
-    content = body("a", "b", "c")
     with serving_lines(documents, 600) as address:
-        with raw_connection(address) as connection:
-            connection.sendall(head(len(content)) + content)
-            received = b""
-            while b"Seen a" not in received:
-                received += connection.recv(65536)
+        with reading_first_line(address):
+            pass
         # A closed socket looks like one that only ends its side, until it refuses a line.
         documents.done.add("b")
         eventually(lambda: documents.cancelled == ["c"], "the last line is cancelled")
@@ -134,12 +142,7 @@ def test_disconnect_cancels_remaining_lines() -> None:
 def test_reset_cancels_remaining_lines() -> None:
     documents = Documents()
     documents.done.add("a")
-    content = body("a", "b", "c")
     with serving_lines(documents, 600) as address:
-        with raw_connection(address) as connection:
-            connection.sendall(head(len(content)) + content)
-            received = b""
-            while b"Seen a" not in received:
-                received += connection.recv(65536)
+        with reading_first_line(address) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         eventually(lambda: documents.cancelled == ["b", "c"], "the other lines are cancelled")
