@@ -1,34 +1,16 @@
+import re
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from aftexport.bench.timing import Run
 from benchmarks import register_rates
 
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def least_seconds(run: Run) -> float:
-    """Return the least processor time of a few calls."""
-    found = []
-    for _ in range(8):
-        start = time.process_time()
-        run()
-        found.append(time.process_time() - start)
-    return min(found)
+FUNCTION = re.compile(r"(?m)^[0-9a-f]+ <.*repeat.*>:$")
+MULTIPLY_ADD = re.compile(r"\b(vfn?madd|v?dp|vpdp|vpmadd|fmla|bfmmla|smmla|sdot|smlal)")
+VECTOR = re.compile(r"%[xyz]mm\d|\b[qv]\d+\b")
+MEMORY = re.compile(r"\(%|\[(x\d|sp)")
 
 
 def test_missing_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,12 +21,15 @@ def test_missing_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-def test_registers_are_faster_than_matrix_product() -> None:
-    """A loop that keeps its sums in memory has half the rate, which a product exceeds."""
-    size = 512
-    left, right = torch.rand(size, size), torch.rand(size, size)
-    out = torch.empty(size, size)
-    with one_thread():
-        product = size**3 / least_seconds(lambda: torch.mm(left, right, out=out))
-    rate = register_rates.register_rate("fp32", 1)
-    assert rate.work / least_seconds(rate.run) > product
+def test_sums_stay_in_registers() -> None:
+    """A loop that keeps its sums in memory has half the rate."""
+    register_rates.compile_library()
+    words = ["objdump", "--disassemble", "--no-show-raw-insn", str(register_rates.LIBRARY)]
+    listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    loops = [text.partition("\n\n")[0].splitlines() for text in FUNCTION.split(listing)[1:]]
+    assert loops
+    for lines in loops:
+        places = [n for n, line in enumerate(lines) if MULTIPLY_ADD.search(line)]
+        assert len(places) >= 12, lines
+        vectors = [line for line in lines[places[0] : places[-1] + 1] if VECTOR.search(line)]
+        assert [line for line in vectors if MEMORY.search(line)] == []
