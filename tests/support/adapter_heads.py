@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
-from several_heads import Encoder
-from torch import Tensor, nn
+from several_heads import Encoder, output_layers
+from torch import Tensor
 
 from aftexport.pipeline.export import export
 
@@ -31,10 +30,7 @@ class EveryHead(Encoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heads = nn.ModuleDict({name: nn.Linear(16, width) for name, width in WIDTHS.items()})
-        with torch.no_grad():
-            for head in self.heads.values():
-                head.weight.mul_(9)
+        self.heads = output_layers(WIDTHS)
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         tokens = self.encode(input_ids, lengths)

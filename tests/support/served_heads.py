@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from several_heads import Encoder
+from several_heads import Encoder, output_layers
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from aftexport.pipeline.export import export
 
@@ -21,10 +21,7 @@ class FourHeads(Encoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heads = nn.ModuleDict({name: nn.Linear(16, width) for name, width in WIDTHS.items()})
-        with torch.no_grad():
-            for head in self.heads.values():
-                head.weight.mul_(9)
+        self.heads = output_layers(WIDTHS)
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         tokens = self.encode(input_ids, lengths)

@@ -1,5 +1,6 @@
 """Models whose forward returns several tensors by name, small enough to export in seconds."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,15 @@ class Encoder(nn.Module):
         """Return the mean over each document's own tokens."""
         valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         return (tokens * valid[..., None]).sum(1) / lengths[:, None]
+
+
+def output_layers(widths: Mapping[str, int]) -> nn.ModuleDict:
+    """Return a linear layer for each output, with weights that separate its values."""
+    layers = nn.ModuleDict({name: nn.Linear(16, width) for name, width in widths.items()})
+    with torch.no_grad():
+        for layer in layers.values():
+            layer.weight.mul_(9)
+    return layers
 
 
 class Documents(Encoder):
