@@ -3,8 +3,6 @@
 A line here and its file in ``aftserve/api/adapters`` are all that an adapter needs.
 """
 
-from typing import Any
-
 from pydantic_core import PydanticCustomError
 
 ADAPTERS = {
@@ -19,15 +17,15 @@ NO_ADAPTER = "none"
 """The word for no adapter."""
 
 
-def parse_adapters(names: Any) -> Any:
+def check_adapters(names: list[str]) -> list[str]:
     """Check the names of adapters; a callable of a user is named as ``package.module:callable``."""
     if names == [NO_ADAPTER]:
         return []
-    for name in names if isinstance(names, list) else ():
-        if not isinstance(name, str) or (name not in ADAPTERS and ":" not in name):
+    for name in names:
+        if name not in ADAPTERS and ":" not in name:
             raise PydanticCustomError(
                 "unknown_adapter",
                 "Expected {known}, {none} by itself, or package.module:callable, got {name}",
                 {"known": ", ".join(ADAPTERS), "none": NO_ADAPTER, "name": repr(name)},
             )
-    return list(dict.fromkeys(names)) if isinstance(names, list) else names
+    return list(dict.fromkeys(names))

@@ -120,7 +120,7 @@ def _bind_hosts(settings: Settings) -> list[socket.socket]:
 
 
 def check_grpc(settings: Settings) -> None:
-    """Check before the load that the server can answer gRPC, if it shall.
+    """Check before the load that the server can answer gRPC.
 
     Raises:
         UsageError: if a package is missing, or the port is not available.
@@ -134,12 +134,7 @@ def check_grpc(settings: Settings) -> None:
             f"Expected two ports, got {settings.port} for --port and for --grpc-port.",
             "Choose another port by --grpc-port.",
         )
-    try:
-        free_places(settings.host, settings.grpc_port)
-    except UsageError as error:
-        raise UsageError(
-            f"gRPC: {error.problem}", "Choose another address by --host and --grpc-port."
-        ) from error
+    free_places(settings.host, settings.grpc_port)
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:

@@ -149,20 +149,18 @@ class Service:
             began = time.monotonic()
             inputs = await self._tokenize(active, documents, given, wanted, inline)
             admitted = time.monotonic()
-            try:
+            with self.metrics.inference.counting_failures(began):
                 predicted, done = await self._run_with_samples(
                     parity, inputs, deadline, wanted=wanted, backlog=backlog
                 )
-            except BaseException:  # also the cancellation at the client's deadline
-                self.metrics.inference.add_failed(time.monotonic() - began)
-                raise
         results = [
             self._result(active, one, _part(result, wanted), result.started - admitted, predicted)
             for one, result in zip(inputs, done, strict=True)
         ]
         if options.spans:
-            for answered, one, result in zip(results, inputs, done, strict=True):
-                await self._explain(active, one, result.answer, options, answered.result)
+            with self.metrics.inference.counting_failures(began):
+                for answered, one, result in zip(results, inputs, done, strict=True):
+                    await self._explain(active, one, result.answer, options, answered.result)
         record = RequestRecord(began, admitted, predicted, time.monotonic())
         counted = [answered.result for answered in results]
         record.count(self.metrics, counted, self.traces.trace_id())

@@ -17,7 +17,7 @@ from pydantic_settings import (
 
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
-from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, parse_adapters
+from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, check_adapters
 from aftserve.setting_sources import (
     PREFIX,
     ConfigFile,
@@ -257,7 +257,7 @@ class Settings(BaseSettings):
         parts = from_json(names) if names.startswith("[") else names.split(",")
         return [name for name in parts if name != ""]
 
-    _known_adapters = field_validator("api", mode="after")(parse_adapters)
+    _known_adapters = field_validator("api", mode="after")(check_adapters)
 
     @property
     def port_hosts(self) -> list[str]:

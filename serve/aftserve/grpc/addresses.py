@@ -22,7 +22,12 @@ def free_places(hosts: Sequence[str], port: int) -> list[str]:
         UsageError: if an address or the port is not available, or gRPC cannot be limited to the
             addresses.
     """
-    listeners = bind(hosts, port)
+    try:
+        listeners = bind(hosts, port)
+    except UsageError as error:
+        raise UsageError(
+            f"gRPC: {error.problem}", "Choose another address by --host and --grpc-port."
+        ) from error
     try:
         names = [one.getsockname() for one in listeners]
     finally:

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aftserve.grpc.wire_types import SERVICE
 from aftserve.observability.health import Health
 
-_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _MAX_WATCHES = 100
 """Maximum number of ``Watch`` calls at a time, which need no API key."""
 _STATUS = health_pb2.HealthCheckResponse
@@ -61,7 +61,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 await context.write(_STATUS(status=status))
             if is_last:
                 return
-            await asyncio.sleep(_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _status(self, service: str) -> Any:
         if service not in ("", SERVICE):

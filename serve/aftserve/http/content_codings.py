@@ -66,7 +66,7 @@ CODINGS = tuple(_STREAMS)
 
 
 def coding_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the content coding of a request in lower case; several are one text with commas.
+    """Return the content coding of a request in lower case. Several are joined by commas.
 
     Args:
         headers: names in lower case, and values.

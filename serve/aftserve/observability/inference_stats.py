@@ -2,6 +2,8 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -58,7 +60,16 @@ class InferenceStats:
         self.run.add(run)
         self.finish.add(finish)
 
-    def add_failed(self, seconds: float) -> None:
-        """Count a request without an answer."""
-        self.last_request = time.time()
-        self.failed.add(seconds)
+    @contextmanager
+    def counting_failures(self, began: float) -> Iterator[None]:
+        """Count a request as failed if its work raises, or is cancelled at the client's deadline.
+
+        Args:
+            began: start of the request by ``time.monotonic``.
+        """
+        try:
+            yield
+        except BaseException:
+            self.last_request = time.time()
+            self.failed.add(time.monotonic() - began)
+            raise

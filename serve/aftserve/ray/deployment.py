@@ -115,12 +115,13 @@ def _host(settings: DeploymentSettings) -> str:
     Raises:
         UsageError: if there are several, or a setting that the proxy lacks.
     """
-    for name in ("grpc_port", "uds", "ssl_certfile", "ssl_keyfile"):
+    end_tls = "Remove it, and end TLS in a proxy before Ray Serve."
+    remedies = dict.fromkeys(("grpc_port", "uds"), "Remove it.")
+    remedies |= dict.fromkeys(("ssl_certfile", "ssl_keyfile"), end_tls)
+    for name, remedy in remedies.items():
         if getattr(settings, name) is not None:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for a server without Ray, got it for a deployment.",
-                "Remove it, and end TLS in a proxy before Ray Serve.",
-            )
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} needs a server without Ray, got a deployment.", remedy)
     if len(settings.host) > 1:
         raise UsageError(
             f"Ray Serve listens at one --host, got {', '.join(settings.host)}.", "Name one."

@@ -29,5 +29,15 @@ def test_every_address_has_one_place(hosts: list[str]) -> None:
 
 @needs_both
 def test_narrow_ipv4_beside_every_ipv6_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"got a --host for 127\.0\.0\.1 beside it"):
+    with pytest.raises(UsageError, match=r"got a --host for 127\.0\.0\.1 beside it") as raised:
         free_places(["::", "127.0.0.1"], 0)
+    assert raised.value.remedy == "Choose --host ::, or only addresses of this machine."
+
+
+def test_taken_port_names_option() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UsageError, match=r"^gRPC: ") as raised,
+    ):
+        free_places(["127.0.0.1"], taken.getsockname()[1])
+    assert raised.value.remedy == "Choose another address by --host and --grpc-port."

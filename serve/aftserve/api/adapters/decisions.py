@@ -215,7 +215,7 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         openapi_extra=body_schema(DecisionRequest),
     )
     async def decide(request: Request, deadline_seconds: DeadlineSeconds = None) -> Decision:
-        """Answer questions about one document; others than those of the outputs are refused."""
+        """Answer questions about one document. One that no output answers is refused."""
         service.check_open()
         body = await read_json(request, DecisionRequest, max_entries={})
         check_model(body.model, service)

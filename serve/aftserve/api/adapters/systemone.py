@@ -166,7 +166,7 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
     async def system_one(
         request: Request, deadline_seconds: DeadlineSeconds = None
     ) -> SystemOneResponse:
-        """Answer questions about one document; they must be those of the outputs."""
+        """Answer questions about one document. Each must have an output that answers it."""
         service.check_open()
         body = await read_json(request, SystemOneRequest, max_entries={})
         check_model(body.model, service)
