@@ -42,13 +42,14 @@ def main() -> None:
     add(
         "--rounds",
         type=int,
-        help="of each contender (default: 11; 3 with --quick or --chunks, 7 with --model)",
+        help="of each contender (default: 11; 3 with --quick or --chunks, 7 with --model or "
+        "--recognized)",
     )
     add(
         "--out",
         type=Path,
-        help="for the rows (default: build/bench.json, bench_model.json, bench_chunks.json or "
-        "bench_recurrent.json)",
+        help="for the rows (default: build/bench.json, bench_model.json, bench_chunks.json, "
+        "bench_recurrent.json or bench_recognized.json)",
     )
     add(
         "--record",
@@ -61,6 +62,8 @@ def main() -> None:
         help="with --record, drop the rows of another date, commit, version or contender",
     )
     options = parser.parse_args()
+    if options.recognized and (options.record or options.replace):
+        parser.error("--record: expected no --recognized, which has no record")
     if SOFTMAX in (options.mechanism or ()) and not options.model:
         parser.error("--mechanism softmax: expected --model with it")
     if options.chunks and options.tokens and len(options.tokens) != 2:

@@ -23,8 +23,8 @@ def test_missing_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_sums_stay_in_registers() -> None:
     """A loop that keeps its sums in memory has half the rate."""
-    register_rates.compile_library()
-    words = ["objdump", "--disassemble", "--no-show-raw-insn", str(register_rates.LIBRARY)]
+    library = register_rates.compile_library()._name
+    words = ["objdump", "--disassemble", "--no-show-raw-insn", library]
     listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     loops = [text.partition("\n\n")[0].splitlines() for text in FUNCTION.split(listing)[1:]]
     assert loops

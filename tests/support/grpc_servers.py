@@ -35,7 +35,7 @@ class GrpcServer:
 
 @contextmanager
 def serving_grpc(bundle: Path, log: Path, *options: str) -> Iterator[GrpcServer]:
-    """Yields a server once it answers."""
+    """Yield a server once it answers."""
     with serving(bundle, log, "--grpc-port", "0", *options) as (address, process):
         found = re.search(r"gRPC running on (\S+)", log.read_text("utf-8"))
         assert found is not None
@@ -47,7 +47,7 @@ def infer_request(name: str, *inputs: dict[str, Any], **fields: Any) -> Any:
 
 
 def ids_request(name: str, *rows: list[int], **fields: Any) -> Any:
-    """A request of token ids in ``contents``, all of one length."""
+    """Return a request of token ids in ``contents``, all of one length."""
     return infer_request(
         name,
         {
@@ -61,7 +61,7 @@ def ids_request(name: str, *rows: list[int], **fields: Any) -> Any:
 
 
 def method(channel: grpc.Channel, name: str) -> Any:
-    """A method of the protocol that takes and returns the messages of aftserve."""
+    """Return a method of the protocol, which takes and returns messages of aftserve."""
     return channel.unary_unary(
         f"/{SERVICE}/{name}",
         request_serializer=lambda message: message.SerializeToString(),

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 
-OPERATORS = frozenset(("RecurrentLinearAttention", "CausalDepthwiseConv"))
 TOKENS = (1, 63, 64, 65, 130)
 """Lengths at both sides of the libraries' chunks of 64 tokens."""
 
@@ -24,7 +24,7 @@ def check_bundle(
         logits_of: the model.
         masked: whether it takes the mask of a batch instead of the lengths.
     """
-    assert bundle.manifest.operators.keys() >= OPERATORS
+    assert bundle.manifest.operators.keys() >= RECURRENT_OPERATORS.keys()
     vocabulary = bundle.manifest.vocab_size
     assert vocabulary is not None
     engine = OnnxRuntimeEngine(bundle.model_path, threads=1)

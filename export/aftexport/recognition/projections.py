@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes import nodes as matching
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.recognition.graph.pointwise import (
     LAYOUTS,
     ConvolutionRows,
@@ -27,8 +27,10 @@ from aftexport.recognition.graph.pointwise import (
 )
 from aftexport.recognition.graph.readers_of_sizes import can_leave, has_sizes_of, redirect_sizes
 from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.pattern import NearMissFound
 
 TRANSPOSES_COST = "the transposes cost more than the operator saves"
+
 _OPERANDS = 3
 """Query, key and value come first among the inputs of an operator."""
 _TOKENS_FIRST = [0, 2, 1]
@@ -37,6 +39,13 @@ _WIDE_HEAD = 256
 """The channels of a head from which the operator is faster than two matrix products."""
 _RANK = 3
 """The rank of ``[B, C, T]``; images have more dims."""
+
+
+class CostlyTransposes(NearMissFound):
+    """The operator would be slower than the nodes that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__(TRANSPOSES_COST)
 
 
 def fold_transposes(model: ir.Model, probed: ProbedGraph) -> None:
@@ -256,9 +265,10 @@ def _split_by_slices(graph: ir.Graph, convolution: ir.Node, probed: ProbedGraph)
     }
     image = convolution.inputs[0]
     assert image is not None
-    for output, rows in slices.items():
-        if any(other is None for other in slices.values()) or rows is None:
-            return
+    known = {output: rows for output, rows in slices.items() if rows is not None}
+    if len(known) < len(slices):
+        return
+    for output, rows in known.items():
         weight, bias = _weights(convolution, rows)
         new = NewNodes(graph, str(output.name))
         flat = new.add("Reshape", image, new.constant([0, weight.shape[1], -1]))

@@ -30,7 +30,7 @@ from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import NearMissFound, Rewrite, Subject
 from aftexport.recognition.patterns.weights import has_pairs
 from aftexport.recognition.projections import (
-    TRANSPOSES_COST,
+    CostlyTransposes,
     fold_transposes,
     transposes_cost_more,
 )
@@ -238,7 +238,7 @@ class _Recognizer:
                     rewrite = replace(rewrite, note=_part_note(miss, rewrite.note))
                 self._replace(value, dims, rewrite, reader)
         except NearMissFound as other:
-            if miss is not None and str(other) != TRANSPOSES_COST:
+            if miss is not None and not isinstance(other, CostlyTransposes):
                 return miss
             return self._near_miss("linear_attention", value, str(other), reader)
         except Unreadable:
@@ -304,7 +304,7 @@ class _Recognizer:
         self._cuts.check(before, ends)
         after = part_of(output, ends, self._probed, writer.constants)
         if transposes_cost_more(writer.nodes, {*before.nodes} - {*after.nodes}, self._probed):
-            raise NearMissFound(TRANSPOSES_COST)
+            raise CostlyTransposes
         proven = {**rewrite.attributes, **rewrite.proven}
         operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
         try:

@@ -16,8 +16,8 @@ def bound_of(row: Mapping[str, Any]) -> tuple[float, str]:
 def with_best_rates(rows: Iterable[Row]) -> list[Row]:
     """Return the rows with the best rates of all rows of as many threads.
 
-    A rate that other work on the machine has slowed is below the machine's. All sizes move as many
-    bytes, so their copies are alike.
+    A rate that other work on the machine has slowed is below the machine's. All sizes move about
+    as many bytes, so one rate of copies serves all.
     """
     rows = list(rows)
     best: dict[tuple[int, str], float] = {}

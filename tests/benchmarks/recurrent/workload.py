@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
 from aftexport.operators.torch_ops import RECURRENT_OPERATORS
 
 OPERATOR = RECURRENT_OPERATORS["RecurrentLinearAttention"]
@@ -44,16 +45,16 @@ class Recurrence:
             name: rng.standard_normal(sequence, np.float32) for name in ("query", "key", "value")
         }
         feeds["key"] *= np.float32(self.width**-0.5)
-        if "gated" in self.rule:
+        if self.rule in GATED_RULES:
             feeds["decay"] = -rng.exponential(0.1, gates).astype(np.float32)
-        if "delta" in self.rule:
+        if self.rule in DELTA_RULES:
             feeds["beta"] = rng.uniform(size=gates).astype(np.float32)
         return feeds
 
     @property
     def bytes_moved(self) -> float:
         """The bytes of all inputs and of the output, each read or written once."""
-        gates = ("gated" in self.rule) + ("delta" in self.rule)
+        gates = (self.rule in GATED_RULES) + (self.rule in DELTA_RULES)
         return 4.0 * self.batch * self.tokens * self.heads * (4 * self.width + gates)
 
     @property
@@ -63,5 +64,5 @@ class Recurrence:
         Per token and head: the query reads the state, and the token changes it. With a delta rule,
         the key reads the state as well. A form in chunks takes more.
         """
-        passes = 3 if "delta" in self.rule else 2
+        passes = 3 if self.rule in DELTA_RULES else 2
         return float(passes * self.batch * self.tokens * self.heads * self.width**2)

@@ -4,7 +4,6 @@ ONNX has ``LinearAttention`` and ``CausalConvWithState`` since opset 27, and ONN
 in ``com.microsoft``. They are read into the operators of ``ai.aftexport``, and these can be written
 as the standard ones:
 
-    new_nodes              nodes around a replaced one
     full_lengths, padding  lengths, which the other operators lack, and the masks that replace them
     node_values            attributes and shapes of a node, and the errors that name it
     read_linear_attention  LinearAttention -> RecurrentLinearAttention

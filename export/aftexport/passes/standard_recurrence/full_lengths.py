@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
+from aftexport.passes.new_nodes import NewNodes
 
 
 class FullLengths:

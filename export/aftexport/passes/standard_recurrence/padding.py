@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
+from aftexport.passes.new_nodes import NewNodes
 
 
 class Padding:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import (
     MICROSOFT,
     ForeignNode,

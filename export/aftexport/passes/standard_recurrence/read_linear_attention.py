@@ -12,9 +12,9 @@ from aftexport.operators.mechanisms.recurrent_linear_attention import (
     GATED_RULES,
     RECURRENT_LINEAR_ATTENTION,
 )
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import (
     MICROSOFT,
     ForeignNode,

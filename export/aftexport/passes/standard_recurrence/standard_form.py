@@ -12,9 +12,9 @@ from aftexport.errors import UsageError
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import take_place
 from aftexport.passes.opset_change import check_known, raise_opset
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     FIRST_OPSET,

@@ -8,9 +8,9 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from aftexport.errors import UsageError
 from aftexport.operators.domain import DOMAIN, VERSION
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import take_place
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     LINEAR_ATTENTION,

@@ -7,8 +7,8 @@ state is that after the last token within the lengths, and is gathered from the 
 import numpy as np
 import onnx_ir as ir
 
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.full_lengths import are_full
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import CAUSAL_CONV
 from aftexport.passes.standard_recurrence.padding import Padding
 

@@ -6,8 +6,8 @@ rows of padding in the output become 0 after the node.
 
 import onnx_ir as ir
 
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.full_lengths import are_full
-from aftexport.passes.standard_recurrence.new_nodes import NewNodes
 from aftexport.passes.standard_recurrence.node_values import LINEAR_ATTENTION
 from aftexport.passes.standard_recurrence.padding import Padding
 
