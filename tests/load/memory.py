@@ -1,7 +1,9 @@
 """The growth of a server's memory under load, with an optional leak that must be detected."""
 
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,36 @@ sys.exit(main())
 """
 
 
+def trimming_server(leak: int = 0) -> tuple[str, str]:
+    """Return the program of a server whose memory ``resident_mib`` measures.
+
+    Args:
+        leak: number of bytes that the server leaks per request.
+    """
+    return "-c", _SERVER.format(leak=leak)
+
+
+def resident_mib(
+    address: str, process: "subprocess.Popen[bytes]", read_metric: Callable[[str], float]
+) -> float:
+    """Return the resident memory of an idle server after it has returned its free memory.
+
+    Args:
+        address: URL of the server.
+        process: its process.
+        read_metric: function that returns a metric of the server by its name.
+    """
+    eventually(lambda: read_metric("aftserve_idle") == 1, "the server is idle")
+    process.send_signal(signal.SIGUSR1)
+    eventually(lambda: http.get(f"{address}/healthz").is_success, "memory is trimmed")
+    return read_metric("process_resident_memory_bytes") / (1 << 20)
+
+
+def slope(resident: Sequence[float]) -> float:
+    """Return the growth of memory from round to round, from a line through all rounds."""
+    return float(np.polyfit(np.arange(len(resident)), resident, 1)[0])
+
+
 def growth(
     bundle: Path,
     documents: Sequence[Document],
@@ -64,7 +96,7 @@ def growth(
         resident MiB after each round.
     """
     resident = []
-    program = "-c", _SERVER.format(leak=leak)
+    program = trimming_server(leak)
     options = (*options, "--idle-seconds", "0.5")
     with serving(bundle, log, *options, program=program, measured=True) as (address, process):
         for number in range(rounds // 2 + rounds):
@@ -74,9 +106,5 @@ def growth(
                 connections=connections,
             )
             assert not results.undefined, results.undefined[0]  # failed requests leak nothing
-            eventually(lambda: metric(address, "aftserve_idle") == 1, "the server is idle")
-            process.send_signal(signal.SIGUSR1)
-            eventually(lambda: http.get(f"{address}/healthz").is_success, "memory is trimmed")
-            resident.append(metric(address, "process_resident_memory_bytes") / (1 << 20))
-    slope = np.polyfit(np.arange(rounds), resident[-rounds:], 1)[0]
-    return float(slope) * 1000 / requests, resident
+            resident.append(resident_mib(address, process, partial(metric, address)))
+    return slope(resident[-rounds:]) * 1000 / requests, resident

@@ -1,0 +1,204 @@
+"""The interfaces of a server: a request of each, and the answers that its response carries."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from adapter_heads import FLAGS, TOPICS
+
+from aftserve.grpc.wire_types import SERVICE
+from load import tensor_messages
+from load.every_head import Document
+from load.messages import Found, Message, json_message
+
+_FIELDS = {
+    "topic": ("label", "scores"),
+    "paid": ("label", "scores"),
+    "flags": ("labels", "scores"),
+    "age": ("values",),
+    "tags": ("labels", "scores", "spans"),
+    "embedding": ("vector",),
+}
+"""The fields of each head in an answer of ``/infer``."""
+_LINES = "application/x-ndjson"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface.
+
+    Attributes:
+        name: readable name.
+        path: path of a request; ``{model}`` stands for the name of the model.
+        write: function that writes a request about documents to a model.
+        read: function that returns the answers of a response, in order. It raises ValueError,
+            KeyError, TypeError or IndexError if the response is not one of this interface.
+        route: path in the metrics; None if it is ``path`` without a query.
+        max_documents: maximum number of documents of a request.
+        is_by_document: whether each document of a request may be answered by another bundle.
+    """
+
+    name: str
+    path: str
+    write: Callable[[str, Sequence[Document]], Message]
+    read: Callable[[Message], list[Found]]
+    route: str | None = None
+    max_documents: int = 3
+    is_by_document: bool = False
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether a request is a call of gRPC."""
+        return self.path.startswith(f"/{SERVICE}/")
+
+    @property
+    def counted_path(self) -> str:
+        """The path in the metrics."""
+        return self.route or self.path.partition("?")[0]
+
+
+def _texts(documents: Sequence[Document]) -> list[str]:
+    return [one.text for one in documents]
+
+
+def _ids(documents: Sequence[Document]) -> list[list[int]]:
+    return [one.ids.tolist() for one in documents]
+
+
+def _result(answer: Any) -> Found:
+    heads = answer["heads"]
+    found = {name: {one: heads[name][one] for one in fields} for name, fields in _FIELDS.items()}
+    return {**found, "bundle": answer["bundle"], "tokens_total": answer["tokens_total"]}
+
+
+def _write_text(model: str, documents: Sequence[Document]) -> Message:
+    return Message(documents[0].text.encode(), {"Content-Type": "text/plain"})
+
+
+def _read_one(response: Message) -> list[Found]:
+    return [_result(json.loads(response.body))]
+
+
+def _write_several(model: str, documents: Sequence[Document]) -> Message:
+    if documents[0].number % 2:
+        return json_message(texts=_texts(documents))
+    return json_message(input_ids=_ids(documents))
+
+
+def _read_several(response: Message) -> list[Found]:
+    return [_result(one) for one in json.loads(response.body)["results"]]
+
+
+def _write_lines(model: str, documents: Sequence[Document]) -> Message:
+    lines = [
+        json_message(text=one.text) if one.number % 2 else json_message(input_ids=one.ids.tolist())
+        for one in documents
+    ]
+    return Message(b"\n".join(line.body for line in lines), {"Content-Type": _LINES})
+
+
+def _read_lines(response: Message) -> list[Found]:
+    return [_result(json.loads(line)) for line in response.body.splitlines()]
+
+
+def _write_streamed(model: str, documents: Sequence[Document]) -> Message:
+    return Message(json_message(text=documents[0].text).body, {"Accept": _LINES})
+
+
+def _read_streamed(response: Message) -> list[Found]:
+    first, *parts, last = map(json.loads, response.body.splitlines())
+    if last != {"complete": True, "lines": len(parts) + 1}:
+        raise ValueError(f"the last line is {last}")
+    tags: dict[str, list[Any]] = {"labels": [], "scores": [], "spans": []}
+    for part in parts:
+        if "start_token" in part and part["start_token"] != len(tags["labels"]):
+            raise ValueError(f"token {part['start_token']} follows {len(tags['labels'])} tokens")
+        for field in tags.keys() & part.keys():
+            tags[field] += part[field]
+    first["heads"]["tags"] = tags
+    return [_result(first)]
+
+
+def _write_classify(model: str, documents: Sequence[Document]) -> Message:
+    return json_message(model=model, input=_texts(documents))
+
+
+def _read_classify(response: Message) -> list[Found]:
+    rows = json.loads(response.body)["data"]
+    return [{"topic": {"label": one["label"], "columns": np.array(one["probs"])}} for one in rows]
+
+
+def _write_predict(model: str, documents: Sequence[Document]) -> Message:
+    return json_message(inputs=[[text] for text in _texts(documents)])
+
+
+def _read_predict(response: Message) -> list[Found]:
+    found: list[Found] = []
+    for rows in json.loads(response.body):
+        if rows != sorted(rows, key=lambda row: -row["score"]):
+            raise ValueError(f"the largest score is not first: {rows}")
+        scores = {row["label"]: row["score"] for row in rows}
+        found.append({"topic": {"label": rows[0]["label"], "scores": scores}})
+    return found
+
+
+def _write_embed(model: str, documents: Sequence[Document]) -> Message:
+    return json_message(inputs=_ids(documents), normalize=False)
+
+
+def _read_embed(response: Message) -> list[Found]:
+    return [{"embedding": {"vector": one}} for one in json.loads(response.body)]
+
+
+def _write_decisions(model: str, documents: Sequence[Document]) -> Message:
+    choice = {"type": "choice", "instructions": "", "choices": [{"value": t} for t in TOPICS]}
+    flags = [{"type": "predicate", "instructions": "", "name": name} for name in FLAGS]
+    return json_message(model=model, input=documents[0].text, questions=[choice, *flags])
+
+
+def _read_decisions(response: Message) -> list[Found]:
+    topic, *flags = json.loads(response.body)["answers"]
+    scores = {row["value"]: row["probability"] for row in topic["probabilities"]}
+    columns = np.array([one["probability"] for one in flags])
+    return [{"topic": {"label": topic["choice"], "scores": scores}, "flags": {"columns": columns}}]
+
+
+def _write_systemone(model: str, documents: Sequence[Document]) -> Message:
+    questions: dict[str, Any] = {name: {"type": "noul"} for name in FLAGS}
+    questions["topic"] = {"type": "choice", "criteria": dict.fromkeys(TOPICS)}
+    return json_message(model=model, state=documents[0].text, questions=questions)
+
+
+def _read_systemone(response: Message) -> list[Found]:
+    answers = json.loads(response.body)["answers"]
+    topic, columns = answers["topic"], np.array([answers[name]["noul"] for name in FLAGS])
+    scores = topic["probabilities"]
+    return [{"topic": {"label": topic["choice"], "scores": scores}, "flags": {"columns": columns}}]
+
+
+_TENSORS = "/v2/models/{model}/infer"
+_TENSORS_ROUTE = "/v2/models/{name}/infer"
+INTERFACES = (
+    Interface("JSON", "/infer", _write_several, _read_several),
+    Interface("text", "/infer", _write_text, _read_one, max_documents=1),
+    Interface("lines", "/infer", _write_lines, _read_lines, max_documents=5, is_by_document=True),
+    Interface("streamed parts", "/infer", _write_streamed, _read_streamed, max_documents=1),
+    Interface(
+        "tensors in JSON", _TENSORS, tensor_messages.write_texts, tensor_messages.read_outputs,
+        _TENSORS_ROUTE,
+    ),
+    Interface(
+        "binary tensors", _TENSORS, tensor_messages.write_binary, tensor_messages.read_outputs,
+        _TENSORS_ROUTE,
+    ),
+    Interface(
+        "gRPC", f"/{SERVICE}/ModelInfer", tensor_messages.write_call, tensor_messages.read_call
+    ),
+    Interface("vLLM", "/classify?output=topic", _write_classify, _read_classify),
+    Interface("TEI labels", "/predict?output=topic", _write_predict, _read_predict),
+    Interface("TEI vectors", "/embed", _write_embed, _read_embed),
+    Interface("decisions", "/v1/decisions", _write_decisions, _read_decisions, max_documents=1),
+    Interface("System One", "/v1/systemone", _write_systemone, _read_systemone, max_documents=1),
+)  # fmt: skip

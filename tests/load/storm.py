@@ -1,0 +1,159 @@
+"""All interfaces of one server at once, while its bundle is reloaded and its keys are rotated."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bundle_swaps import deploy
+from servers import serving
+
+from load import memory
+from load.accounts import Metrics, count_faults, log_faults, read_log
+from load.changes import Changes, KeyFile
+from load.documents import BOUND
+from load.every_head import Document, bare_answers
+from load.health_probe import Delays, probing
+from load.storm_clients import ServedModel, StormClients
+
+_NAME = "storm"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a storm.
+
+    Attributes:
+        rounds: number of rounds; memory is measured after each.
+        requests: number of requests of a round.
+        connections: number of concurrent clients.
+        shares_runs: whether documents share runs. Then numbers may differ from those of the bare
+            model by rounding; otherwise every bit must be equal.
+        options: options of the server.
+        program: arguments of Python for the server.
+    """
+
+    rounds: int
+    requests: int
+    connections: int
+    shares_runs: bool = False
+    options: Sequence[str] = ("--threads", "1")
+    program: Sequence[str] = memory.trimming_server()
+
+
+@dataclass
+class Storm:
+    """The outcome of a storm.
+
+    Attributes:
+        answered: number of answered requests by interface.
+        statuses: number of requests by status; ``left`` if the client left.
+        reloads: number of accepted reloads.
+        rotations: number of replaced keys.
+        faults: description of each outcome against the contract.
+        resident: resident MiB of the server after each round.
+        open_files: open files of the server after each round.
+        delays: delays of ``/healthz`` and of the machine; None if they were not measured.
+    """
+
+    answered: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    reloads: int = 0
+    rotations: int = 0
+    faults: list[str] = field(default_factory=list)
+    resident: list[float] = field(default_factory=list)
+    open_files: list[float] = field(default_factory=list)
+    delays: Delays | None = None
+
+
+def run(
+    bundles: Sequence[Path],
+    documents: Sequence[Document],
+    folder: Path,
+    plan: Plan,
+    *,
+    is_probed: bool = False,
+) -> Storm:
+    """Run a storm.
+
+    Args:
+        bundles: bundles of ``every_head`` that take turns.
+        documents: documents of the requests.
+        folder: folder for the served bundle, the keys and the logs.
+        plan: the size.
+        is_probed: whether the delays of ``/healthz`` are measured.
+    """
+    deployed, log = folder / "deployed", folder / "storm.log"
+    shutil.rmtree(deployed, ignore_errors=True)
+    deployed.mkdir(parents=True)
+    place, key_file = deploy(bundles[0], deployed / f"{_NAME}.bundle"), KeyFile(folder / "keys")
+    model = ServedModel(_NAME, [bare_answers(one, documents, 1) for one in bundles])
+    words = (
+        *("--grpc-port", "0", "--log-format", "json", "--idle-seconds", "0.5"),
+        *("--api-keys", str(folder / "keys")),
+        *(() if plan.shares_runs else ("--budget-tokens", "1")),
+        *plan.options,
+    )
+    storm = Storm()
+    with ExitStack() as stack:
+        address, process = stack.enter_context(
+            serving(place, log, *words, program=plan.program, measured=True)
+        )
+        before = len(read_log(log))
+        delays = stack.enter_context(probing(address, folder)) if is_probed else []
+        bound = BOUND if plan.shares_runs else 0.0
+        clients = StormClients(
+            address, _grpc_address(log), model, key_file.ring, documents, bound=bound
+        )
+        changes = Changes(address, process, place, bundles, model, key_file)
+        for number in range(plan.rounds):
+            asyncio.run(_round(clients, changes, plan, number))
+            _measure(storm, address, process, key_file.ring.admin)
+        eventually_quiet = Metrics(address, key_file.ring.admin)
+        events = read_log(log)[before:]
+        storm.faults += count_faults(events, eventually_quiet, clients.outcomes)
+    if delays:
+        (storm.delays,) = delays
+    storm.faults += clients.faults + changes.faults
+    storm.faults += log_faults(read_log(log)[before:], changes.refused)
+    for one in clients.outcomes:
+        storm.statuses[one.status or "left"] += 1
+        storm.answered[one.interface.name] += one.is_answered
+    storm.reloads, storm.rotations = changes.reloads, key_file.ring.generations.written
+    return storm
+
+
+async def _round(clients: StormClients, changes: Changes, plan: Plan, number: int) -> None:
+    """Send the requests of a round during changes, and end these after it."""
+    changes.stopping = False
+    names = [f"{number}-{request}" for request in range(plan.requests)]
+    changing = [
+        asyncio.create_task(changes.reload(number)),
+        asyncio.create_task(changes.rotate_keys(number)),
+    ]
+    try:
+        await clients.send(names, connections=plan.connections, seed=number)
+    finally:
+        changes.stopping = True
+        await asyncio.gather(*changing)
+
+
+def _measure(
+    storm: Storm, address: str, process: "subprocess.Popen[bytes]", key: str
+) -> None:
+    """Measure the memory and the open files of a server whose clients have ended."""
+    storm.resident.append(
+        memory.resident_mib(address, process, lambda name: Metrics(address, key).sum(name))
+    )
+    storm.open_files.append(Metrics(address, key).sum("process_open_fds"))
+
+
+def _grpc_address(log: Path) -> str:
+    found = re.search(r'gRPC running on ([^\s"]+)', log.read_text("utf-8"))
+    assert found is not None
+    return found[1]

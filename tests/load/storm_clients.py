@@ -1,0 +1,268 @@
+"""Clients of every interface at once: their keys, requests, departures and outcomes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+
+from load.client import Connection, ConnectionEndedError
+from load.comparison import is_answer
+from load.every_head import Document, Expected
+from load.generations import Generations
+from load.interfaces import INTERFACES, Interface
+from load.messages import Found, Message
+
+_OK = ("200", "OK")
+_UNAUTHORIZED = ("401", "UNAUTHENTICATED")
+_BUSY = ("429", "RESOURCE_EXHAUSTED")
+_LEAVING = 0.25
+_MAX_PATIENCE_SECONDS = 0.1
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError)
+
+
+@dataclass
+class ServedModel:
+    """A model whose bundle is replaced, and the answers of each bundle.
+
+    Attributes:
+        name: its name.
+        variants: digest and expected answers of the bundles, which take turns.
+        generations: the order in which clients see the bundles.
+    """
+
+    name: str
+    variants: Sequence[tuple[str, Sequence[Expected]]]
+    generations: Generations = field(default_factory=Generations)
+
+    def digest(self, generation: int) -> str:
+        """Return the digest of the bundle of a generation."""
+        return self.variants[generation % len(self.variants)][0]
+
+    def expected(self, generation: int, document: Document) -> Expected:
+        """Return the answer of the bundle of a generation for a document."""
+        return self.variants[generation % len(self.variants)][1][document.number]
+
+
+@dataclass
+class KeyRing:
+    """The API keys of the clients.
+
+    Attributes:
+        admin: a key that stays, with the rights to reload.
+        limited: a key that stays, with a rate.
+        rotated: the key of each generation; only the newest of the file is valid.
+        generations: the order in which clients see the keys.
+    """
+
+    admin: str
+    limited: str
+    rotated: list[str]
+    generations: Generations = field(default_factory=Generations)
+
+    def draw(self, generator: np.random.Generator) -> int | None:
+        """Draw the generation of a key: current, next or replaced; None for the limited key."""
+        seen, written = self.generations.seen, self.generations.written
+        share = generator.random()
+        if share < 0.1:
+            return None
+        if share < 0.2:
+            return max(0, seen - 1)
+        return written if share < 0.4 else seen
+
+    def key(self, generation: int | None) -> str:
+        """Return the key that was drawn."""
+        return self.limited if generation is None else self.rotated[generation]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The end of a request that its client waited for.
+
+    Attributes:
+        status: status of HTTP, or name of gRPC's status; ``ended`` if the connection ended.
+        message: the response, or the text of the error.
+    """
+
+    status: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a request.
+
+    Attributes:
+        name: request ID in the server's log.
+        interface: its interface.
+        documents: number of its documents.
+        status: status of the reply; None if the client left.
+    """
+
+    name: str
+    interface: Interface
+    documents: int
+    status: str | None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the client got answers."""
+        return self.status in _OK
+
+
+class StormClients:
+    """Clients that draw an interface, documents and a key for each request.
+
+    A quarter of them leave: in the middle of their request, or before its answer.
+
+    Args:
+        address: URL of the server.
+        grpc_address: its address for gRPC.
+        model: the model.
+        keys: the API keys.
+        documents: documents of the requests.
+        bound: maximum error of a number; 0 for equal bits.
+
+    Attributes:
+        outcomes: outcome of each request.
+        faults: description of each outcome against the contract.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        grpc_address: str,
+        model: ServedModel,
+        keys: KeyRing,
+        documents: Sequence[Document],
+        *,
+        bound: float,
+    ) -> None:
+        self._address = address
+        self._grpc_address = grpc_address
+        self._model = model
+        self._keys = keys
+        self._documents = documents
+        self._bound = bound
+        self.outcomes: list[Outcome] = []
+        self.faults: list[str] = []
+
+    async def send(self, names: Sequence[str], *, connections: int, seed: int) -> None:
+        """Send a request of each name from concurrent clients."""
+        waiting = iter(names)
+
+        async def client(number: int) -> None:
+            generator = np.random.default_rng([seed, number])
+            connection = Connection(self._address)
+            async with grpc.aio.insecure_channel(self._grpc_address) as channel:
+                for name in waiting:
+                    await self._ask(name, connection, channel, generator)
+            connection.close()
+
+        await asyncio.gather(*map(client, range(connections)))
+
+    async def _ask(
+        self,
+        name: str,
+        connection: Connection,
+        channel: grpc.aio.Channel,
+        generator: np.random.Generator,
+    ) -> None:
+        interface = INTERFACES[generator.integers(len(INTERFACES))]
+        count = generator.integers(1, interface.max_documents + 1)
+        documents = [self._documents[i] for i in generator.integers(len(self._documents), size=count)]
+        key = self._keys.draw(generator)
+        request = interface.write(self._model.name, documents)
+        headers = {**request.headers, "X-API-Key": self._keys.key(key), "X-Request-ID": name}
+        path = interface.path.format(model=self._model.name)
+        leaves, breaks_off = generator.random() < _LEAVING, generator.random() < 0.5
+        patience = generator.uniform(0, _MAX_PATIENCE_SECONDS) if leaves else None
+        seen, seen_key = self._model.generations.seen, self._keys.generations.seen
+        reply = None
+        try:
+            if leaves and breaks_off and not interface.is_grpc:
+                await connection.break_off(path, request.body, headers)
+            else:
+                async with asyncio.timeout(patience):
+                    if interface.is_grpc:
+                        reply = await _call(channel, path, request.body, headers)
+                    else:
+                        reply = await _post(connection, path, request.body, headers)
+        except TimeoutError:
+            pass
+        status = None if reply is None else reply.status
+        self.outcomes.append(Outcome(name, interface, len(documents), status))
+        if reply is None:
+            return
+        fault = self._key_fault(reply, key, seen_key)
+        if reply.status in _OK:
+            fault = fault or self._answer_fault(interface, reply.message, documents, seen)
+        elif reply.status in _BUSY:
+            if "retry-after" not in reply.message.headers:
+                fault = f"{reply.status} without Retry-After"
+        elif reply.status not in _UNAUTHORIZED:
+            fault = f"{reply.status} {reply.message.body[:300]!r}"
+        if fault is not None:
+            self.faults.append(f"{interface.name}: {fault} ({name})")
+
+    def _key_fault(self, reply: Reply, key: int | None, seen: int) -> str | None:
+        """Return the fault of an accepted or refused key."""
+        valid = self._keys.generations.since(seen)
+        if reply.status in _UNAUTHORIZED:
+            if key is None or list(valid) == [key]:
+                return f"the valid key {key} is refused"
+        elif reply.status in _OK and key is not None:
+            if key not in valid:
+                return f"the key {key} is accepted after the key {seen}"
+            self._keys.generations.show(key)
+        return None
+
+    def _answer_fault(
+        self, interface: Interface, response: Message, documents: Sequence[Document], seen: int
+    ) -> str | None:
+        """Return the fault of an answer."""
+        generations = self._model.generations.since(seen)
+        try:
+            found = interface.read(response)
+        except _UNREADABLE as error:
+            return f"unreadable answer: {error!r}: {response.body[:300]!r}"
+        if len(found) != len(documents):
+            return f"{len(found)} answers for {len(documents)} documents"
+        answered = list(zip(found, documents, strict=True))
+        parts = [[one] for one in answered] if interface.is_by_document else [answered]
+        for part in parts:
+            matching = [one for one in generations if self._is_answered(part, one)]
+            if not matching:
+                return f"wrong answer for documents {[d.number for _, d in part]}: {part[0][0]!r:.300}"
+            if len(matching) == 1 and "bundle" in part[0][0]:
+                self._model.generations.show(matching[0])
+        return None
+
+    def _is_answered(self, part: Sequence[tuple[Found, Document]], generation: int) -> bool:
+        return all(
+            is_answer(found, self._model.expected(generation, one), self._bound)
+            for found, one in part
+        )
+
+
+async def _post(
+    connection: Connection, path: str, body: bytes, headers: Mapping[str, str]
+) -> Reply:
+    try:
+        response = await connection.exchange("POST", path, body, headers)
+    except ConnectionEndedError as error:
+        return Reply("ended", Message(repr(error.__cause__).encode()))
+    return Reply(str(response.status), Message(response.body, response.headers))
+
+
+async def _call(
+    channel: grpc.aio.Channel, path: str, body: bytes, headers: Mapping[str, str]
+) -> Reply:
+    metadata = [(name.lower(), value) for name, value in headers.items()]
+    call = channel.unary_unary(path)(body, metadata=metadata)
+    try:
+        return Reply("OK", Message(await call))
+    except grpc.aio.AioRpcError as error:
+        trailing = {str(name): str(value) for name, value in error.trailing_metadata() or ()}
+        return Reply(error.code().name, Message((error.details() or "").encode(), trailing))
