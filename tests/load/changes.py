@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -32,10 +31,15 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         admin, self._admin = make_key("admin", None, admin=True)
         limited, self._limited = make_key("limited", _RATE)
-        first, section = make_key("rotated", None)
-        self.ring = KeyRing(admin, limited, [first])
+        (never, _), (first, section) = make_key("rotated", None), make_key("rotated", None)
+        self.ring = KeyRing(admin, limited, [never, first])
         self._path = path
         self._write(section)
+
+    @property
+    def rotations(self) -> int:
+        """Number of replaced keys."""
+        return len(self.ring.rotated) - 2
 
     def rotate(self) -> None:
         """Replace the file by one with the next key."""
@@ -48,7 +52,7 @@ class KeyFile:
         following = self._path.with_suffix(".next")
         following.touch(0o600)
         following.write_text("\n".join([self._admin, self._limited, section]), "utf-8")
-        os.replace(following, self._path)
+        following.replace(self._path)
 
 
 class Changes:
@@ -90,9 +94,12 @@ class Changes:
         self.faults: list[str] = []
 
     async def reload(self, seed: int) -> None:
-        """Replace the bundle, and reload it by POST /reload or by SIGHUP in turn."""
+        """Replace the bundle, and reload it by POST /reload or by SIGHUP in turn.
+
+        The last bundle is another one than the first, so that a server that keeps it is found.
+        """
         generator, connection = np.random.default_rng(seed), Connection(self._address)
-        while not self.stopping:
+        while not self.stopping or self._model.generations.written % len(self._bundles) == 0:
             await asyncio.sleep(generator.uniform(0.05, 0.5))
             if self.reloads % _DAMAGED == _DAMAGED - 1:
                 await self._refuse(connection)

@@ -1,7 +1,9 @@
-"""``python -m load.health_probe ADDRESS``: the delay of ``/healthz``, and that of the machine.
+"""``python -m load.health_probe ADDRESS PID``: the delay of ``/healthz``, and the machine's part.
 
-The process asks a server and a bare responder in turn-free loops until its standard input ends, and
-then writes all delays. The responder does nothing else, so that its delays are the machine's.
+The process asks a server and a bare responder, each on a connection of its own, until its standard
+input ends, and then writes all delays. The responder does nothing else, so that its delays are
+those of the machine. A server that computes waits longer for a core than an idle responder, so
+that the time in which its threads wait is measured too.
 """
 
 import asyncio
@@ -9,9 +11,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,39 +23,55 @@ from load.client import Connection
 
 _PAUSE_SECONDS = 0.005
 _RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+_COMMAND = (sys.executable, "-m", "load.health_probe")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Delays:
     """The delays of a run, in ms.
 
     Attributes:
-        health: of ``/healthz``.
-        bare: of the bare responder.
+        health: delay of each ``/healthz``.
+        waits: time in which threads of the server waited for a core during each ``/healthz``.
+        bare: delay of each answer of the bare responder.
     """
 
-    health: list[float]
-    bare: list[float]
+    health: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
 
-    @staticmethod
-    def quantile(delays: list[float], quantile: float) -> float:
-        """Return a quantile."""
-        return float(np.quantile(delays, quantile))
+    @property
+    def own(self) -> list[float]:
+        """The delay of each ``/healthz`` without the waits for a core."""
+        pairs = zip(self.health, self.waits, strict=True)
+        return [max(0.0, delay - wait) for delay, wait in pairs]
+
+
+def quantile(delays: Sequence[float], share: float) -> float:
+    """Return a quantile of delays."""
+    return float(np.quantile(delays, share))
 
 
 @contextmanager
-def probing(address: str, folder: Path) -> Iterator[list[Delays]]:
-    """Probe a server within the block; the list has the delays after it."""
-    found: list[Delays] = []
-    with (folder / "probe.log").open("wb") as log:
-        words = [sys.executable, "-m", "load.health_probe", address]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(words, env=environment(), stdin=pipe, stdout=pipe, stderr=log)
+def probing(address: str, process: "subprocess.Popen[bytes]", log: Path) -> Iterator[Delays]:
+    """Probe a server within the block, after which the delays are complete.
+
+    Args:
+        address: URL of the server.
+        process: its process.
+        log: file for the errors of the probe.
+    """
+    delays = Delays()
+    words = [*_COMMAND, address, str(process.pid)]
+    pipe = subprocess.PIPE
+    with log.open("wb") as file:
+        probe = subprocess.Popen(words, env=environment(), stdin=pipe, stdout=pipe, stderr=file)
         try:
-            yield found
+            yield delays
         finally:
-            content, _ = process.communicate()
-    found.append(Delays(**json.loads(content)))
+            content, _ = probe.communicate()
+    for name, values in json.loads(content).items():
+        getattr(delays, name).extend(values)
 
 
 async def _respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,21 +89,42 @@ async def _serve() -> None:
     await server.serve_forever()
 
 
-async def _probe(address: str, bare: str) -> Delays:
-    delays = Delays([], [])
-    loop = asyncio.get_running_loop()
+def _waits(pid: str) -> float:
+    """Return the ms that the current threads of a process have waited for a core."""
+    total = 0
+    for file in Path("/proc", pid, "task").glob("*/schedstat"):
+        try:
+            total += int(file.read_text("ascii").split()[1])
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+    return total / 1e6
 
-    async def ask(place: str, into: list[float]) -> None:
-        connection = Connection(place)
+
+async def _probe(address: str, pid: str, bare: str) -> Delays:
+    delays = Delays()
+
+    async def ask(connection: Connection) -> float:
+        started = time.perf_counter()
+        response = await connection.exchange("GET", "/healthz")
+        assert response.status == 200, response
+        return (time.perf_counter() - started) * 1000
+
+    async def ask_server() -> None:
+        connection = Connection(address)
         while True:
-            started = time.perf_counter()
-            response = await connection.exchange("GET", "/healthz")
-            into.append((time.perf_counter() - started) * 1000)
-            assert response.status == 200, response
+            before = _waits(pid)
+            delays.health.append(await ask(connection))
+            delays.waits.append(max(0.0, _waits(pid) - before))
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    asking = asyncio.gather(ask(address, delays.health), ask(bare, delays.bare))
-    ending = loop.run_in_executor(None, sys.stdin.buffer.read)
+    async def ask_responder() -> None:
+        connection = Connection(bare)
+        while True:
+            delays.bare.append(await ask(connection))
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    asking = asyncio.gather(ask_server(), ask_responder())
+    ending = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
     if asking.done():
         asking.result()
@@ -98,15 +137,14 @@ def main() -> None:
     if len(sys.argv) == 1:
         asyncio.run(_serve())
         return
-    words = [sys.executable, "-m", "load.health_probe"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as responder:
+    with subprocess.Popen(_COMMAND, stdout=subprocess.PIPE) as responder:
         try:
             assert responder.stdout is not None
             port = int(responder.stdout.readline())
-            delays = asyncio.run(_probe(sys.argv[1], f"http://127.0.0.1:{port}"))
+            delays = asyncio.run(_probe(*sys.argv[1:], f"http://127.0.0.1:{port}"))
         finally:
             responder.kill()
-    print(json.dumps({"health": delays.health, "bare": delays.bare}))
+    print(json.dumps(asdict(delays)))
 
 
 if __name__ == "__main__":

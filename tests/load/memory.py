@@ -23,6 +23,11 @@ _SERVER = """
 import ctypes, gc, signal, sys
 ctypes.CDLL(None).mallopt(-8, 1)
 from aftserve.cli import main
+{changes}
+signal.signal(signal.SIGUSR1, lambda *_: (gc.collect(), ctypes.CDLL(None).malloc_trim(0)))
+sys.exit(main())
+"""
+_LEAK = """
 from aftserve.service import Service
 
 classify, kept = Service.classify, []
@@ -31,20 +36,17 @@ async def keeping(*arguments, **settings):
     kept.append(bytearray(b"x" * {leak}))
     return await classify(*arguments, **settings)
 
-if {leak}:
-    Service.classify = keeping
-signal.signal(signal.SIGUSR1, lambda *_: (gc.collect(), ctypes.CDLL(None).malloc_trim(0)))
-sys.exit(main())
+Service.classify = keeping
 """
 
 
-def trimming_server(leak: int = 0) -> tuple[str, str]:
-    """Return the program of a server whose memory ``resident_mib`` measures.
+def trimming_server(changes: str = "") -> tuple[str, str]:
+    """Return the program of a server whose memory ``resident_mib`` can measure.
 
     Args:
-        leak: number of bytes that the server leaks per request.
+        changes: code that changes the server before its start, such as a fault to be found.
     """
-    return "-c", _SERVER.format(leak=leak)
+    return "-c", _SERVER.format(changes=changes)
 
 
 def resident_mib(
@@ -96,7 +98,7 @@ def growth(
         resident MiB after each round.
     """
     resident = []
-    program = trimming_server(leak)
+    program = trimming_server(_LEAK.format(leak=leak) if leak else "")
     options = (*options, "--idle-seconds", "0.5")
     with serving(bundle, log, *options, program=program, measured=True) as (address, process):
         for number in range(rounds // 2 + rounds):

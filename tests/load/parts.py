@@ -7,8 +7,10 @@ from pathlib import Path
 
 from servers import serving
 
-from load import memory, offline, speed
+from load import every_head, memory, offline, speed
+from load import storm as storms
 from load.documents import Document, bare_engine, make_documents
+from load.health_probe import Delays, quantile
 from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
@@ -17,6 +19,11 @@ _BATCH_LONGEST = 2048
 _BATCH_ROUNDS = 2
 _STOPS = 3
 _STOP_REQUESTS = 200
+_STORM_DOCUMENTS = 60
+_STORM_LONGEST = 8192
+_STORM_REQUESTS = 1000
+_STORM_CONNECTIONS = 24
+_HEALTH_MS = 100.0
 _OVERHEAD_BLOCKS = 20
 _CONTENDERS_DOCUMENTS = 60
 """Documents in a round of the contenders: with all of them the run would take an hour."""
@@ -175,11 +182,57 @@ def stops(setting: Setting, report: Report) -> None:
         report.at_most(f"{name}: exit status", stopped.exit_status, 0, "")
 
 
+def storm(setting: Setting, report: Report) -> None:
+    """Use all interfaces at once while bundle and API keys change; a quarter of the clients leave.
+
+    In the first storm each document runs by itself and every bit must be right; in the second one
+    documents share runs.
+    """
+    folder = setting.folder / "storm"
+    bundles = every_head.export_bundles(folder)
+    documents = every_head.make_documents(_STORM_DOCUMENTS, longest=_STORM_LONGEST)
+    rounds = {"storm": setting.rounds // 2 + setting.rounds, "storm of shared runs": 1}
+    for name, count in rounds.items():
+        plan = storms.Plan(
+            count, _STORM_REQUESTS, _STORM_CONNECTIONS, shares_runs=count == 1,
+            options=setting.words,
+        )  # fmt: skip
+        found = storms.run(bundles, documents, folder, plan, is_probed=True)
+        (folder / f"{name}.faults").write_text("\n".join(found.faults), "utf-8")
+        for status, number in found.statuses.most_common():
+            report.shown(f"{name}: {status}", number, "requests")
+        for interface, number in found.answered.items():
+            report.at_least(f"{name}: answered by {interface}", number, 1, "requests")
+        report.at_least(f"{name}: reloads", found.reloads, 1, "")
+        report.at_least(f"{name}: replaced API keys", found.rotations, 1, "")
+        report.at_most(f"{name}: faults", len(found.faults), 0, "")
+        _show_delays(name, found.delays, report)
+        if count > 1:
+            grown = memory.slope(found.resident[-setting.rounds :]) * 1000 / _STORM_REQUESTS
+            bound = memory.MAX_GROWTH_MIB
+            report.shown(f"{name}: resident at the end", found.resident[-1], "MiB")
+            report.at_most(f"{name}: growth per 1000 requests", grown, bound, "MiB")
+            opened = found.open_files[-1] - found.open_files[-setting.rounds]
+            report.at_most(f"{name}: growth of open files", opened, 1, "")
+
+
 PARTS: dict[str, Callable[[Setting, Report], None]] = {
-    part.__name__: part for part in (mixed, overhead, saturation, contenders, batch, growth, stops)
+    part.__name__: part
+    for part in (mixed, overhead, saturation, contenders, batch, growth, stops, storm)
 }
 LOAD = ("mixed", "overhead", "saturation", "contenders", "batch")
-SOAK = ("growth", "stops")
+SOAK = ("growth", "stops", "storm")
+
+
+def _show_delays(name: str, delays: Delays | None, report: Report) -> None:
+    assert delays is not None  # the storm was probed
+    for title, values in {"/healthz": delays.health, "a bare responder": delays.bare}.items():
+        report.shown(f"{name}: {title}: p99.9", quantile(values, 0.999), "ms")
+        report.shown(f"{name}: {title}: maximum", max(values), "ms")
+    # The delay of an idle responder comes on top of the server's own.
+    bound = _HEALTH_MS + max(delays.bare)
+    title = f"{name}: /healthz without waits for a core: maximum"
+    report.at_most(title, max(delays.own), bound, "ms")
 
 
 def _show(title: str, speeds: dict[str, speed.Speed], report: Report) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from load.health_probe import Delays, probing
 from load.storm_clients import ServedModel, StormClients
 
 _NAME = "storm"
+_LOOKS = 20
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ def run(
             serving(place, log, *words, program=plan.program, measured=True)
         )
         before = len(read_log(log))
-        delays = stack.enter_context(probing(address, folder)) if is_probed else []
+        if is_probed:
+            probe = probing(address, process, folder / "probe.log")
+            storm.delays = stack.enter_context(probe)
         bound = BOUND if plan.shares_runs else 0.0
         clients = StormClients(
             address, _grpc_address(log), model, key_file.ring, documents, bound=bound
@@ -114,38 +119,40 @@ def run(
         for number in range(plan.rounds):
             asyncio.run(_round(clients, changes, plan, number))
             _measure(storm, address, process, key_file.ring.admin)
-        eventually_quiet = Metrics(address, key_file.ring.admin)
-        events = read_log(log)[before:]
-        storm.faults += count_faults(events, eventually_quiet, clients.outcomes)
-    if delays:
-        (storm.delays,) = delays
+        for _ in range(_LOOKS):  # requests whose client has left may end a little later
+            metrics, events = Metrics(address, key_file.ring.admin), read_log(log)[before:]
+            differences = list(count_faults(events, metrics, clients.outcomes))
+            if not differences:
+                break
+            time.sleep(_LOOK_SECONDS)
+    storm.faults += differences
     storm.faults += clients.faults + changes.faults
     storm.faults += log_faults(read_log(log)[before:], changes.refused)
     for one in clients.outcomes:
         storm.statuses[one.status or "left"] += 1
         storm.answered[one.interface.name] += one.is_answered
-    storm.reloads, storm.rotations = changes.reloads, key_file.ring.generations.written
+    storm.reloads, storm.rotations = changes.reloads, key_file.rotations
     return storm
 
 
 async def _round(clients: StormClients, changes: Changes, plan: Plan, number: int) -> None:
-    """Send the requests of a round during changes, and end these after it."""
+    """Send three quarters of the requests during changes, and the others after the last change."""
     changes.stopping = False
     names = [f"{number}-{request}" for request in range(plan.requests)]
+    during = len(names) * 3 // 4
     changing = [
         asyncio.create_task(changes.reload(number)),
         asyncio.create_task(changes.rotate_keys(number)),
     ]
     try:
-        await clients.send(names, connections=plan.connections, seed=number)
+        await clients.send(names[:during], connections=plan.connections, seed=2 * number)
     finally:
         changes.stopping = True
         await asyncio.gather(*changing)
+    await clients.send(names[during:], connections=plan.connections, seed=2 * number + 1)
 
 
-def _measure(
-    storm: Storm, address: str, process: "subprocess.Popen[bytes]", key: str
-) -> None:
+def _measure(storm: Storm, address: str, process: "subprocess.Popen[bytes]", key: str) -> None:
     """Measure the memory and the open files of a server whose clients have ended."""
     storm.resident.append(
         memory.resident_mib(address, process, lambda name: Metrics(address, key).sum(name))

@@ -1,6 +1,7 @@
 """Clients of every interface at once: their keys, requests, departures and outcomes."""
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -52,14 +53,15 @@ class KeyRing:
     Attributes:
         admin: a key that stays, with the rights to reload.
         limited: a key that stays, with a rate.
-        rotated: the key of each generation; only the newest of the file is valid.
+        rotated: the key of each generation; only that of the file is valid. The first one has
+            never been valid.
         generations: the order in which clients see the keys.
     """
 
     admin: str
     limited: str
     rotated: list[str]
-    generations: Generations = field(default_factory=Generations)
+    generations: Generations = field(default_factory=lambda: Generations(written=1, seen=1))
 
     def draw(self, generator: np.random.Generator) -> int | None:
         """Draw the generation of a key: current, next or replaced; None for the limited key."""
@@ -67,9 +69,9 @@ class KeyRing:
         share = generator.random()
         if share < 0.1:
             return None
-        if share < 0.2:
-            return max(0, seen - 1)
-        return written if share < 0.4 else seen
+        if share < 0.3:
+            return seen - 1
+        return written if share < 0.5 else seen
 
     def key(self, generation: int | None) -> str:
         """Return the key that was drawn."""
@@ -150,14 +152,14 @@ class StormClients:
 
     async def send(self, names: Sequence[str], *, connections: int, seed: int) -> None:
         """Send a request of each name from concurrent clients."""
-        waiting = iter(names)
+        waiting = iter(zip(names, itertools.cycle(INTERFACES), strict=False))
 
         async def client(number: int) -> None:
             generator = np.random.default_rng([seed, number])
             connection = Connection(self._address)
             async with grpc.aio.insecure_channel(self._grpc_address) as channel:
-                for name in waiting:
-                    await self._ask(name, connection, channel, generator)
+                for name, interface in waiting:
+                    await self._ask(name, interface, connection, channel, generator)
             connection.close()
 
         await asyncio.gather(*map(client, range(connections)))
@@ -165,13 +167,15 @@ class StormClients:
     async def _ask(
         self,
         name: str,
+        interface: Interface,
         connection: Connection,
         channel: grpc.aio.Channel,
         generator: np.random.Generator,
     ) -> None:
-        interface = INTERFACES[generator.integers(len(INTERFACES))]
         count = generator.integers(1, interface.max_documents + 1)
-        documents = [self._documents[i] for i in generator.integers(len(self._documents), size=count)]
+        documents = [
+            self._documents[i] for i in generator.integers(len(self._documents), size=count)
+        ]
         key = self._keys.draw(generator)
         request = interface.write(self._model.name, documents)
         headers = {**request.headers, "X-API-Key": self._keys.key(key), "X-Request-ID": name}
@@ -234,7 +238,9 @@ class StormClients:
         for part in parts:
             matching = [one for one in generations if self._is_answered(part, one)]
             if not matching:
-                return f"wrong answer for documents {[d.number for _, d in part]}: {part[0][0]!r:.300}"
+                return (
+                    f"wrong answer for documents {[d.number for _, d in part]}: {part[0][0]!r:.300}"
+                )
             if len(matching) == 1 and "bundle" in part[0][0]:
                 self._model.generations.show(matching[0])
         return None

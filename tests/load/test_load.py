@@ -13,12 +13,8 @@ from load.stopping import stop_under_load
 from load.traffic import make_requests, send
 
 # A server that answers each document with the scores of the document before it.
-SWAPPING = (
-    "-c",
-    """
-import sys
+SWAPPING = memory.trimming_server("""
 from aftserve.model.classifier import Classifier
-from aftserve.cli import main
 
 classify, last = Classifier.classify, []
 
@@ -28,9 +24,7 @@ def swapping(self, documents, *options, **named):
     return answers[: len(documents)]
 
 Classifier.classify = swapping
-sys.exit(main())
-""",
-)
+""")
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ BY_MODULE = {
     "test_third_party": {"slow"},
     "test_openapi": {"slow"},
     "test_load": {"slow"},
+    "test_storm": {"slow"},
     "test_demo": {"slow"},
     "test_typing": {"slow"},
     "test_batch": {"slow"},
