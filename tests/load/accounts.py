@@ -92,7 +92,8 @@ def count_faults(
         elif len(statuses) > 1:
             yield f"{one.interface.name}: the log has {statuses} for one request"
         counts.update((one.interface.counted_path, status) for status in statuses)
-        least += one.documents * one.is_answered
+        if one.is_answered and not one.interface.is_by_document:
+            least += one.documents
         most += one.documents * (one.is_answered or one.status is None)
     counted = metrics.responses()
     paths = {one.counted_path for one in INTERFACES}

@@ -33,8 +33,9 @@ class Interface:
         name: readable name.
         path: path of a request; ``{model}`` stands for the name of the model.
         write: function that writes a request about documents to a model.
-        read: function that returns the answers of a response, in order. It raises ValueError,
-            KeyError, TypeError or IndexError if the response is not one of this interface.
+        read: function that returns the answers of a response, in order, without fields where the
+            queue was too long for a document. It raises ValueError, KeyError, TypeError or
+            IndexError if the response is not one of this interface.
         route: path in the metrics; None if it is ``path`` without a query.
         max_documents: maximum number of documents of a request.
         is_by_document: whether each document of a request may be answered by another bundle.
@@ -100,7 +101,13 @@ def _write_lines(model: str, documents: Sequence[Document]) -> Message:
 
 
 def _read_lines(response: Message) -> list[Found]:
-    return [_result(json.loads(line)) for line in response.body.splitlines()]
+    lines = map(json.loads, response.body.splitlines())
+    return [{} if _is_refused(line) else _result(line) for line in lines]
+
+
+def _is_refused(line: Any) -> bool:
+    """Return whether the queue was too long for a line."""
+    return bool(line.get("status") == 429 and line["retry_after"] > 0)
 
 
 def _write_streamed(model: str, documents: Sequence[Document]) -> Message:

@@ -236,6 +236,8 @@ class StormClients:
         answered = list(zip(found, documents, strict=True))
         parts = [[one] for one in answered] if interface.is_by_document else [answered]
         for part in parts:
+            if interface.is_by_document and not part[0][0]:
+                continue  # the queue was too long
             matching = [one for one in generations if self._is_answered(part, one)]
             if not matching:
                 return (
