@@ -129,6 +129,7 @@ class Connection(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn 0.54 leaves this timer after a reset
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to read."""

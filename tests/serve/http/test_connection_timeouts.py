@@ -1,9 +1,12 @@
 """Timeouts of a connection: for headers, bodies, idle clients and unread answers."""
 
+import gc
 import itertools
 import json
 import socket
+import struct
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +153,26 @@ def test_last_answer_read_in_part_ends_connection(loop: str) -> None:
             assert connection.recv(1024)
         assert unsent() > 0, "the client was too fast to leave a rest"
         eventually(lambda: not server.server_state.connections, "the connection ends")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_reset_connection_is_freed(loop: str) -> None:
+    """A timer of a connection that a client has reset would keep its memory."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    def is_free() -> bool:
+        gc.collect()
+        return connection() is None
+
+    with running(app, 3600, loop=loop, timeout_keep_alive=3600) as server:
+        with raw_connection(address_of(server)) as client:
+            client.sendall(GET)
+            assert response(client)[0] == 204
+            (one,) = server.server_state.connections
+            connection = weakref.ref(one)
+            del one
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        eventually(is_free, "the connection is freed")
