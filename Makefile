@@ -231,11 +231,12 @@ build/peers/installed: $(VENV)/installed Makefile
 	touch $@
 
 # Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
-# minutes. `make soak`: memory from round to round, a leak that must be found, stops under load.
+# minutes. `make soak`: memory from round to round, a leak that must be found, stops under load, and all
+# interfaces at once.
 load: $(VENV)/installed build/contenders/installed  ## the server under load, against two others
 	PYTHONPATH=tests:tests/support $(BIN)/python -m load
 
-soak: $(VENV)/installed  ## the same for longer: memory, leaks, stops
+soak: $(VENV)/installed  ## the same for longer: memory, leaks, stops, all interfaces at once
 	PYTHONPATH=tests:tests/support $(BIN)/python -m load --soak
 
 # Apart from .venv: nothing of ours runs on what LitServe brings.

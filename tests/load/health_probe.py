@@ -11,8 +11,9 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -89,15 +90,13 @@ async def _serve() -> None:
     await server.serve_forever()
 
 
-def _waits(pid: str) -> float:
-    """Return the ms that the current threads of a process have waited for a core."""
-    total = 0
+def _waits(pid: str) -> Counter[str]:
+    """Return the ns that each thread of a process has waited for a core."""
+    waits = Counter[str]()
     for file in Path("/proc", pid, "task").glob("*/schedstat"):
-        try:
-            total += int(file.read_text("ascii").split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
-            continue
-    return total / 1e6
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            waits[file.parent.name] = int(file.read_text("ascii").split()[1])
+    return waits
 
 
 async def _probe(address: str, pid: str, bare: str) -> Delays:
@@ -114,7 +113,7 @@ async def _probe(address: str, pid: str, bare: str) -> Delays:
         while True:
             before = _waits(pid)
             delays.health.append(await ask(connection))
-            delays.waits.append(max(0.0, _waits(pid) - before))
+            delays.waits.append((_waits(pid) - before).total() / 1e6)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def ask_responder() -> None:

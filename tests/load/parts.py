@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servers import serving
@@ -10,7 +10,7 @@ from servers import serving
 from load import every_head, memory, offline, speed
 from load import storm as storms
 from load.documents import Document, bare_engine, make_documents
-from load.health_probe import Delays, quantile
+from load.health_probe import quantile
 from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
@@ -22,8 +22,9 @@ _STOP_REQUESTS = 200
 _STORM_DOCUMENTS = 60
 _STORM_LONGEST = 8192
 _STORM_REQUESTS = 1000
-_STORM_CONNECTIONS = 24
+_STORM_CONNECTIONS = 16
 _HEALTH_MS = 100.0
+_SHOWN_FAULTS = 10
 _OVERHEAD_BLOCKS = 20
 _CONTENDERS_DOCUMENTS = 60
 """Documents in a round of the contenders: with all of them the run would take an hour."""
@@ -183,37 +184,25 @@ def stops(setting: Setting, report: Report) -> None:
 
 
 def storm(setting: Setting, report: Report) -> None:
-    """Use all interfaces at once while bundle and API keys change; a quarter of the clients leave.
-
-    In the first storm each document runs by itself and every bit must be right; in the second one
-    documents share runs.
-    """
+    """Use all interfaces at once, while the bundle and the API keys change and clients leave."""
     folder = setting.folder / "storm"
     bundles = every_head.export_bundles(folder)
     documents = every_head.make_documents(_STORM_DOCUMENTS, longest=_STORM_LONGEST)
-    rounds = {"storm": setting.rounds // 2 + setting.rounds, "storm of shared runs": 1}
-    for name, count in rounds.items():
-        plan = storms.Plan(
-            count, _STORM_REQUESTS, _STORM_CONNECTIONS, shares_runs=count == 1,
-            options=setting.words,
-        )  # fmt: skip
-        found = storms.run(bundles, documents, folder, plan, is_probed=True)
-        (folder / f"{name}.faults").write_text("\n".join(found.faults), "utf-8")
-        for status, number in found.statuses.most_common():
-            report.shown(f"{name}: {status}", number, "requests")
-        for interface, number in found.answered.items():
-            report.at_least(f"{name}: answered by {interface}", number, 1, "requests")
-        report.at_least(f"{name}: reloads", found.reloads, 1, "")
-        report.at_least(f"{name}: replaced API keys", found.rotations, 1, "")
-        report.at_most(f"{name}: faults", len(found.faults), 0, "")
-        _show_delays(name, found.delays, report)
-        if count > 1:
-            grown = memory.slope(found.resident[-setting.rounds :]) * 1000 / _STORM_REQUESTS
-            bound = memory.MAX_GROWTH_MIB
-            report.shown(f"{name}: resident at the end", found.resident[-1], "MiB")
-            report.at_most(f"{name}: growth per 1000 requests", grown, bound, "MiB")
-            opened = found.open_files[-1] - found.open_files[-setting.rounds]
-            report.at_most(f"{name}: growth of open files", opened, 1, "")
+    plan = storms.Plan(
+        setting.rounds // 2 + setting.rounds, _STORM_REQUESTS, _STORM_CONNECTIONS,
+        options=setting.words,
+    )  # fmt: skip
+    found = storms.run(bundles, documents, folder, plan, is_probed=True)
+    _show_storm("storm", found, report)
+    measured = slice(-setting.rounds, None)
+    grown = memory.slope(found.resident[measured]) * 1000 / _STORM_REQUESTS
+    report.shown("storm: resident at the end", found.resident[-1], "MiB")
+    report.at_most("storm: growth per 1000 requests", grown, memory.MAX_GROWTH_MIB, "MiB")
+    opened = found.open_files[measured]
+    report.at_most("storm: growth of open files", opened[-1] - opened[0], 1, "")
+    shared = replace(plan, rounds=1, shares_runs=True)
+    found = storms.run(bundles, documents, folder, shared, is_probed=True)
+    _show_storm("storm of shared runs", found, report)
 
 
 PARTS: dict[str, Callable[[Setting, Report], None]] = {
@@ -224,15 +213,25 @@ LOAD = ("mixed", "overhead", "saturation", "contenders", "batch")
 SOAK = ("growth", "stops", "storm")
 
 
-def _show_delays(name: str, delays: Delays | None, report: Report) -> None:
-    assert delays is not None  # the storm was probed
-    for title, values in {"/healthz": delays.health, "a bare responder": delays.bare}.items():
-        report.shown(f"{name}: {title}: p99.9", quantile(values, 0.999), "ms")
-        report.shown(f"{name}: {title}: maximum", max(values), "ms")
+def _show_storm(title: str, found: storms.Storm, report: Report) -> None:
+    for status, number in found.statuses.most_common():
+        report.shown(f"{title}: {status}", number, "requests")
+    for interface, number in found.answered.items():
+        report.at_least(f"{title}: answered by {interface}", number, 1, "requests")
+    report.at_least(f"{title}: reloads", found.reloads, 1, "")
+    report.at_least(f"{title}: replaced API keys", found.rotations, 1, "")
+    report.at_most(f"{title}: faults", len(found.faults), 0, "")
+    for fault in found.faults[:_SHOWN_FAULTS]:
+        report.at_most(f"{title}: {fault}", 1, 0, "")
+    delays = found.delays
+    assert delays is not None  # every storm of a part is probed
+    for name, values in {"/healthz": delays.health, "a bare responder": delays.bare}.items():
+        report.shown(f"{title}: {name}: p99.9", quantile(values, 0.999), "ms")
+        report.shown(f"{title}: {name}: maximum", max(values), "ms")
     # The delay of an idle responder comes on top of the server's own.
     bound = _HEALTH_MS + max(delays.bare)
-    title = f"{name}: /healthz without waits for a core: maximum"
-    report.at_most(title, max(delays.own), bound, "ms")
+    name = f"{title}: /healthz without waits for a core: maximum"
+    report.at_most(name, max(delays.own), bound, "ms")
 
 
 def _show(title: str, speeds: dict[str, speed.Speed], report: Report) -> None:
