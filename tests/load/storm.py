@@ -130,6 +130,8 @@ def run(
     storm.faults += differences
     storm.faults += clients.faults + changes.faults
     storm.faults += log_faults(read_log(log)[before:], changes.refused)
+    if process.returncode != 0:
+        storm.faults.append(f"exit status {process.returncode}")
     for one in clients.outcomes:
         storm.statuses[one.status or "left"] += 1
         storm.answered[one.interface.name] += one.is_answered
