@@ -1,7 +1,7 @@
 """The server's own account of its requests: log and metrics against the outcomes of clients."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from load.interfaces import INTERFACES
-from load.storm_clients import Outcome
+from load.storm_clients import OK, Outcome
 
 _RESPONSES = "aftserve_responses_total"
 _QUIET = ("debug", "info")
@@ -39,11 +39,11 @@ class Metrics:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def responses(self) -> Counter[tuple[str, str]]:
-        """Return the number of responses by path and status."""
+    def responses(self, **labels: str) -> Counter[tuple[str, str]]:
+        """Return the number of responses with these labels, by path and status."""
         counts = Counter[tuple[str, str]]()
         for one in self._samples:
-            if one.name == _RESPONSES:
+            if one.name == _RESPONSES and labels.items() <= one.labels.items():
                 counts[one.labels["path"], one.labels["status"]] += int(one.value)
         return counts
 
@@ -71,38 +71,65 @@ def log_faults(events: Sequence[dict[str, Any]], refused_reloads: int) -> Iterab
         yield f"log: {refused} refused reloads, expected {refused_reloads}"
 
 
-def count_faults(
-    events: Iterable[dict[str, Any]], metrics: Metrics, outcomes: Iterable[Outcome]
-) -> Iterable[str]:
-    """Yield each difference between the log, the metrics and the outcomes.
+def request_faults(events: Iterable[dict[str, Any]], outcomes: Sequence[Outcome]) -> Iterable[str]:
+    """Yield each difference between the log and the outcomes.
 
     The log has one line for each request whose client stayed, with the status that this client got,
-    and at most one for others. The metrics have the sums of the log.
+    and at most one for others.
     """
-    logged: dict[str, list[str]] = {}
-    for event in events:
-        if event.get("logger") == "aftserve.request":
-            logged.setdefault(event["request_id"], []).append(event["message"].split()[-1])
-    counts = Counter[tuple[str, str]]()
-    least = most = 0
+    logged = _statuses(events)
     for one in outcomes:
-        statuses = logged.get(one.name, [])
+        statuses = logged[one.name]
         if one.status is not None and statuses != [one.status]:
             yield f"{one.interface.name}: the log has {statuses}, the client got {one.status}"
         elif len(statuses) > 1:
             yield f"{one.interface.name}: the log has {statuses} for one request"
-        counts.update((one.interface.counted_path, status) for status in statuses)
-        if one.is_answered and not one.interface.is_by_document:
-            least += one.documents
-        most += one.documents * (one.is_answered or one.status is None)
-    counted = metrics.responses()
+
+
+def metric_faults(
+    events: Iterable[dict[str, Any]],
+    metrics: Metrics,
+    outcomes: Sequence[Outcome],
+    model: str | None = None,
+) -> Iterable[str]:
+    """Yield each difference between the metrics and the log.
+
+    Args:
+        events: events of the log from the first of its requests on.
+        metrics: the metrics after the last request.
+        outcomes: outcomes of all requests.
+        model: name of the model whose answers are compared; None for all responses.
+    """
+    logged, labels = _statuses(events), {} if model is None else {"model": model}
+    asked = [one for one in outcomes if model in (None, one.model)]
+    counts = Counter(
+        (one.interface.counted_path, status)
+        for one in asked
+        for status in logged[one.name]
+        if model is None or status in OK
+    )
+    counted = metrics.responses(**labels)
     paths = {one.counted_path for one in INTERFACES}
     for path, status in counts.keys() | counted.keys():
         expected, found = counts[path, status], counted[path, status]
-        if path in paths and expected != found:
+        if path in paths and expected != found and (model is None or status in OK):
             yield f"metrics: {found} responses {status} at {path}, the log has {expected}"
-    answered = metrics.sum("aftserve_document_tokens_count")
+    answered = metrics.sum("aftserve_document_tokens_count", **labels)
+    # A line of newline-delimited JSON may be refused by itself.
+    least = sum(
+        one.documents for one in asked if one.is_answered and not one.interface.is_by_document
+    )
+    most = sum(one.documents for one in asked if one.is_answered or one.status is None)
     if not least <= answered <= most:
         yield f"metrics: {answered:g} answered documents, expected {least} to {most}"
     if lost := metrics.sum("aftserve_log_lines_dropped_total"):
         yield f"metrics: {lost:g} lines of the log were dropped"
+
+
+def _statuses(events: Iterable[dict[str, Any]]) -> defaultdict[str, list[str]]:
+    """Return the statuses of each request in the log, by its name."""
+    logged = defaultdict[str, list[str]](list)
+    for event in events:
+        if event.get("logger") == "aftserve.request":
+            logged[event["request_id"]].append(event["message"].split()[-1])
+    return logged

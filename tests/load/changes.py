@@ -1,58 +1,58 @@
-"""Changes of a server under load: its bundle is replaced and reloaded, its API keys are rotated."""
+"""Changes of a server under load: bundles are replaced, models come and go, keys are rotated."""
 
 import asyncio
 import json
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bundle_swaps import damage, deploy
+from bundle_swaps import damage
 
-from aftserve.api.api_keys import make_key
-from load.client import Connection, Response
-from load.storm_clients import KeyRing, ServedModel
+from load.administrator import Administrator
+from load.client import Connection
+from load.key_rotation import KeyRotation
+from load.storm_clients import ServedModel
 
-_RATE = "20/second"
-_LOOKS = 3000
-_LOOK_SECONDS = 0.02
 _DAMAGED = 5
 """Each fifth bundle comes after a damaged one, which the server must refuse."""
 
 
-class KeyFile:
-    """The file of API keys.
+@dataclass(frozen=True)
+class Place:
+    """The place of a served bundle, and the bundles that take turns there.
 
-    Args:
-        path: its path.
+    Attributes:
+        model: the model.
+        folder: the place.
+        attic: folder for the bundles that were there before, and for those to come.
+        bundles: the bundles.
     """
 
-    def __init__(self, path: Path) -> None:
-        admin, self._admin = make_key("admin", None, admin=True)
-        limited, self._limited = make_key("limited", _RATE)
-        (never, _), (first, section) = make_key("rotated", None), make_key("rotated", None)
-        self.ring = KeyRing(admin, limited, [never, first])
-        self._path = path
-        self._write(section)
+    model: ServedModel
+    folder: Path
+    attic: Path
+    bundles: Sequence[Path]
 
-    @property
-    def rotations(self) -> int:
-        """Number of replaced keys."""
-        return len(self.ring.rotated) - 2
+    def put(self, generation: int, *, damaged: bool = False) -> None:
+        """Move a copy of the bundle of a generation to the place, as a deployment does."""
+        self.attic.mkdir(exist_ok=True)
+        bundle = self.bundles[generation % len(self.bundles)]
+        copy = Path(shutil.copytree(bundle, self._name()))
+        if damaged:
+            damage(copy)
+        self.clear()
+        copy.rename(self.folder)
 
-    def rotate(self) -> None:
-        """Replace the file by one with the next key."""
-        key, section = make_key("rotated", None)
-        self.ring.rotated.append(key)
-        self.ring.generations.written += 1
-        self._write(section)
+    def clear(self) -> None:
+        """Move the bundle away, if there is one."""
+        if self.folder.exists():
+            self.folder.rename(self._name())
 
-    def _write(self, section: str) -> None:
-        following = self._path.with_suffix(".next")
-        following.touch(0o600)
-        following.write_text("\n".join([self._admin, self._limited, section]), "utf-8")
-        following.replace(self._path)
+    def _name(self) -> Path:
+        return self.attic / str(time.monotonic_ns())
 
 
 class Changes:
@@ -60,106 +60,116 @@ class Changes:
 
     Args:
         address: URL of the server.
-        process: its process.
-        place: folder of its bundle.
-        bundles: bundles that take turns at the place.
-        model: the served model.
-        key_file: file of the API keys.
+        administrator: a client with rights to reload.
+        keys: the file of API keys.
+        staying: the model whose bundle is replaced and reloaded.
+        leaving: a model that leaves the folder of its bundle and returns; None without one.
 
     Attributes:
         stopping: whether no further change may begin.
         reloads: number of accepted reloads.
         refused: number of refused reloads.
-        faults: description of each reload against the contract.
+        returns: number of times that ``leaving`` has returned.
+        faults: description of each change against the contract.
     """
 
     def __init__(
         self,
         address: str,
-        process: "subprocess.Popen[bytes]",
-        place: Path,
-        bundles: Sequence[Path],
-        model: ServedModel,
-        key_file: KeyFile,
+        administrator: Administrator,
+        keys: KeyRotation,
+        staying: Place,
+        leaving: Place | None = None,
     ) -> None:
         self._address = address
-        self._process = process
-        self._place = place
-        self._bundles = bundles
-        self._model = model
-        self._key_file = key_file
+        self._administrator = administrator
+        self._keys = keys
+        self._staying = staying
+        self._leaving = leaving
+        # A bundle must not change while SIGHUP reads all of them.
+        self._turn = asyncio.Lock()
         self.stopping = False
         self.reloads = 0
         self.refused = 0
+        self.returns = 0
         self.faults: list[str] = []
 
-    async def reload(self, seed: int) -> None:
+    async def run(self, seed: int) -> None:
+        """Change everything until ``stopping``."""
+        changing = [self._reload(seed), self._rotate_keys(seed)]
+        if self._leaving is not None:
+            changing.append(self._leave(self._leaving, seed))
+        await asyncio.gather(*changing)
+        self._administrator.close()
+
+    async def _reload(self, seed: int) -> None:
         """Replace the bundle, and reload it by POST /reload or by SIGHUP in turn.
 
         The last bundle is another one than the first, so that a server that keeps it is found.
         """
-        generator, connection = np.random.default_rng(seed), Connection(self._address)
-        while not self.stopping or self._model.generations.written % len(self._bundles) == 0:
+        generator, place = np.random.default_rng(seed), self._staying
+        generations, prefix = place.model.generations, place.model.prefix
+        while not self.stopping or generations.written % len(place.bundles) == 0:
             await asyncio.sleep(generator.uniform(0.05, 0.5))
-            if self.reloads % _DAMAGED == _DAMAGED - 1:
-                await self._refuse(connection)
-            following = self._model.generations.written + 1
-            self._model.generations.written = following
-            await asyncio.to_thread(deploy, self._bundle(following), self._place)
-            digest = self._model.digest(following)
-            if following % 2:
-                response = await self._admin(connection, "POST", "/reload")
-                if response.status != 200 or json.loads(response.body)["bundle"] != digest:
-                    self.faults.append(f"POST /reload: {response.status} {response.body!r}")
-            else:
-                self._process.send_signal(signal.SIGHUP)
-                await self._wait_for_bundle(connection, digest)
-            self._model.generations.show(following)
+            async with self._turn:
+                if self.reloads % _DAMAGED == _DAMAGED - 1:
+                    await self._refuse(place)
+                generations.written += 1
+                digest = place.model.digest(generations.written)
+                await asyncio.to_thread(place.put, generations.written)
+                if generations.written % 2:
+                    response = await self._administrator.reload(prefix)
+                    if response.status != 200 or json.loads(response.body)["bundle"] != digest:
+                        self.faults.append(f"POST /reload: {response.status} {response.body!r}")
+                else:
+                    await self._hang_up()
+                    await self._administrator.wait_for_bundle(prefix, digest)
+                generations.show(generations.written)
             self.reloads += 1
-        connection.close()
 
-    async def rotate_keys(self, seed: int) -> None:
-        """Replace the file of API keys, each time once the newest key is seen in use."""
-        generator, connection = np.random.default_rng(seed), Connection(self._address)
-        ring = self._key_file.ring
-        while not self.stopping:
-            await asyncio.sleep(generator.uniform(0.1, 1))
-            await asyncio.to_thread(self._key_file.rotate)
-            for _ in range(_LOOKS):
-                headers = {"Authorization": f"Bearer {ring.rotated[-1]}"}
-                response = await connection.exchange("GET", "/info", headers=headers)
-                if response.status == 200:
-                    break
-                await asyncio.sleep(_LOOK_SECONDS)
-            else:
-                self.faults.append("a key of the file is never accepted")
-            ring.generations.show(ring.generations.written)
-        connection.close()
-
-    def _bundle(self, generation: int) -> Path:
-        return self._bundles[generation % len(self._bundles)]
-
-    async def _refuse(self, connection: Connection) -> None:
+    async def _refuse(self, place: Place) -> None:
         """Have a damaged bundle refused."""
-
-        def deploy_damaged() -> None:
-            deploy(self._bundle(self._model.generations.written), self._place)
-            damage(self._place)
-
-        await asyncio.to_thread(deploy_damaged)
-        response = await self._admin(connection, "POST", "/reload")
+        await asyncio.to_thread(place.put, place.model.generations.written, damaged=True)
+        response = await self._administrator.reload(place.model.prefix)
         if response.status != 409:
             self.faults.append(f"a damaged bundle: {response.status} {response.body!r}")
         self.refused += 1
 
-    async def _wait_for_bundle(self, connection: Connection, digest: str) -> None:
-        for _ in range(_LOOKS):
-            response = await self._admin(connection, "GET", "/info")
-            if json.loads(response.body)["bundle"] == digest:
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
-        self.faults.append("a bundle is not in use after SIGHUP")
+    async def _hang_up(self) -> None:
+        staying, leaving = [self._staying.model], list[ServedModel]()
+        if self._leaving is not None:
+            gone = self._leaving.model.presence.written % 2 == 1
+            (leaving if gone else staying).append(self._leaving.model)
+        await self._administrator.hang_up(
+            [model.prefix for model in staying], [model.prefix for model in leaving]
+        )
 
-    async def _admin(self, connection: Connection, method: str, path: str) -> Response:
-        headers: Mapping[str, str] = {"X-API-Key": self._key_file.ring.admin}
-        return await connection.exchange(method, path, headers=headers)
+    async def _leave(self, place: Place, seed: int) -> None:
+        """Move a bundle out of its folder and another one in, each time with SIGHUP."""
+        generator, model = np.random.default_rng([seed, 1]), place.model
+        while not self.stopping:
+            await asyncio.sleep(generator.uniform(0.1, 0.5))
+            async with self._turn:
+                model.presence.written += 1
+                await asyncio.to_thread(place.clear)
+                await self._hang_up()
+                model.presence.show(model.presence.written)
+            await asyncio.sleep(generator.uniform(0.1, 0.5))
+            async with self._turn:
+                model.generations.written += 1
+                model.presence.written += 1
+                await asyncio.to_thread(place.put, model.generations.written)
+                await self._administrator.hang_up([self._staying.model.prefix])
+                digest = model.digest(model.generations.written)
+                await self._administrator.wait_for_bundle(model.prefix, digest)
+                model.generations.show(model.generations.written)
+                model.presence.show(model.presence.written)
+            self.returns += 1
+
+    async def _rotate_keys(self, seed: int) -> None:
+        """Replace the file of API keys, each time once the newest key is in use."""
+        generator, connection = np.random.default_rng([seed, 2]), Connection(self._address)
+        while not self.stopping:
+            await asyncio.sleep(generator.uniform(0.1, 1))
+            await self._keys.rotate(connection)
+        connection.close()

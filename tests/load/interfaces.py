@@ -39,6 +39,7 @@ class Interface:
         route: path in the metrics; None if it is ``path`` without a query.
         max_documents: maximum number of documents of a request.
         is_by_document: whether each document of a request may be answered by another bundle.
+        names_model: whether a request names its model.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Interface:
     route: str | None = None
     max_documents: int = 3
     is_by_document: bool = False
+    names_model: bool = False
 
     @property
     def is_grpc(self) -> bool:
@@ -194,18 +196,27 @@ INTERFACES = (
     Interface("streamed parts", "/infer", _write_streamed, _read_streamed, max_documents=1),
     Interface(
         "tensors in JSON", _TENSORS, tensor_messages.write_texts, tensor_messages.read_outputs,
-        _TENSORS_ROUTE,
+        _TENSORS_ROUTE, names_model=True,
     ),
     Interface(
         "binary tensors", _TENSORS, tensor_messages.write_binary, tensor_messages.read_outputs,
-        _TENSORS_ROUTE,
+        _TENSORS_ROUTE, names_model=True,
     ),
     Interface(
-        "gRPC", f"/{SERVICE}/ModelInfer", tensor_messages.write_call, tensor_messages.read_call
+        "gRPC", f"/{SERVICE}/ModelInfer", tensor_messages.write_call, tensor_messages.read_call,
+        names_model=True,
     ),
-    Interface("vLLM", "/classify?output=topic", _write_classify, _read_classify),
+    Interface(
+        "vLLM", "/classify?output=topic", _write_classify, _read_classify, names_model=True
+    ),
     Interface("TEI labels", "/predict?output=topic", _write_predict, _read_predict),
     Interface("TEI vectors", "/embed", _write_embed, _read_embed),
-    Interface("decisions", "/v1/decisions", _write_decisions, _read_decisions, max_documents=1),
-    Interface("System One", "/v1/systemone", _write_systemone, _read_systemone, max_documents=1),
+    Interface(
+        "decisions", "/v1/decisions", _write_decisions, _read_decisions, max_documents=1,
+        names_model=True,
+    ),
+    Interface(
+        "System One", "/v1/systemone", _write_systemone, _read_systemone, max_documents=1,
+        names_model=True,
+    ),
 )  # fmt: skip

@@ -11,18 +11,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle_swaps import deploy
 from servers import serving
 
 from load import memory
-from load.accounts import Metrics, count_faults, log_faults, read_log
-from load.changes import Changes, KeyFile
+from load.accounts import Metrics, log_faults, metric_faults, read_log, request_faults
+from load.administrator import Administrator
+from load.changes import Changes, Place
 from load.documents import BOUND
 from load.every_head import Document, bare_answers
 from load.health_probe import Delays, probing
+from load.key_rotation import KeyRotation
 from load.storm_clients import ServedModel, StormClients
 
-_NAME = "storm"
 # With this budget only documents of one token are measured, so that others seem to take minutes.
 _ALONE = ("--budget-tokens", "1", "--max-queue-seconds", "3600", "--deadline-seconds", "3600")
 _LOOKS = 20
@@ -39,6 +39,7 @@ class Plan:
         connections: number of concurrent clients.
         shares_runs: whether documents share runs. Then numbers may differ from those of the bare
             model by rounding; otherwise every bit must be equal.
+        several_models: whether a second model comes and goes.
         options: options of the server.
         program: arguments of Python for the server.
     """
@@ -47,6 +48,7 @@ class Plan:
     requests: int
     connections: int
     shares_runs: bool = False
+    several_models: bool = False
     options: Sequence[str] = ("--threads", "1")
     program: Sequence[str] = memory.trimming_server()
 
@@ -59,6 +61,7 @@ class Storm:
         answered: number of answered requests by interface.
         statuses: number of requests by status; ``left`` if the client left.
         reloads: number of accepted reloads.
+        returns: number of times that the second model has returned.
         rotations: number of replaced keys.
         faults: description of each outcome against the contract.
         resident: resident MiB of the server after each round.
@@ -69,6 +72,7 @@ class Storm:
     answered: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     reloads: int = 0
+    returns: int = 0
     rotations: int = 0
     faults: list[str] = field(default_factory=list)
     resident: list[float] = field(default_factory=list)
@@ -96,9 +100,10 @@ def run(
     deployed, log = folder / "deployed", folder / "storm.log"
     shutil.rmtree(deployed, ignore_errors=True)
     deployed.mkdir(parents=True)
-    place, key_file = deploy(bundles[0], deployed / f"{_NAME}.bundle"), KeyFile(folder / "keys")
-    model = ServedModel(_NAME, [bare_answers(one, documents, 1) for one in bundles])
+    keys = KeyRotation(folder / "keys")
+    places = _places(bundles, documents, deployed, plan)
     words = (
+        *(str(one.folder.parent) for one in places[1:]),
         *("--grpc-port", "0", "--log-format", "json", "--idle-seconds", "0.5"),
         *("--api-keys", str(folder / "keys")),
         *(() if plan.shares_runs else _ALONE),
@@ -107,36 +112,61 @@ def run(
     storm = Storm()
     with ExitStack() as stack:
         address, process = stack.enter_context(
-            serving(place, log, *words, program=plan.program, measured=True)
+            serving(places[0].folder, log, *words, program=plan.program, measured=True)
         )
         before = len(read_log(log))
         if is_probed:
             probe = probing(address, process, folder / "probe.log")
             storm.delays = stack.enter_context(probe)
         bound = BOUND if plan.shares_runs else 0.0
+        models = [one.model for one in places]
         clients = StormClients(
-            address, _grpc_address(log), model, key_file.ring, documents, bound=bound
+            address, _grpc_address(log), models, keys.ring, documents, bound=bound
         )
-        changes = Changes(address, process, place, bundles, model, key_file)
+        administrator = Administrator(address, process, keys.ring.admin)
+        changes = Changes(address, administrator, keys, *places)
         for number in range(plan.rounds):
             asyncio.run(_round(clients, changes, plan, number))
-            _measure(storm, address, process, key_file.ring.admin)
+            _measure(storm, address, process, keys.ring.admin)
+        kept = models[0].name if plan.several_models else None
         for _ in range(_LOOKS):  # requests whose client has left may end a little later
-            metrics, events = Metrics(address, key_file.ring.admin), read_log(log)[before:]
-            differences = list(count_faults(events, metrics, clients.outcomes))
+            metrics, events = Metrics(address, keys.ring.admin), read_log(log)[before:]
+            differences = [
+                *request_faults(events, clients.outcomes),
+                *metric_faults(events, metrics, clients.outcomes, kept),
+            ]
             if not differences:
                 break
             time.sleep(_LOOK_SECONDS)
-    storm.faults += differences
-    storm.faults += clients.faults + changes.faults
-    storm.faults += log_faults(read_log(log)[before:], changes.refused)
+    storm.faults = [
+        *differences, *clients.faults, *changes.faults, *administrator.faults, *keys.faults,
+        *log_faults(read_log(log)[before:], changes.refused),
+    ]  # fmt: skip
     if process.returncode != 0:
         storm.faults.append(f"exit status {process.returncode}")
     for one in clients.outcomes:
         storm.statuses[one.status or "left"] += 1
         storm.answered[one.interface.name] += one.is_answered
-    storm.reloads, storm.rotations = changes.reloads, key_file.rotations
+    storm.reloads, storm.returns, storm.rotations = changes.reloads, changes.returns, keys.count
     return storm
+
+
+def _places(
+    bundles: Sequence[Path], documents: Sequence[Document], deployed: Path, plan: Plan
+) -> list[Place]:
+    """Put the bundle of each model to its place."""
+    answers = [bare_answers(one, documents, 1) for one in bundles]
+    models = [ServedModel("a", answers, "/models/a" if plan.several_models else "")]
+    folders = [deployed / "a.bundle"]
+    if plan.several_models:
+        models.append(ServedModel("b", answers[::-1], "/models/b", is_default=False))
+        folders.append(deployed / "folder" / "b.bundle")
+    places = []
+    for model, folder, order in zip(models, folders, (bundles, bundles[::-1]), strict=False):
+        folder.parent.mkdir(exist_ok=True)
+        places.append(Place(model, folder, deployed / "attic", order))
+        places[-1].put(0)
+    return places
 
 
 async def _round(clients: StormClients, changes: Changes, plan: Plan, number: int) -> None:
@@ -144,15 +174,12 @@ async def _round(clients: StormClients, changes: Changes, plan: Plan, number: in
     changes.stopping = False
     names = [f"{number}-{request}" for request in range(plan.requests)]
     during = len(names) * 3 // 4
-    changing = [
-        asyncio.create_task(changes.reload(number)),
-        asyncio.create_task(changes.rotate_keys(number)),
-    ]
+    changing = asyncio.create_task(changes.run(number))
     try:
         await clients.send(names[:during], connections=plan.connections, seed=2 * number)
     finally:
         changes.stopping = True
-        await asyncio.gather(*changing)
+        await changing
     await clients.send(names[during:], connections=plan.connections, seed=2 * number + 1)
 
 

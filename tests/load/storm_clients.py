@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import grpc
 import numpy as np
@@ -15,9 +16,11 @@ from load.generations import Generations
 from load.interfaces import INTERFACES, Interface
 from load.messages import Found, Message
 
-_OK = ("200", "OK")
+OK = ("200", "OK")
+"""Statuses of answers."""
 _UNAUTHORIZED = ("401", "UNAUTHENTICATED")
 _BUSY = ("429", "RESOURCE_EXHAUSTED")
+_ABSENT = ("404", "NOT_FOUND")
 _LEAVING = 0.25
 _MAX_PATIENCE_SECONDS = 0.1
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError)
@@ -30,12 +33,19 @@ class ServedModel:
     Attributes:
         name: its name.
         variants: digest and expected answers of the bundles, which take turns.
+        prefix: path of the model, without a slash at its end.
+        is_default: whether the model answers paths without a prefix.
         generations: the order in which clients see the bundles.
+        presence: the order in which clients see the model come and go; it is loaded in even
+            generations.
     """
 
     name: str
     variants: Sequence[tuple[str, Sequence[Expected]]]
+    prefix: str = ""
+    is_default: bool = True
     generations: Generations = field(default_factory=Generations)
+    presence: Generations = field(default_factory=Generations)
 
     def digest(self, generation: int) -> str:
         """Return the digest of the bundle of a generation."""
@@ -98,19 +108,21 @@ class Outcome:
     Attributes:
         name: request ID in the server's log.
         interface: its interface.
+        model: name of the model.
         documents: number of its documents.
         status: status of the reply; None if the client left.
     """
 
     name: str
     interface: Interface
+    model: str
     documents: int
     status: str | None
 
     @property
     def is_answered(self) -> bool:
         """Whether the client got answers."""
-        return self.status in _OK
+        return self.status in OK
 
 
 class StormClients:
@@ -121,7 +133,7 @@ class StormClients:
     Args:
         address: URL of the server.
         grpc_address: its address for gRPC.
-        model: the model.
+        models: the models.
         keys: the API keys.
         documents: documents of the requests.
         bound: maximum error of a number; 0 for equal bits.
@@ -135,7 +147,7 @@ class StormClients:
         self,
         address: str,
         grpc_address: str,
-        model: ServedModel,
+        models: Sequence[ServedModel],
         keys: KeyRing,
         documents: Sequence[Document],
         *,
@@ -143,7 +155,7 @@ class StormClients:
     ) -> None:
         self._address = address
         self._grpc_address = grpc_address
-        self._model = model
+        self._models = models
         self._keys = keys
         self._documents = documents
         self._bound = bound
@@ -172,43 +184,77 @@ class StormClients:
         channel: grpc.aio.Channel,
         generator: np.random.Generator,
     ) -> None:
+        model = self._models[generator.integers(len(self._models))]
         count = generator.integers(1, interface.max_documents + 1)
-        documents = [
-            self._documents[i] for i in generator.integers(len(self._documents), size=count)
-        ]
+        chosen = generator.integers(len(self._documents), size=count)
+        documents = [self._documents[index] for index in chosen]
         key = self._keys.draw(generator)
-        request = interface.write(self._model.name, documents)
+        request = interface.write(model.name, documents)
         headers = {**request.headers, "X-API-Key": self._keys.key(key), "X-Request-ID": name}
-        path = interface.path.format(model=self._model.name)
-        leaves, breaks_off = generator.random() < _LEAVING, generator.random() < 0.5
-        patience = generator.uniform(0, _MAX_PATIENCE_SECONDS) if leaves else None
-        seen, seen_key = self._model.generations.seen, self._keys.generations.seen
-        reply = None
-        try:
-            if leaves and breaks_off and not interface.is_grpc:
-                await connection.break_off(path, request.body, headers)
-            else:
-                async with asyncio.timeout(patience):
-                    if interface.is_grpc:
-                        reply = await _call(channel, path, request.body, headers)
-                    else:
-                        reply = await _post(connection, path, request.body, headers)
-        except TimeoutError:
-            pass
+        path = interface.path.format(model=model.name)
+        if not interface.is_grpc and (
+            not (interface.names_model or model.is_default) or generator.random() < 0.5
+        ):
+            path = model.prefix + path
+        seen = _Seen.of(model, self._keys)
+        reply = await self._send(
+            interface, path, Message(request.body, headers), connection, channel, generator
+        )
         status = None if reply is None else reply.status
-        self.outcomes.append(Outcome(name, interface, len(documents), status))
-        if reply is None:
-            return
-        fault = self._key_fault(reply, key, seen_key)
-        if reply.status in _OK:
-            fault = fault or self._answer_fault(interface, reply.message, documents, seen)
-        elif reply.status in _BUSY:
-            if "retry-after" not in reply.message.headers:
-                fault = f"{reply.status} without Retry-After"
-        elif reply.status not in _UNAUTHORIZED:
-            fault = f"{reply.status} {reply.message.body[:300]!r}"
-        if fault is not None:
-            self.faults.append(f"{interface.name}: {fault} ({name})")
+        self.outcomes.append(Outcome(name, interface, model.name, len(documents), status))
+        if reply is not None:
+            fault = self._fault(interface, model, reply, documents, key, seen)
+            if fault is not None:
+                self.faults.append(f"{interface.name} of {model.name}: {fault} ({name})")
+
+    async def _send(
+        self,
+        interface: Interface,
+        path: str,
+        request: Message,
+        connection: Connection,
+        channel: grpc.aio.Channel,
+        generator: np.random.Generator,
+    ) -> Reply | None:
+        """Send a request; return None if its client leaves."""
+        leaves, breaks_off = generator.random() < _LEAVING, generator.random() < 0.5
+        if leaves and breaks_off and not interface.is_grpc:
+            await connection.break_off(path, request.body, request.headers)
+            return None
+        patience = generator.uniform(0, _MAX_PATIENCE_SECONDS) if leaves else None
+        try:
+            async with asyncio.timeout(patience):
+                if interface.is_grpc:
+                    return await _call(channel, path, request)
+                return await _post(connection, path, request)
+        except TimeoutError:
+            return None
+
+    def _fault(
+        self,
+        interface: Interface,
+        model: ServedModel,
+        reply: Reply,
+        documents: Sequence[Document],
+        key: int | None,
+        seen: "_Seen",
+    ) -> str | None:
+        """Return the fault of a reply."""
+        if reply.status in (*OK, *_UNAUTHORIZED):
+            fault = self._key_fault(reply, key, seen.key)
+            if fault is not None or reply.status in _UNAUTHORIZED:
+                return fault
+        present = [one % 2 == 0 for one in model.presence.since(seen.presence)]
+        if reply.status in OK:
+            if not any(present):
+                return "an answer of an unloaded model"
+            return self._answer_fault(interface, model, reply.message, documents, seen.bundle)
+        if reply.status in _ABSENT and not all(present):
+            return None
+        if reply.status in _BUSY:
+            is_complete = "retry-after" in reply.message.headers
+            return None if is_complete else f"{reply.status} without Retry-After"
+        return f"{reply.status} {reply.message.body[:300]!r}"
 
     def _key_fault(self, reply: Reply, key: int | None, seen: int) -> str | None:
         """Return the fault of an accepted or refused key."""
@@ -216,17 +262,22 @@ class StormClients:
         if reply.status in _UNAUTHORIZED:
             if key is None or list(valid) == [key]:
                 return f"the valid key {key} is refused"
-        elif reply.status in _OK and key is not None:
+        elif reply.status in OK and key is not None:
             if key not in valid:
                 return f"the key {key} is accepted after the key {seen}"
             self._keys.generations.show(key)
         return None
 
     def _answer_fault(
-        self, interface: Interface, response: Message, documents: Sequence[Document], seen: int
+        self,
+        interface: Interface,
+        model: ServedModel,
+        response: Message,
+        documents: Sequence[Document],
+        seen: int,
     ) -> str | None:
         """Return the fault of an answer."""
-        generations = self._model.generations.since(seen)
+        generations = model.generations.since(seen)
         try:
             found = interface.read(response)
         except _UNREADABLE as error:
@@ -238,37 +289,48 @@ class StormClients:
         for part in parts:
             if interface.is_by_document and not part[0][0]:
                 continue  # the queue was too long
-            matching = [one for one in generations if self._is_answered(part, one)]
+            matching = [one for one in generations if self._is_answered(part, model, one)]
             if not matching:
                 return (
                     f"wrong answer for documents {[d.number for _, d in part]}: {part[0][0]!r:.300}"
                 )
             if len(matching) == 1 and "bundle" in part[0][0]:
-                self._model.generations.show(matching[0])
+                model.generations.show(matching[0])
         return None
 
-    def _is_answered(self, part: Sequence[tuple[Found, Document]], generation: int) -> bool:
+    def _is_answered(
+        self, part: Sequence[tuple[Found, Document]], model: ServedModel, generation: int
+    ) -> bool:
         return all(
-            is_answer(found, self._model.expected(generation, one), self._bound)
-            for found, one in part
+            is_answer(found, model.expected(generation, one), self._bound) for found, one in part
         )
 
 
-async def _post(
-    connection: Connection, path: str, body: bytes, headers: Mapping[str, str]
-) -> Reply:
+@dataclass(frozen=True)
+class _Seen:
+    """The generations that clients have seen when a request is sent."""
+
+    bundle: int
+    presence: int
+    key: int
+
+    @classmethod
+    def of(cls, model: ServedModel, keys: KeyRing) -> Self:
+        """Return the generations that clients have seen by now."""
+        return cls(model.generations.seen, model.presence.seen, keys.generations.seen)
+
+
+async def _post(connection: Connection, path: str, request: Message) -> Reply:
     try:
-        response = await connection.exchange("POST", path, body, headers)
+        response = await connection.exchange("POST", path, request.body, request.headers)
     except ConnectionEndedError as error:
         return Reply("ended", Message(repr(error.__cause__).encode()))
     return Reply(str(response.status), Message(response.body, response.headers))
 
 
-async def _call(
-    channel: grpc.aio.Channel, path: str, body: bytes, headers: Mapping[str, str]
-) -> Reply:
-    metadata = [(name.lower(), value) for name, value in headers.items()]
-    call = channel.unary_unary(path)(body, metadata=metadata)
+async def _call(channel: grpc.aio.Channel, path: str, request: Message) -> Reply:
+    metadata = [(name.lower(), value) for name, value in request.headers.items()]
+    call = channel.unary_unary(path)(request.body, metadata=metadata)
     try:
         return Reply("OK", Message(await call))
     except grpc.aio.AioRpcError as error:

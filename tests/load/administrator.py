@@ -1,0 +1,83 @@
+"""An administrator of a server under load: reloads by request and by SIGHUP, and their results."""
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from load.client import Connection, Response
+
+_LOOKS = 3000
+_LOOK_SECONDS = 0.02
+
+
+class Administrator:
+    """A client with a key that is marked admin.
+
+    Args:
+        address: URL of the server.
+        process: its process.
+        key: the API key.
+
+    Attributes:
+        faults: description of each wait without an end.
+    """
+
+    def __init__(self, address: str, process: "subprocess.Popen[bytes]", key: str) -> None:
+        self._connection = Connection(address)
+        self._process = process
+        self._key = key
+        self.faults: list[str] = []
+
+    async def reload(self, prefix: str) -> Response:
+        """Reload the bundle of a model.
+
+        Args:
+            prefix: path of the model, without a slash at its end.
+        """
+        return await self._ask("POST", f"{prefix}/reload")
+
+    async def hang_up(self, staying: Sequence[str] = (), leaving: Sequence[str] = ()) -> None:
+        """Send SIGHUP, and wait until it has taken effect.
+
+        Args:
+            staying: paths of the models that are reloaded.
+            leaving: paths of the models that are unloaded.
+        """
+        before = [await self._last_reload(prefix) for prefix in staying]
+        self._process.send_signal(signal.SIGHUP)
+        for prefix, last in zip(staying, before, strict=True):
+            for _ in range(_LOOKS):
+                if await self._last_reload(prefix) != last:
+                    break
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                self.faults.append(f"{prefix or 'the model'} is not reloaded after SIGHUP")
+        for prefix in leaving:
+            await self.wait_for_bundle(prefix, None)
+
+    async def wait_for_bundle(self, prefix: str, digest: str | None) -> None:
+        """Wait until a model answers by a bundle; None for no model."""
+        for _ in range(_LOOKS):
+            if (await self._info(prefix)).get("bundle") == digest:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        self.faults.append(f"{prefix or 'the model'} does not answer by {digest} after SIGHUP")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    async def _last_reload(self, prefix: str) -> Any:
+        return (await self._info(prefix)).get("last_reload")
+
+    async def _info(self, prefix: str) -> dict[str, Any]:
+        """Return the description of a model, or of the error."""
+        response = await self._ask("GET", f"{prefix}/info")
+        content: dict[str, Any] = json.loads(response.body)
+        return content
+
+    async def _ask(self, method: str, path: str) -> Response:
+        return await self._connection.exchange(method, path, headers={"X-API-Key": self._key})
