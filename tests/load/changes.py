@@ -86,7 +86,6 @@ class Changes:
         self._keys = keys
         self._staying = staying
         self._leaving = leaving
-        # A bundle must not change while SIGHUP reads all of them.
         self._turn = asyncio.Lock()
         self.stopping = False
         self.reloads = 0
@@ -96,6 +95,8 @@ class Changes:
 
     async def run(self, seed: int) -> None:
         """Change everything until ``stopping``."""
+        # Changes of bundles take turns, because SIGHUP reads all of them.
+        self._turn = asyncio.Lock()
         changing = [self._reload(seed), self._rotate_keys(seed)]
         if self._leaving is not None:
             changing.append(self._leave(self._leaving, seed))
