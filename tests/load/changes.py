@@ -13,8 +13,8 @@ from bundle_swaps import damage
 
 from load.administrator import Administrator
 from load.client import Connection
+from load.generations import ServedModel
 from load.key_rotation import KeyRotation
-from load.storm_clients import ServedModel
 
 _DAMAGED = 5
 """Each fifth bundle comes after a damaged one, which the server must refuse."""

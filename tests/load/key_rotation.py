@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aftserve.api.api_keys import make_key
 from load.client import Connection
-from load.storm_clients import KeyRing
+from load.generations import KeyRing
 
 _RATE = "20/second"
 _LOOKS = 3000

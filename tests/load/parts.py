@@ -23,6 +23,7 @@ _STORM_DOCUMENTS = 60
 _STORM_LONGEST = 8192
 _STORM_REQUESTS = 1000
 _STORM_CONNECTIONS = 16
+_STORM_GROWTH_MIB = 2.0
 _HEALTH_MS = 100.0
 _SHOWN_FAULTS = 10
 _OVERHEAD_BLOCKS = 20
@@ -192,16 +193,16 @@ def storm(setting: Setting, report: Report) -> None:
         setting.rounds // 2 + setting.rounds, _STORM_REQUESTS, _STORM_CONNECTIONS,
         options=setting.words,
     )  # fmt: skip
-    found = storms.run(bundles, documents, folder, plan, is_probed=True)
+    found = storms.run(bundles, documents, folder, plan, is_measured=True)
     _show_storm("storm", found, report)
     measured = slice(-setting.rounds, None)
     grown = memory.slope(found.resident[measured]) * 1000 / _STORM_REQUESTS
     report.shown("storm: resident at the end", found.resident[-1], "MiB")
-    report.at_most("storm: growth per 1000 requests", grown, memory.MAX_GROWTH_MIB, "MiB")
+    report.at_most("storm: growth per 1000 requests", grown, _STORM_GROWTH_MIB, "MiB")
     opened = found.open_files[measured]
     report.at_most("storm: growth of open files", opened[-1] - opened[0], 1, "")
     shared = replace(plan, rounds=1, shares_runs=True)
-    found = storms.run(bundles, documents, folder, shared, is_probed=True)
+    found = storms.run(bundles, documents, folder, shared, is_measured=True)
     _show_storm("storm of shared runs", found, report)
 
 
@@ -224,7 +225,7 @@ def _show_storm(title: str, found: storms.Storm, report: Report) -> None:
     for fault in found.faults[:_SHOWN_FAULTS]:
         report.at_most(f"{title}: {fault}", 1, 0, "")
     delays = found.delays
-    assert delays is not None  # every storm of a part is probed
+    assert delays is not None  # every storm of a part is measured
     for name, values in {"/healthz": delays.health, "a bare responder": delays.bare}.items():
         report.shown(f"{title}: {name}: p99.9", quantile(values, 0.999), "ms")
         report.shown(f"{title}: {name}: maximum", max(values), "ms")

@@ -19,9 +19,10 @@ from load.administrator import Administrator
 from load.changes import Changes, Place
 from load.documents import BOUND
 from load.every_head import Document, bare_answers
+from load.generations import ServedModel
 from load.health_probe import Delays, probing
 from load.key_rotation import KeyRotation
-from load.storm_clients import ServedModel, StormClients
+from load.storm_clients import Outcome, StormClients
 
 # With this budget only documents of one token are measured, so that others seem to take minutes.
 _ALONE = ("--budget-tokens", "1", "--max-queue-seconds", "3600", "--deadline-seconds", "3600")
@@ -79,6 +80,12 @@ class Storm:
     open_files: list[float] = field(default_factory=list)
     delays: Delays | None = None
 
+    def count(self, outcomes: Sequence[Outcome]) -> None:
+        """Count the outcomes of requests."""
+        for one in outcomes:
+            self.statuses[one.status or "left"] += 1
+            self.answered[one.interface.name] += one.is_answered
+
 
 def run(
     bundles: Sequence[Path],
@@ -86,7 +93,7 @@ def run(
     folder: Path,
     plan: Plan,
     *,
-    is_probed: bool = False,
+    is_measured: bool = False,
 ) -> Storm:
     """Run a storm.
 
@@ -95,40 +102,35 @@ def run(
         documents: documents of the requests.
         folder: folder for the served bundle, the keys and the logs.
         plan: the size.
-        is_probed: whether the delays of ``/healthz`` are measured.
+        is_measured: whether the delays of ``/healthz`` are measured, and memory is comparable.
     """
     deployed, log = folder / "deployed", folder / "storm.log"
     shutil.rmtree(deployed, ignore_errors=True)
     deployed.mkdir(parents=True)
     keys = KeyRotation(folder / "keys")
     places = _places(bundles, documents, deployed, plan)
-    words = (
-        *(str(one.folder.parent) for one in places[1:]),
-        *("--grpc-port", "0", "--log-format", "json", "--idle-seconds", "0.5"),
-        *("--api-keys", str(folder / "keys")),
-        *(() if plan.shares_runs else _ALONE),
-        *plan.options,
-    )
+    words = _words(places, folder / "keys", plan)
+    # Python's own allocator keeps a MiB for each small object of it that stays.
+    variables = {"PYTHONMALLOC": "malloc"} if is_measured else {}
     storm = Storm()
     with ExitStack() as stack:
         address, process = stack.enter_context(
-            serving(places[0].folder, log, *words, program=plan.program, measured=True)
+            serving(places[0].folder, log, *words, program=plan.program, measured=True, **variables)
         )
         before = len(read_log(log))
-        if is_probed:
+        if is_measured:
             probe = probing(address, process, folder / "probe.log")
             storm.delays = stack.enter_context(probe)
-        bound = BOUND if plan.shares_runs else 0.0
-        models = [one.model for one in places]
         clients = StormClients(
-            address, _grpc_address(log), models, keys.ring, documents, bound=bound
-        )
+            address, _grpc_address(log), [one.model for one in places], keys.ring, documents,
+            bound=BOUND if plan.shares_runs else 0.0,
+        )  # fmt: skip
         administrator = Administrator(address, process, keys.ring.admin)
         changes = Changes(address, administrator, keys, *places)
         for number in range(plan.rounds):
             asyncio.run(_round(clients, changes, plan, number))
             _measure(storm, address, process, keys.ring.admin)
-        kept = models[0].name if plan.several_models else None
+        kept = places[0].model.name if plan.several_models else None
         for _ in range(_LOOKS):  # requests whose client has left may end a little later
             metrics, events = Metrics(address, keys.ring.admin), read_log(log)[before:]
             differences = [
@@ -144,11 +146,20 @@ def run(
     ]  # fmt: skip
     if process.returncode != 0:
         storm.faults.append(f"exit status {process.returncode}")
-    for one in clients.outcomes:
-        storm.statuses[one.status or "left"] += 1
-        storm.answered[one.interface.name] += one.is_answered
+    storm.count(clients.outcomes)
     storm.reloads, storm.returns, storm.rotations = changes.reloads, changes.returns, keys.count
     return storm
+
+
+def _words(places: Sequence[Place], keys: Path, plan: Plan) -> list[str]:
+    """Return the arguments of the server after its first bundle."""
+    return [
+        *(str(one.folder.parent) for one in places[1:]),
+        *("--grpc-port", "0", "--log-format", "json", "--idle-seconds", "0.5"),
+        *("--api-keys", str(keys)),
+        *(() if plan.shares_runs else _ALONE),
+        *plan.options,
+    ]
 
 
 def _places(

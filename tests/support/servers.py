@@ -39,6 +39,7 @@ def serving(
     *options: str,
     program: Sequence[str] = COMMAND,
     measured: bool = False,
+    **variables: str,
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Yields the address and the process once it answers; ends it if the block does not.
 
@@ -48,12 +49,13 @@ def serving(
         options: options of the command.
         program: arguments of Python.
         measured: whether to wait until the costs are measured, without which nothing is batched.
+        variables: changes of the environment.
     """
     words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
         process = subprocess.Popen(
             words,
-            env=environment(AFTSERVE_DRAIN_SECONDS="0"),  # nothing balances loads here
+            env=environment(AFTSERVE_DRAIN_SECONDS="0", **variables),  # nothing balances loads here
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
