@@ -36,12 +36,14 @@ from aftserve.http.listeners import (
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.http.unix_listener import bind_unix, check_unix
+from aftserve.model.active import ActiveBundle
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,15 +76,15 @@ def serve(settings: Settings, console: Console) -> int:
     check_grpc(settings)
     traces = tracing.configure()
     check_addresses(settings)
-    service = load(settings, console, traces)
-    server = Server(service, key_file, certificate)
+    models = load(settings, console, traces)
+    server = Server(models, key_file, certificate)
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
         return int(bool(end.code))
     traces.close()
-    status = int(service.health.phase == "failed")
-    if status or service.reloader.loading:
+    status = int(models.shared.health.phase == "failed")
+    if status or models.shared.loader.loading:
         # A hanging run, or a thread that loads a bundle, would block an orderly exit.
         flush_output()
         os._exit(status)
@@ -137,8 +139,8 @@ def check_grpc(settings: Settings) -> None:
     free_places(settings.host, settings.grpc_port)
 
 
-def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
-    """Load a bundle into a service; raise AftexportError if it cannot be served."""
+def load(settings: Settings, console: Console, traces: Traces | None = None) -> ModelRepository:
+    """Load the bundle of the settings; raise AftexportError if it cannot be served."""
     if settings.reference is not None and not settings.reference.exists():
         raise UsageError(
             f"--reference {settings.reference} does not exist.",
@@ -161,30 +163,33 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
             room >> 20,
             settings.memory_budget_mib,
         )
-    return Service(bundle, model, settings, traces)
+    models = ModelRepository(SharedResources(settings, traces), settings.served_name)
+    active = ActiveBundle(bundle, model)
+    models.add(settings.served_name, settings.bundle, settings, active)
+    return models
 
 
 class Server(uvicorn.Server):
     """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the files.
 
     Args:
-        service: the service behind it.
+        models: the models behind it.
         key_file: file of the API keys that clients need; None to serve everyone.
         certificate: certificate for TLS; None to speak plain HTTP.
     """
 
     def __init__(
         self,
-        service: Service,
+        models: ModelRepository,
         key_file: KeyFile | None = None,
         certificate: ServerCertificate | None = None,
     ) -> None:
-        settings = service.settings
+        settings, shared = models.settings, models.shared
         super().__init__(
             uvicorn.Config(
-                create_app(service, key_file),
+                create_app(models, key_file),
                 http=Connection.within(
-                    settings.receive_seconds, service.metrics.responses, service.health
+                    settings.receive_seconds, shared.metrics.responses, shared.health
                 ),
                 ws="none",
                 log_config=None,
@@ -196,15 +201,14 @@ class Server(uvicorn.Server):
             )
         )
         self._settings = settings
-        self._health = service.health
-        self._reloader = service.reloader
+        self._health = shared.health
         self._key_file = key_file
         self._certificate = certificate
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
-        self._service = service
+        self._models = models
         self._grpc: Endpoint | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -272,7 +276,7 @@ class Server(uvicorn.Server):
         from aftserve.grpc.endpoint import Endpoint
 
         keys = self._key_file.keys if self._key_file is not None else None
-        endpoint = Endpoint(self._service, keys, self._certificate)
+        endpoint = Endpoint(self._models, keys, self._certificate)
         endpoint.bind(self._settings.host, self._settings.grpc_port)
         return endpoint
 
@@ -292,7 +296,7 @@ class Server(uvicorn.Server):
         for one in (self._key_file, self._certificate):
             if one is not None:
                 one.watch.start_reload()
-        self._reloader.start()
+        self._models.start_reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""
@@ -306,7 +310,7 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         """Serve for a while longer, so that load balancers see that the server is not ready."""
         logger.info("draining for %g s", self._drain_seconds)
-        self._reloader.close()
+        self._models.stop_loads()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._leave)
         loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)

@@ -21,7 +21,7 @@ _SERVER = """
 import ctypes, gc, signal, sys
 ctypes.CDLL(None).mallopt(-8, 1)
 from aftserve.cli import main
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
 classify, kept = Service.classify, []
 

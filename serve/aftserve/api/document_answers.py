@@ -11,7 +11,7 @@ from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.service import Service
 from aftserve.types import Document, ExtraFields
 
 

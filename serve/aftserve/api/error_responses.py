@@ -103,7 +103,8 @@ def _methods(request: Request) -> list[str]:
 
 def _error_body(request: Request) -> ErrorBody:
     # The Open Inference Protocol names the field differently.
-    name = "error" if request.url.path.startswith("/v2") else "detail"
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    name = "error" if path.startswith("/v2") else "detail"
     return lambda error, status, message: {name: message}
 
 

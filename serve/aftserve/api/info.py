@@ -8,7 +8,7 @@ from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
 from aftserve.model.wanted import explainable
 from aftserve.schemas import Calibration, Info, Limits, ProductMethod
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
 
 def describe(service: Service) -> Info:

@@ -21,7 +21,7 @@ from aftserve.errors import BusyError, DeadlineError, RefusedError
 from aftserve.grpc.message_buffer import MessageBuffer
 from aftserve.http.body_limits import SlowClientError
 from aftserve.observability.exemplars import request_id
-from aftserve.service import Service
+from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
 _problems = logging.getLogger("aftserve.problems")
@@ -86,7 +86,7 @@ class Caller:
     """Runs the calls of all methods.
 
     Args:
-        service: the service that answers.
+        shared: the settings and the metrics of the server.
         keys: the API keys; None to serve everyone.
 
     Attributes:
@@ -94,9 +94,9 @@ class Caller:
         accepted: number of calls whose message has arrived, and whose answer has not left.
     """
 
-    def __init__(self, service: Service, keys: Keys | None) -> None:
-        settings = service.settings
-        self._service = service
+    def __init__(self, shared: SharedResources, keys: Keys | None) -> None:
+        settings = shared.settings
+        self._shared = shared
         self._keys = keys
         self._buffer = MessageBuffer(settings.max_buffered_bytes)
         self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
@@ -146,7 +146,7 @@ class Caller:
     def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Call:
         started = time.monotonic()
         left = context.time_remaining()
-        most = self._service.settings.deadline_seconds
+        most = self._shared.settings.deadline_seconds
         deadline = started + min(math.inf if left is None else left, most)
         metadata = {
             name: value
@@ -194,7 +194,7 @@ class Caller:
             InputError: if the client sends none.
         """
         held = self.max_message_bytes
-        end = call.started + self._service.settings.receive_seconds
+        end = call.started + self._shared.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 await self._buffer.reserve(held)
@@ -213,7 +213,7 @@ class Caller:
             self._buffer.release(held)
 
     async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
-        seconds = self._service.settings.receive_seconds
+        seconds = self._shared.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 content: bytes = await context.read()
@@ -230,7 +230,7 @@ class Caller:
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""
-        self._service.metrics.responses.labels(path, code.name).inc()
+        self._shared.metrics.responses.labels(path, code.name).inc()
         call.fields["seconds"] = round(time.monotonic() - call.started, 6)
         is_quiet = is_probe and code is grpc.StatusCode.OK
         level = logging.DEBUG if is_quiet else logging.INFO

@@ -15,7 +15,7 @@ from aftserve.grpc.call import Caller
 from aftserve.grpc.health import HealthServicer
 from aftserve.grpc.methods import Methods
 from aftserve.http.tls import ServerCertificate
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +33,20 @@ class Endpoint:
     """The server of gRPC, in the running event loop.
 
     Args:
-        service: the service that answers.
+        models: the models that answer.
         keys: the API keys; None to serve everyone.
         certificate: certificate for TLS; None to speak in plain text.
     """
 
     def __init__(
-        self, service: Service, keys: Keys | None, certificate: ServerCertificate | None
+        self,
+        models: ModelRepository,
+        keys: Keys | None,
+        certificate: ServerCertificate | None,
     ) -> None:
-        self._health = HealthServicer(service.health)
-        self._caller = Caller(service, keys)
-        self._methods = Methods(service).handler(self._caller)
+        self._health = HealthServicer(models)
+        self._caller = Caller(models.shared, keys)
+        self._methods = Methods(models).handler(self._caller)
         self._certificate = certificate
         self._places: list[str] = []
 

@@ -28,7 +28,7 @@ from aftserve.scheduling.job import Job
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.server import load
-from aftserve.service import Service
+from aftserve.serving.service import Service
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
@@ -273,8 +273,9 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
-    service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
-    async with service.running():
+    models = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
+    (service,) = models.loaded()
+    async with models.running():
         begun.clear()
         go_on.clear()
         yield service
@@ -343,9 +344,10 @@ def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPat
         return end_run(self)
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()
-        async with service.running():
+        async with models.running():
             try:
                 await service.classify([[1, 2, 3]], math.inf)
                 assert isinstance(service.scheduler._queue.state, Running)
@@ -374,9 +376,10 @@ def test_cancellation_at_run_start_stops_run(
         return remove(self, job)
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()  # its runs would hang as well
-        async with service.running():
+        async with models.running():
             monkeypatch.setattr(service.model.classifier, "classify", hang)
             monkeypatch.setattr(JobQueue, "remove", late)
             with service.scheduler.paused():
@@ -402,10 +405,11 @@ def test_run_that_fails_after_end_logs_nothing(
         raise RunStoppedError
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()  # its runs would hang as well
         monkeypatch.setattr(service.model.classifier, "classify", hang)
-        async with service.running():
+        async with models.running():
             asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
             await until(begun.is_set)
         with pytest.raises(UnavailableError):

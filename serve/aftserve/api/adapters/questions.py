@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aftexport.heads import BinaryClassification, Head, SingleLabelClassification
-from aftserve.api.adapters.model_choice import WITH_LABELS
+from aftserve.api.adapters.output_choice import WITH_LABELS
 from aftserve.model.results import DocumentAnswer
 
 _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)

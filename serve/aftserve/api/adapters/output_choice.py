@@ -1,4 +1,4 @@
-"""The model and the output that a request in another format asks for."""
+"""The output that a request in another format asks for."""
 
 from typing import Annotated
 
@@ -13,8 +13,6 @@ from aftexport.heads import (
     SingleLabelClassification,
 )
 from aftserve.api.openapi_body import Schema
-from aftserve.errors import NotFoundError
-from aftserve.service import Service
 
 Output = Annotated[
     str | None,
@@ -31,20 +29,6 @@ WITH_LABELS: tuple[type[Head], ...] = (
     MultiLabelClassification,
 )
 """The heads whose answers have a probability of every label."""
-
-
-def check_model(name: str | None, service: Service) -> None:
-    """Raise NotFoundError if a request names another model than the served one."""
-    served = service.settings.served_name
-    if name not in (None, served):
-        raise NotFoundError(
-            f"Expected the model {served!r}, got {str(name)[:100]!r}.", "Name the expected model."
-        )
-
-
-def model_schema(service: Service) -> Schema:
-    """Return the schema of an optional name of the model."""
-    return {"enum": [service.settings.served_name, None]}
 
 
 def heads_for_documents(manifest: Manifest, *kinds: type[Head]) -> list[str]:
