@@ -149,7 +149,8 @@ class ModelRepository:
         self._check_known(name, self._entries)
         entry = self._entries[name]
         entry.is_unloaded = True
-        await self._end(entry)
+        # A task of its own, because a client that leaves would cancel it.
+        await asyncio.wait({self._run(self._end(entry))})
 
     async def rescan(self) -> None:
         """Reload all models, load new bundles of the folders, and unload those that are gone.
@@ -159,11 +160,11 @@ class ModelRepository:
         """
         found = await anyio.to_thread.run_sync(self._find)
         if found is not None:
+            for name, entry in [*self._entries.items()]:
+                if entry.path not in found.get(name, ()) and not entry.path.exists():
+                    self._run(self._end(self._entries.pop(name)))
             for name, paths in found.items():
                 self._refresh(name, paths)
-            for name in self._entries.keys() - found.keys():
-                if not self._entries[name].path.exists():
-                    self._run(self._end(self._entries.pop(name)))
         entries = self._entries.values()
         wanted = [
             one for one in entries if not one.is_unloaded and (one.service or not one.problem)
@@ -216,30 +217,41 @@ class ModelRepository:
 
     async def _end(self, entry: ModelEntry) -> None:
         """Take a model out of service; free its memory once accepted requests are answered."""
-        async with self.shared.loader.turn:  # a load of it that goes on ends before
-            service, entry.service = entry.service, None
+        service, entry.service = entry.service, None
         if service is None:
             return
         entry.unloading += 1
         try:
+            async with self.shared.loader.turn:
+                pass  # a reload that goes on would change the service while it retires
             await service.retire()
         finally:
             entry.unloading -= 1
+            await service.close()
         del service
         gc.collect()  # a service and its parts refer to each other, and hold the model's memory
         logger.info("unloaded the model %s", entry.name)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run work in a task that ends with the server."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._settle)
         if self._closed:
             task.cancel()
+        return task
+
+    def _settle(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a change of the models has failed", exc_info=error)
 
     def _know(self, name: str, path: Path) -> ModelEntry:
         """Begin to know a model, which is not loaded yet."""
 
         async def activate(active: ActiveBundle) -> None:
+            if entry.is_unloaded or self._entries.get(name) is not entry:
+                raise ReloadError("The model was unloaded meanwhile.", "Load it again.")
             if entry.service is None:
                 self._begin(entry, active)
             else:
