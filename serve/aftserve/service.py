@@ -62,6 +62,7 @@ class Service:
         self.active = ActiveBundle(bundle, model)
         self.health = Health()
         self.metrics = Metrics()
+        self.model_metrics = self.metrics.of(settings.served_name)
         self.scheduler = Scheduler(
             self.metrics,
             budget_tokens=settings.budget_tokens,
@@ -70,14 +71,15 @@ class Service:
         )
         self.scheduler.measure(model)
         self.parity = self._monitor(self.active)
-        self.reloader = Reloader(settings, self._activate, self.metrics)
+        self.reloader = Reloader(settings, self._activate, self.model_metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = TokenizerPool()
         self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
         self._breaches = BreachHandler(settings, self.health, self.scheduler)
-        self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
-        self.metrics.ready.set_function(lambda: self.health.ready)
-        self.metrics.slowdown.set_function(lambda: self.scheduler.slowdown.value)
+        self.model_metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
+        self.model_metrics.ready.set_function(lambda: self.health.ready)
+        self.model_metrics.slowdown.set_function(lambda: self.model.slowdown.value)
+        self.metrics.server_ready.set_function(lambda: self.health.ready)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.idle.set_function(lambda: self.scheduler.idle)
@@ -149,7 +151,7 @@ class Service:
             began = time.monotonic()
             inputs = await self._tokenize(active, documents, given, wanted, inline)
             admitted = time.monotonic()
-            with self.metrics.inference.counting_failures(began):
+            with self.model_metrics.inference.counting_failures(began):
                 predicted, done = await self._run_with_samples(
                     parity, inputs, deadline, wanted=wanted, backlog=backlog
                 )
@@ -158,12 +160,12 @@ class Service:
             for one, result in zip(inputs, done, strict=True)
         ]
         if options.spans:
-            with self.metrics.inference.counting_failures(began):
+            with self.model_metrics.inference.counting_failures(began):
                 for answered, one, result in zip(results, inputs, done, strict=True):
                     await self._explain(active, one, result.answer, options, answered.result)
         record = RequestRecord(began, admitted, predicted, time.monotonic())
         counted = [answered.result for answered in results]
-        record.count(self.metrics, counted, self.traces.trace_id())
+        record.count(self.model_metrics, counted, self.traces.trace_id())
         record.trace(self.traces, inputs, done)
         return results
 
@@ -323,16 +325,17 @@ class Service:
             run_single=self._run_single,
             seconds=settings.deadline_seconds,
             on_breach=self._handle_breach,
-            metrics=self.metrics,
+            metrics=self.model_metrics,
         )
 
     async def _activate(self, active: ActiveBundle) -> None:
         """Answer new requests with a bundle; accepted requests stay with the bundle before."""
         await self._breaches.wait()
+        self.scheduler.forget(self.model)
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
         self.scheduler.measure(active.model)
-        self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
+        self.model_metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
         await before.retire()
 
     def _handle_breach(self, active: ActiveBundle, reason: str) -> None:

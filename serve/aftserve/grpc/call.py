@@ -230,7 +230,7 @@ class Caller:
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""
-        self._service.metrics.responses.labels(path, code.name).inc()
+        self._service.metrics.responses.labels(path, code.name, "").inc()
         call.fields["seconds"] = round(time.monotonic() - call.started, 6)
         is_quiet = is_probe and code is grpc.StatusCode.OK
         level = logging.DEBUG if is_quiet else logging.INFO

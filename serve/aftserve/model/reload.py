@@ -14,7 +14,7 @@ from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import check_unchanged, load_model
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.schemas import Reload
 from aftserve.settings import Settings
 
@@ -36,7 +36,7 @@ class Reloader:
     Args:
         settings: settings of the server, with the bundle's path.
         activate: function that puts the new bundle to use.
-        metrics: metrics of the server.
+        metrics: metrics of the model.
 
     Attributes:
         last: result of the last reload; None before the first.
@@ -47,7 +47,7 @@ class Reloader:
         self,
         settings: Settings,
         activate: Callable[[ActiveBundle], Awaitable[None]],
-        metrics: Metrics,
+        metrics: ModelMetrics,
     ) -> None:
         self.last: Reload | None = None
         self.loading = False

@@ -82,7 +82,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     )
     async def stats() -> Statistics:
         """The statistics of all models; the server has one."""
-        return statistics_of(service.metrics.inference, model_name, VERSION)
+        return statistics_of(service.model_metrics.inference, model_name, VERSION)
 
     for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
         checks = [*guards, Depends(check)]
@@ -146,7 +146,7 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
     @router.get("/stats")
     async def stats(name: str) -> Statistics:
         """Counts and times since the server started, by Triton's extension of the protocol."""
-        return statistics_of(service.metrics.inference, name, VERSION)
+        return statistics_of(service.model_metrics.inference, name, VERSION)
 
     return router
 
