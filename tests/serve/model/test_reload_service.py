@@ -38,7 +38,7 @@ def test_accepted_documents_keep_old_bundle(
         async with service.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < len(LENGTHS):
                     await asyncio.sleep(0.01)
@@ -78,7 +78,7 @@ def test_chunked_document_keeps_old_bundle(
         async with service.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
                 await service.reloader.run()
