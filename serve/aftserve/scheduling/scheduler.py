@@ -32,8 +32,8 @@ class Scheduler:
 
     If a shared run fails, each of its documents gets a single run, so that only the bad document
     fails. A run is stopped once all its clients have left. Between documents, the costs of the
-    model are measured; see ``MeasurementTurns``. After a while without jobs, the engine releases
-    the memory of its runs.
+    models are measured; see ``MeasurementTurns``. After a while without jobs, or before a run of
+    another model, the engine releases the memory of its runs.
 
     Args:
         metrics: metrics of the server.
@@ -110,7 +110,10 @@ class Scheduler:
 
     @contextmanager
     def paused(self, active: ActiveBundle) -> Iterator[None]:
-        """Begin no run of a bundle within the block; a run that has begun goes on."""
+        """Begin no run of a bundle within the block; a run that has begun goes on.
+
+        Its documents wait, and those of other bundles run.
+        """
         self._queue.pause(active)
         try:
             yield
