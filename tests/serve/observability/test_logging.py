@@ -120,7 +120,7 @@ def test_probe_is_logged_at_debug(
         await send({"type": "http.response.start", "status": status})
         await send({"type": "http.response.body"})
 
-    responses = Counter("responses", "", ["path", "status"], registry=None)
+    responses = Counter("responses", "", ["path", "status", "model"], registry=None)
     logged = AccessLogMiddleware(app, responses, names=True, probes={"/healthz"})
     caplog.set_level(logging.DEBUG, "aftserve.request")
     with running(logged) as server:
