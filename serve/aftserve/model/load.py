@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -68,6 +69,11 @@ class LoadedModel:
             f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
             f"{first.subject} {first.case!r} by {first.largest_error:.1e}"
         )
+
+
+def model_name(path: Path, settings: Settings) -> str:
+    """Return the name under which the model of the bundle at a path answers."""
+    return settings.model_name or path.absolute().name.removesuffix(".bundle")
 
 
 def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedModel:
@@ -163,7 +169,7 @@ def _prepare(
     choice.engine.release()
     methods = _methods(bundle, choice, standard_ops_only)
     return LoadedModel(
-        settings.served_name,
+        model_name(bundle.path, settings),
         classifier,
         golden,
         measurement,
