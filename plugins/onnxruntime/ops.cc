@@ -24,13 +24,6 @@ void expect_heads_divide(int64_t heads, const Shape& query) {
              std::to_string(heads));
 }
 
-// Reads eps of an attention-free form.
-float read_denominator_eps(const Attributes& attributes) {
-  const float eps = attributes.number("eps", 0.0f);
-  expect(eps >= 0.0f, "eps is " + std::to_string(eps) + ", expected at least 0");
-  return eps;
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -73,7 +66,7 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
  public:
   AftSimple(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     params_.key_channels = attributes.integer("num_heads", 0);
     expect(params_.key_channels >= 0,
            "num_heads is " + std::to_string(params_.key_channels) + ", expected at least 0");
@@ -94,7 +87,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
@@ -130,7 +123,7 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
  public:
   AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
   }
 
  private:
@@ -154,7 +147,7 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  public:
   AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     params_.heads = read_count(attributes, "num_heads");
   }
 
@@ -242,11 +235,11 @@ class EfficientAttention final : public GroupedHeadsKernel<aft::EfficientAttenti
 class LinearAttention final : public GroupedHeadsKernel<aft::LinearAttention> {
  public:
   LinearAttention(const Settings& settings, const Attributes& attributes) : GroupedHeadsKernel(settings, attributes) {
-    params_.eps = attributes.number("eps", 1e-6f);
     params_.feature_map =
         static_cast<aft::FeatureMap>(read_choice(attributes, "feature_map", {"elu", "relu", "identity"}, "elu"));
     params_.normalizer =
         static_cast<aft::Normalizer>(read_choice(attributes, "normalizer", {"add", "clamp", "none"}, "add"));
+    if (params_.normalizer != aft::Normalizer::kNone) params_.eps = read_eps(attributes, 1e-6f);
   }
 };
 

@@ -1,5 +1,6 @@
 """RecurrentLinearAttention and CausalDepthwiseConv in ONNX Runtime, against closed formulas."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,11 @@ def test_weight_of_other_width_is_refused(constants: tuple[str, ...]) -> None:
         ({}, {"q_num_heads": 3}, "q_num_heads is 3, expected a multiple of kv_num_heads 2"),
         ({}, {"kv_num_heads": 0}, "kv_num_heads is 0, expected at least 1"),
         ({}, {"normalizer": "sum"}, 'normalizer is "sum", expected none for the delta rules'),
+        (
+            {"decay": None, "beta": None},
+            {"update_rule": "linear", "normalizer": "sum", "eps": math.inf},
+            "eps is inf, expected a finite number of at least 0",
+        ),
         ({"key": (BATCH, TOKENS, 9)}, {}, r"key has shape \[3, 37, 9\], expected \[3, 37, 10\]"),
         ({"query": (BATCH, TOKENS, 21)}, {}, "not divisible by q_num_heads 4"),
         ({"past_state": (BATCH, 1, 5, 18)}, {}, r"expected \[3, 2, 5, 18\]"),
