@@ -13,6 +13,7 @@ namespace ops {
 void expect(bool condition, const std::string& message);
 void expect_shape(const char* input, const Tensor& tensor, const Shape& expected);
 void expect_three_dimensions(const char* input, const Tensor& tensor);
+void expect_heads_divide(int64_t heads, const char* input, const Shape& shape);  // shape: [batch, tokens, width]
 
 // Returns the attribute `name`, a number of at least 1 and by default 1.
 int64_t read_count(const Attributes& attributes, const char* name);

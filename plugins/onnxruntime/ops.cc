@@ -18,12 +18,6 @@ aft::Gate read_gate(const Attributes& attributes) {
   return static_cast<aft::Gate>(read_choice(attributes, "gate", {"sigmoid", "tanh", "none", "relu"}, "sigmoid"));
 }
 
-void expect_heads_divide(int64_t heads, const Shape& query) {
-  expect(query[2] % heads == 0,
-         "query has shape " + to_string(query) + ", whose width is not divisible by num_heads " +
-             std::to_string(heads));
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -77,7 +71,7 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
     return params_.key_channels ? Shape{query[0], query[1], params_.key_channels} : query;
   }
   size_t take_inputs(const Run&, const Shape& query, aft::AftSimple& params) const override {
-    if (params.key_channels) expect_heads_divide(params.key_channels, query);
+    if (params.key_channels) expect_heads_divide(params.key_channels, "query", query);
     if (params.key_channels == params.channels) params.key_channels = 0;
     return 0;
   }
@@ -154,7 +148,7 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  private:
   Shape key_shape(const Shape& query) const override { return {query[0], query[1], params_.heads}; }
   size_t take_inputs(const Run& run, const Shape& query, aft::AftConv& params) const override {
-    expect_heads_divide(params.heads, query);
+    expect_heads_divide(params.heads, "query", query);
     const Tensor filter = run.input(3);
     expect_matrix("filter", filter);
     expect(filter.shape[0] == params.heads && filter.shape[1] > 0,
@@ -186,7 +180,7 @@ class GroupedHeadsKernel : public Kernel {
     Params params = params_;
     const Tensor query = run.input(0), key = run.input(1), value = run.input(2), lengths = run.input(3);
     expect_three_dimensions("query", query);
-    expect_heads_divide(params.heads, query.shape);
+    expect_heads_divide(params.heads, "query", query.shape);
     params.batch = query.shape[0];
     params.tokens = query.shape[1];
     params.channels = query.shape[2];
@@ -251,7 +245,7 @@ class Fastformer final : public SequenceKernel<aft::Fastformer> {
 
  private:
   size_t take_inputs(const Run& run, const Shape& query, aft::Fastformer& params) const override {
-    expect_heads_divide(params.heads, query);
+    expect_heads_divide(params.heads, "query", query);
     const Tensor alpha = run.input(3), beta = run.input(4);
     expect_shape("alpha_weight", alpha, {query[2], params.heads});
     expect_shape("beta_weight", beta, {query[2], params.heads});
