@@ -106,7 +106,8 @@ class CausalDepthwiseConv final : public Kernel {
     if (!attributes.constant(1, weight)) return;
     aft::CausalDepthwiseConv constant = params_;
     take_weight(weight, constant);
-    widened_weight_ = aft::widen_conv_weight(constant);
+    widened_weight_.resize(constant.taps * constant.weight_row());
+    aft::widen_conv_weight(constant, widened_weight_.data());
   }
 
   void compute(const Run& run) const override {

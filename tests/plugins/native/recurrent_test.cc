@@ -354,7 +354,11 @@ void check_convolution(const std::string& name, Random& random, Element element,
         element, silu, batch, tokens, channels, taps, input.data(), weight.data(), bias.data(), past.data(),
         lengths.data(), results.output->data(), with_state ? results.state->data() : nullptr, nullptr};
     std::vector<float> widened;
-    if (constant_weight) p.widened_weight = (widened = aft::widen_conv_weight(p)).data();
+    if (constant_weight) {
+      widened.resize(p.taps * p.weight_row());
+      aft::widen_conv_weight(p, widened.data());
+      p.widened_weight = widened.data();
+    }
     aft::causal_depthwise_conv(p, {run_on_threads, &threads, threads});
     return results;
   };
