@@ -58,7 +58,7 @@ def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> N
         models = load_models(folder)
         async with models.running():
             service = models.named("b")
-            with models.shared.scheduler.paused():
+            with models.shared.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
                 while models.shared.scheduler.waiting_documents < len(documents()):
                     await asyncio.sleep(0.01)

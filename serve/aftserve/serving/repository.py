@@ -43,7 +43,7 @@ class ModelRepository:
         self._entries: dict[str, ModelEntry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        shared.metrics.ready.set_function(lambda: self.ready)
+        shared.metrics.server_ready.set_function(lambda: self.ready)
 
     @property
     def settings(self) -> Settings:
@@ -228,6 +228,8 @@ class ModelRepository:
         finally:
             entry.unloading -= 1
             await service.close()
+            if self._entries.get(entry.name, entry).service is None:  # not loaded meanwhile
+                self.shared.metrics.forget(entry.name)
         del service
         gc.collect()  # a service and its parts refer to each other, and hold the model's memory
         logger.info("unloaded the model %s", entry.name)
@@ -258,7 +260,7 @@ class ModelRepository:
                 await entry.service.activate(active)
 
         shared, settings = self.shared, self.settings.of_model(name)
-        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics)
+        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics.of(name))
         if self._closed:
             reloader.close()
         self._entries[name] = entry = ModelEntry(name, path, settings, reloader)
