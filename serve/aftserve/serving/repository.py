@@ -180,8 +180,7 @@ class ModelRepository:
     async def running(self) -> AsyncIterator[None]:
         """Answer requests within the block."""
         async with self.shared.running():
-            for service in self.loaded():
-                service.check_breach()
+            self._check_breaches()
             yield
             self.stop_loads()
             for service in self.loaded():
@@ -194,6 +193,11 @@ class ModelRepository:
             entry.reloader.close()
         for task in self._tasks:
             task.cancel()
+
+    def _check_breaches(self) -> None:
+        # Not in ``running``, whose frame would hold the last service until the end.
+        for service in self.loaded():
+            service.check_breach()
 
     def _find(self) -> dict[str, Sequence[Path]] | None:
         """Return the paths of the bundles by name; None if a folder cannot be read."""
