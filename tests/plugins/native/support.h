@@ -96,8 +96,8 @@ inline bool instructions_missing() {
   return true;
 }
 
-// Whether to leave out what a sanitizer cannot see, under one. Numbers that are wrong show in the plain build, where every
-// test has all of its cases.
+// Whether to leave out what a sanitizer cannot see, under one. Numbers that are wrong show in the plain build, where
+// every test has all of its cases.
 inline bool is_sanitizer_part() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const char* part = std::getenv("AFT_TEST_PART");
