@@ -62,7 +62,8 @@ void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&)
     expect(output == first, what + " depends on the number of threads");
   }
 
-  if (is_sanitizer_part()) return;  // a NaN leads to no other address
+  // A NaN leads to no other address, and in a long document three more runs of the exact path take most of the time.
+  if (is_sanitizer_part() || (is_part() && shape.tokens > 300)) return;
   int threads = 1;
   const int64_t token = shape.tokens / 2;
   const size_t size = element_size(element);

@@ -96,12 +96,16 @@ inline bool instructions_missing() {
   return true;
 }
 
-// Whether to leave out what a sanitizer cannot see, under one. Numbers that are wrong show in the plain build, where
-// every test has all of its cases.
-inline bool is_sanitizer_part() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Whether to run a part of the cases, as `make test-native PART=1` does.
+inline bool is_part() {
   const char* part = std::getenv("AFT_TEST_PART");
   return part && *part;
+}
+
+// Whether to leave out what a sanitizer cannot see, under one. Numbers that are wrong show in the plain build.
+inline bool is_sanitizer_part() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return is_part();
 #else
   return false;
 #endif
