@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import math
-import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,14 +11,15 @@ from typing import Any, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
+from fastapi.security.utils import get_authorization_scheme_param
 
 from aftexport.errors import AftexportError, EngineError, InputError, StorageError
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import describe, status_of
-from aftserve.errors import BusyError, DeadlineError, RefusedError
+from aftserve.errors import DeadlineError, RefusedError
 from aftserve.grpc.message_buffer import MessageBuffer
-from aftserve.http.body_limits import SlowClientError
-from aftserve.observability.exemplars import request_id
+from aftserve.http.access_log import REQUEST_ID, name_request
+from aftserve.http.body_limits import full_buffer, late_request
 from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
@@ -39,9 +38,6 @@ _CODES = {
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """The status of gRPC for each HTTP status; INTERNAL for others."""
-_NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
-_REQUEST_ID = "x-request-id"
-_BEARER = "bearer "
 _ARRIVAL_SECONDS = 0.1
 """Time by which the deadline of a client may come before that of its call at the server."""
 
@@ -65,9 +61,8 @@ class Call:
     @property
     def api_keys(self) -> tuple[str, str]:
         """The keys in the two headers of HTTP; empty without one."""
-        given = self.metadata.get("authorization", "")
-        is_bearer = given[: len(_BEARER)].lower() == _BEARER
-        return self.metadata.get("x-api-key", ""), given[len(_BEARER) :] if is_bearer else ""
+        scheme, bearer = get_authorization_scheme_param(self.metadata.get("authorization"))
+        return self.metadata.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""
 
 
 Method = Callable[[bytes, Call], Awaitable[bytes]]
@@ -132,7 +127,7 @@ class Caller:
                 code = refusal.code
             finally:
                 self._end(path, call, code, is_probe=is_probe)
-            named = (_REQUEST_ID, call.fields["request_id"])
+            named = (REQUEST_ID, call.fields["request_id"])
             if refusal is None:
                 context.set_trailing_metadata((named,))
                 return response
@@ -153,9 +148,7 @@ class Caller:
             for name, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        given = metadata.get(_REQUEST_ID, "")
-        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
-        request_id.set(name)
+        name = name_request(metadata.get(REQUEST_ID, ""))
         return Call(started, deadline, metadata, {"request_id": name})
 
     async def _answer(
@@ -199,9 +192,7 @@ class Caller:
             async with asyncio.timeout(end - time.monotonic()):
                 await self._buffer.reserve(held)
         except TimeoutError:
-            raise BusyError(
-                "Too many large requests are arriving.", "Try again later.", 1
-            ) from None
+            raise full_buffer() from None
         try:
             content = await self._read(context, end)
             self.accepted += 1
@@ -213,14 +204,11 @@ class Caller:
             self._buffer.release(held)
 
     async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
-        seconds = self._shared.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 content: bytes = await context.read()
         except TimeoutError:
-            raise SlowClientError(
-                f"The request did not arrive within {seconds:g} s.", "Send it faster."
-            ) from None
+            raise late_request(self._shared.settings.receive_seconds) from None
         if content is grpc.aio.EOF:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
