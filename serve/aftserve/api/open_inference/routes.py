@@ -44,7 +44,6 @@ _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PROBLEMS = responses(ProtocolProblem)
-_PROBLEMS[404] = {"model": ProtocolProblem, "description": "The model is unknown."}
 # These paths are complete, because responses are counted by the path of their route. It lacks the
 # prefixes of nested routers.
 _ROOT = "/v2"
