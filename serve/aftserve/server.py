@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
+from aftserve.serving.bundle_paths import BundlePaths, only_path
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
@@ -62,7 +64,7 @@ def serve(settings: Settings, console: Console) -> int:
     """Serve until the process is told to stop or fails; return its exit status.
 
     Raises:
-        AftexportError: if the bundle cannot be served.
+        AftexportError: if a bundle cannot be served.
     """
     if _RELOAD is not None:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is no bundle to reload yet
@@ -140,33 +142,58 @@ def check_grpc(settings: Settings) -> None:
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> ModelRepository:
-    """Load the bundle of the settings; raise AftexportError if it cannot be served."""
-    if settings.reference is not None and not settings.reference.exists():
+    """Load the bundles of the settings; raise AftexportError if one cannot be served."""
+    paths = BundlePaths(settings)
+    found = {name: only_path(name, places) for name, places in paths.find().items()}
+    for name in settings.models.keys() - found.keys():
+        raise UsageError(
+            f"[models.{name}] in the file of --config: expected the name of a model, "
+            f"{', '.join(found)}.",
+            "Correct the name, or remove the section.",
+        )
+    for name in found:
+        _check_reference(settings.of_model(name))
+    models = ModelRepository(paths, SharedResources(settings, traces))
+    for name, path in found.items():
+        models.add(name, path, _load_bundle(path, settings.of_model(name), console))
+    _warn_about_memory(models)
+    return models
+
+
+def _check_reference(settings: Settings) -> None:
+    """Raise UsageError if the PyTorch model of a bundle cannot be loaded."""
+    if settings.reference is None:
+        return
+    if not settings.reference.exists():
         raise UsageError(
             f"--reference {settings.reference} does not exist.",
             "Name the model file that the bundle was exported from.",
         )
-    if settings.reference is not None:
-        check_installed("torch")
-    with stage(console, f"Checking {settings.bundle}"):
-        bundle = Bundle.open(settings.bundle)
+    check_installed("torch")
+
+
+def _load_bundle(path: Path, settings: Settings, console: Console) -> ActiveBundle:
+    with stage(console, f"Checking {path}"):
+        bundle = Bundle.open(path)
     model = load_model(bundle, settings, console)
     console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:
-        paths = operator_paths(bundle.model_path)
-        console.print(operator_table(bundle.manifest.operators, paths))
-    room = container_memory.memory_room()
-    if model.classifier.chunked is not None and room is not None and room < settings.memory_budget:
+        operators = operator_paths(bundle.model_path)
+        console.print(operator_table(bundle.manifest.operators, operators))
+    return ActiveBundle(bundle, model)
+
+
+def _warn_about_memory(models: ModelRepository) -> None:
+    """Warn if a document in chunks may take more memory than the container has left."""
+    room, settings = container_memory.memory_room(), models.settings
+    has_chunks = any(one.model.classifier.chunked is not None for one in models.loaded())
+    if has_chunks and room is not None and room < settings.memory_budget:
         logger.warning(
             "the container's memory limit leaves %d MiB; a document that takes the %g MiB of"
             " --memory-budget-mib can end the process: raise the limit, or lower the budget",
             room >> 20,
             settings.memory_budget_mib,
         )
-    models = ModelRepository(SharedResources(settings, traces), settings.served_name)
-    active = ActiveBundle(bundle, model)
-    models.add(settings.served_name, settings.bundle, settings, active)
-    return models
 
 
 class Server(uvicorn.Server):
@@ -294,11 +321,11 @@ class Server(uvicorn.Server):
         return connection
 
     def _reload(self) -> None:
-        """Read the bundle, the API keys and the certificate again."""
+        """Read the bundles, the API keys and the certificate again."""
         for one in (self._key_file, self._certificate):
             if one is not None:
                 one.watch.start_reload()
-        self._models.start_reload()
+        self._models.start_rescan()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""

@@ -65,23 +65,32 @@ def visible(request: Request) -> Sequence[Service]:
     return models.loaded() if name is None else [models.named(name)]
 
 
+def chosen_or_none(request: Request) -> Service | None:
+    """Return the model of a request's path; None for the default if there is none.
+
+    Raises:
+        NotFoundError: if the path names a model that is not loaded.
+    """
+    models, name = models_of(request), path_name(request)
+    return models.default if name is None else models.named(name)
+
+
 async def chosen(request: Request) -> Service:
     """Return the model of a request's path: the model that it names, or the default.
 
     Raises:
         NotFoundError: if that model is not loaded, or there is no default.
     """
-    models, name = models_of(request), path_name(request)
-    if name is not None:
-        return models.named(name)
-    if models.default is None:
-        names = [service.name for service in models.loaded()]
+    service = chosen_or_none(request)
+    if service is None:
+        names = [service.name for service in models_of(request).loaded()]
         path = request.url.path.removeprefix(request.scope.get("root_path", ""))
         raise NotFoundError(
-            f"Expected a path with the name of a model, one of {', '.join(names) or 'none'}.",
+            f"Expected a path with the name of a model, got {path}; the server has "
+            f"{', '.join(names) or 'no model'}.",
             f"Send the request to {PREFIX}{names[0] if names else 'NAME'}{path}.",
         )
-    return models.default
+    return service
 
 
 ChosenModel = Annotated[Service, Depends(chosen)]

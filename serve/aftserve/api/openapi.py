@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, ids_schema, several
-from aftserve.api.model_choice import ChosenModel, visible
+from aftserve.api.document_schemas import TEXT, ids_schema, put_body, several
+from aftserve.api.model_choice import chosen_or_none, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.openapi_body import COMPONENTS, Describe, Schema
+from aftserve.api.openapi_body import Describe, Schema
 from aftserve.api.streaming import BYTES
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
@@ -24,7 +24,8 @@ PATH = "/openapi.json"
 def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
     """Build the endpoint of the OpenAPI document, which needs no API key.
 
-    The document has the limits of the model of the request's path, also after a reload.
+    The document has the limits of the model of the request's path, also after a reload. Without
+    such a model it has no limits.
 
     Args:
         app: the application.
@@ -32,17 +33,18 @@ def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
     """
     router = APIRouter(include_in_schema=False)
     # No key is needed, so repeated requests must stay cheap.
-    documents: WeakKeyDictionary[Classifier, tuple[Sequence[str], Schema]] = WeakKeyDictionary()
+    documents: WeakKeyDictionary[object, tuple[Sequence[str], Schema]] = WeakKeyDictionary()
 
     @router.get(PATH)
-    async def openapi(request: Request, service: ChosenModel) -> JSONResponse:
+    async def openapi(request: Request) -> JSONResponse:
         """The OpenAPI document."""
-        classifier = service.model.classifier
+        service = chosen_or_none(request)
+        classifier = None if service is None else service.model.classifier
         names = [service.name for service in visible(request)]
-        known, document = documents.get(classifier, ((), {}))
+        known, document = documents.get(classifier or app, (None, {}))
         if known != names:
             document = _described(app, classifier, names, describers)
-            documents[classifier] = (names, document)
+            documents[classifier or app] = (names, document)
         root_path = request.scope.get("root_path", "")
         servers = {"servers": [{"url": root_path}]} if root_path else {}
         return JSONResponse(document | servers)
@@ -51,10 +53,26 @@ def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
 
 
 def _described(
-    app: FastAPI, classifier: Classifier, names: Sequence[str], describers: Sequence[Describe]
+    app: FastAPI,
+    classifier: Classifier | None,
+    names: Sequence[str],
+    describers: Sequence[Describe],
 ) -> Schema:
-    """Return the document of the application with the limits of a model."""
+    """Return the document of the application with the limits of a model, if there is one."""
     described = deepcopy(app.openapi())
+    put_body(described, InferenceRequest, {})
+    if classifier is not None:
+        _put_limits(described, classifier)
+    else:
+        put_body(described, DocumentRequest, {})
+        put_body(described, InferRequest, {})
+    for describe in describers:
+        describe(described, classifier, names)
+    return described
+
+
+def _put_limits(described: Schema, classifier: Classifier) -> None:
+    """Put the limits of a model into the description of documents."""
     manifest = classifier.manifest
     bodies = _bodies(
         manifest.vocab_size,
@@ -71,9 +89,6 @@ def _described(
     for parameter in described["paths"]["/infer"]["post"]["parameters"]:
         if (named := values.get(parameter["name"])) is not None:
             _name_values(parameter["schema"], named)
-    for describe in describers:
-        describe(described, classifier, names)
-    return described
 
 
 def _name_values(schema: Schema, values: Sequence[str]) -> None:
@@ -105,17 +120,13 @@ def _bodies(
             "description": "Features of each token of one document.",
         }
         one, many = {"input_features": rows}, {"input_features": several(rows)}
-    template = COMPONENTS + "{model}"
-    protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
-        **protocol.pop("$defs"),
         "DocumentRequest": _exactly_one(
             DocumentRequest, one, _fields_beside(one, extras, None), has_extras=bool(extras)
         ),
         "InferRequest": _exactly_one(
             InferRequest, many, _fields_beside(many, extras, ("text",)), has_extras=bool(extras)
         ),
-        "InferenceRequest": protocol,
     }
 
 

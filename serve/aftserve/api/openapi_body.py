@@ -9,11 +9,11 @@ from aftserve.model.classifier import Classifier
 
 COMPONENTS = "#/components/schemas/"
 Schema = dict[str, Any]
-Describe = Callable[[Schema, Classifier, Sequence[str]], None]
+Describe = Callable[[Schema, Classifier | None, Sequence[str]], None]
 """A function that puts the limits of a model into an OpenAPI document.
 
 It gets the document, the classifier of the model, and the names of the models that a request may
-name.
+name. Without a model, which is None, the document has no limits.
 """
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger("aftserve.reloading")
 
 
 class ReloadError(RefusedError):
-    """The new bundle cannot be used; the current one stays."""
+    """The bundle cannot be used; an active one stays."""
 
     status = 409
 
@@ -120,7 +120,7 @@ class Reloader:
             raise UnavailableError("The server is stopping.", "Ask another one.")
         reload = task.result()
         if reload.problem is not None:
-            raise ReloadError(reload.problem, "The previous bundle stays in use.")
+            raise ReloadError(reload.problem, "Correct the bundle, and load it again.")
         return reload
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Reloader:
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
             else:
-                logger.error("the previous bundle stays in use: %s", problem)
+                logger.error("the bundle is refused, and nothing changes: %s", problem)
             return self.last
 
 

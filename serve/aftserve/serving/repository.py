@@ -1,46 +1,48 @@
-"""The models of the server, by their names."""
+"""The models of the server, by their names: load, reload and unload."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio.to_thread
+
+from aftexport.errors import UsageError
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.active import ActiveBundle
-from aftserve.model.reload import Reloader
+from aftserve.model.reload import Reloader, ReloadError
+from aftserve.schemas import Reload
+from aftserve.serving.bundle_paths import BundlePaths, only_path
+from aftserve.serving.model_entry import ModelEntry, ModelState
 from aftserve.serving.resources import SharedResources
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
 
+logger = logging.getLogger(__name__)
 
-@dataclass(eq=False)
-class _Entry:
-    """A model that the server knows.
-
-    Attributes:
-        reloader: the loads of its bundle.
-        settings: settings of the model.
-        service: the model's service; None while it is not loaded.
-    """
-
-    reloader: Reloader
-    settings: Settings
-    service: Service | None = None
+_RENAME = "Rename the folder of the bundle."
 
 
 class ModelRepository:
     """The models of the server, which share its resources.
 
+    Their names come from the bundles and the folders of the settings, never from a path in a
+    request. Loads and reloads take turns, in a thread while the models answer.
+
     Args:
+        paths: the paths of the bundles.
         shared: the parts that all models share.
-        default_name: name of the model that answers paths without a name; None for no such model.
     """
 
-    def __init__(self, shared: SharedResources, default_name: str | None) -> None:
+    def __init__(self, paths: BundlePaths, shared: SharedResources) -> None:
         self.shared = shared
-        self._default_name = default_name
-        self._entries: dict[str, _Entry] = {}
+        self._paths = paths
+        self._entries: dict[str, ModelEntry] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         shared.metrics.ready.set_function(lambda: self.ready)
 
     @property
@@ -51,7 +53,7 @@ class ModelRepository:
     @property
     def default(self) -> Service | None:
         """The model that answers paths without a name; None if there is no such model."""
-        entry = self._entries.get(self._default_name or "")
+        entry = self._entries.get(self._paths.default_name or "")
         return entry.service if entry is not None else None
 
     def loaded(self) -> Sequence[Service]:
@@ -102,20 +104,77 @@ class ModelRepository:
             raise UnavailableError(f"The server is {self.status}.", "Ask another one.", 1)
         self.shared.admission.check_queue()
 
-    def add(self, name: str, path: Path, settings: Settings, active: ActiveBundle) -> None:
+    def add(self, name: str, path: Path, active: ActiveBundle) -> None:
         """Add a model whose bundle is loaded.
 
         Args:
             name: name of the model.
             path: path of the bundle, for reloads.
-            settings: settings of the model.
             active: the bundle and its loaded model.
         """
-        shared = self.shared
-        activate = partial(self._activate, name)
-        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics)
-        service = Service(name, active, settings, shared, reloader)
-        self._entries[name] = _Entry(reloader, settings, service)
+        self._begin(self._know(name, path), active)
+
+    def index(self) -> Sequence[ModelState]:
+        """Return the states of all models that are loaded or can be, by their names in order."""
+        states = {name: entry.state for name, entry in self._entries.items()}
+        for name in self._find() or ():
+            states.setdefault(name, ModelState(name, "UNAVAILABLE", "not loaded"))
+        return [states[name] for name in sorted(states)]
+
+    async def load(self, name: str) -> Reload:
+        """Load a model, or reload it.
+
+        Raises:
+            NotFoundError: if no bundle has this name.
+            ReloadError: if its bundle cannot be used.
+            UnavailableError: if the server stops meanwhile.
+        """
+        if name not in self._entries:
+            found = await anyio.to_thread.run_sync(self._find) or {}
+            self._check_known(name, {*self._entries, *found})
+            if name not in self._entries:  # another request may have added it meanwhile
+                self._refresh(name, found[name])
+        entry = self._entries[name]
+        if entry.problem is not None and entry.service is None:
+            raise ReloadError(f"The model {name!r} has no bundle: {entry.problem}.", _RENAME)
+        entry.is_unloaded = False
+        return await entry.reloader.run()
+
+    async def unload(self, name: str) -> None:
+        """Unload a model: refuse new requests at once, and return when accepted ones are answered.
+
+        Raises:
+            NotFoundError: if the server knows no model of this name.
+        """
+        self._check_known(name, self._entries)
+        entry = self._entries[name]
+        entry.is_unloaded = True
+        # A task of its own, because a client that leaves would cancel it.
+        await asyncio.wait({self._run(self._end(entry))})
+
+    async def rescan(self) -> None:
+        """Reload all models, load new bundles of the folders, and unload those that are gone.
+
+        A failure is logged and part of ``index``, and the other models go on. A model that an
+        administrator unloaded stays so.
+        """
+        found = await anyio.to_thread.run_sync(self._find)
+        if found is not None:
+            for name, entry in [*self._entries.items()]:
+                if entry.path not in found.get(name, ()) and not entry.path.exists():
+                    self._run(self._end(self._entries.pop(name)))
+            for name, paths in found.items():
+                self._refresh(name, paths)
+        entries = self._entries.values()
+        wanted = [
+            one for one in entries if not one.is_unloaded and (one.service or not one.problem)
+        ]
+        if reloads := [entry.reloader.start() for entry in wanted]:
+            await asyncio.wait(reloads)
+
+    def start_rescan(self) -> None:
+        """Begin a rescan."""
+        self._run(self.rescan())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -128,21 +187,94 @@ class ModelRepository:
             for service in self.loaded():
                 await service.close()
 
-    def start_reload(self) -> None:
-        """Begin to reload every loaded model."""
-        for entry in self._entries.values():
-            entry.reloader.start()
-
     def stop_loads(self) -> None:
         """Cancel all loads and reloads; a thread that loads a bundle cannot be stopped."""
+        self._closed = True
         for entry in self._entries.values():
             entry.reloader.close()
+        for task in self._tasks:
+            task.cancel()
 
-    async def _activate(self, name: str, active: ActiveBundle) -> None:
-        """Answer new requests for a model with a bundle."""
-        service = self._entries[name].service
-        assert service is not None
-        await service.activate(active)
+    def _find(self) -> dict[str, Sequence[Path]] | None:
+        """Return the paths of the bundles by name; None if a folder cannot be read."""
+        try:
+            return self._paths.find()
+        except UsageError as error:
+            logger.error("%s", error)
+            return None
+
+    def _refresh(self, name: str, paths: Sequence[Path]) -> None:
+        """Know a model by the paths that were found for it."""
+        problem = None
+        try:
+            path = only_path(name, paths)
+        except UsageError as error:
+            logger.error("%s", error)
+            problem, path = "its name cannot be used, or several bundles have it", paths[0]
+        if name not in self._entries:
+            self._know(name, path)
+        self._entries[name].problem = problem
+
+    async def _end(self, entry: ModelEntry) -> None:
+        """Take a model out of service; free its memory once accepted requests are answered."""
+        service, entry.service = entry.service, None
+        if service is None:
+            return
+        entry.unloading += 1
+        try:
+            async with self.shared.loader.turn:
+                pass  # a reload that goes on would change the service while it retires
+            await service.retire()
+        finally:
+            entry.unloading -= 1
+            await service.close()
+        del service
+        gc.collect()  # a service and its parts refer to each other, and hold the model's memory
+        logger.info("unloaded the model %s", entry.name)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run work in a task that ends with the server."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._settle)
+        if self._closed:
+            task.cancel()
+        return task
+
+    def _settle(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a change of the models has failed", exc_info=error)
+
+    def _know(self, name: str, path: Path) -> ModelEntry:
+        """Begin to know a model, which is not loaded yet."""
+
+        async def activate(active: ActiveBundle) -> None:
+            if entry.is_unloaded or self._entries.get(name) is not entry:
+                raise ReloadError("The model was unloaded meanwhile.", "Load it again.")
+            if entry.service is None:
+                self._begin(entry, active)
+            else:
+                await entry.service.activate(active)
+
+        shared, settings = self.shared, self.settings.of_model(name)
+        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics)
+        if self._closed:
+            reloader.close()
+        self._entries[name] = entry = ModelEntry(name, path, settings, reloader)
+        return entry
+
+    def _begin(self, entry: ModelEntry, active: ActiveBundle) -> None:
+        """Begin to answer requests for a model."""
+        entry.service = Service(entry.name, active, entry.settings, self.shared, entry.reloader)
+
+    def _check_known(self, name: str, known: Collection[str]) -> None:
+        if name not in known:
+            names = " or ".join(map(repr, sorted(known))) or "none"
+            raise NotFoundError(
+                f"Expected the name of a bundle, {names}, got {name[:100]!r}.",
+                "Put the bundle into a folder that the server serves.",
+            )
 
 
 def named_in(models: Sequence[Service], name: str) -> Service:

@@ -76,6 +76,12 @@ class Service:
         if self.model.breach is not None:
             self._handle_breach(self.active, self.model.breach)
 
+    async def retire(self) -> None:
+        """Wait until the accepted requests are answered, and free what belongs to the model."""
+        await self._breaches.wait()
+        await self.parity.retire()
+        await self.parity.released()
+
     async def close(self) -> None:
         """Cancel the comparisons with PyTorch, and end its process."""
         await self.parity.close()

@@ -235,7 +235,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
             usage=DecisionUsage(input_tokens=tokens, total_tokens=tokens),
         )
 
-    def describe(document: Schema, classifier: Classifier, names: Sequence[str]) -> None:
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         forms = document_schemas(classifier)
         message = {"$ref": f"{COMPONENTS}InputMessage"}
         if TEXT in forms:

@@ -13,6 +13,7 @@ from aftexport.heads import (
     SingleLabelClassification,
 )
 from aftserve.api.openapi_body import Schema
+from aftserve.model.classifier import Classifier
 
 Output = Annotated[
     str | None,
@@ -61,14 +62,18 @@ def choose_head(names: list[str], wanted: str | None) -> str:
     return wanted
 
 
-def put_outputs(document: Schema, path: str, names: list[str]) -> None:
+def put_outputs(
+    document: Schema, path: str, classifier: Classifier | None, *kinds: type[Head]
+) -> None:
     """Put the names of the heads that fit a format into an OpenAPI document.
 
     Args:
         document: the document.
         path: path of an endpoint with a parameter ``Output``.
-        names: names of the heads.
+        classifier: the classifier with the heads; None if any model may answer.
+        kinds: the kinds of heads that fit.
     """
+    names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
     for parameter in document["paths"][path]["post"]["parameters"]:
         if parameter["name"] == "output" and names:
             parameter["schema"] = {"type": "string", "enum": names}

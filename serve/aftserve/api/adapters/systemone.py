@@ -189,7 +189,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
             usage=SystemOneUsage(input_tokens=answer.result.tokens_used),
         )
 
-    def describe(document: Schema, classifier: Classifier, names: Sequence[str]) -> None:
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         served = {"enum": [*names]}
         state = any_of(document_schemas(classifier))
         put_body(document, SystemOneRequest, {"state": state, "model": served})

@@ -159,7 +159,7 @@ async def _answer(
     return await answer_documents(request, service, documents, deadline, options=options)
 
 
-def _describe(document: Schema, classifier: Classifier, names: Sequence[str]) -> None:
+def _describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
     """Put the limits of a model into an OpenAPI document."""
     forms = document_schemas(classifier)
     lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
@@ -167,9 +167,8 @@ def _describe(document: Schema, classifier: Classifier, names: Sequence[str]) ->
     predicted = [*singles, several(any_of(lists))] if forms else []
     put_body(document, PredictRequest, {"inputs": any_of(predicted)})
     put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
-    manifest = classifier.manifest
-    put_outputs(document, PREDICT, heads_for_documents(manifest, *WITH_LABELS))
-    put_outputs(document, EMBED, heads_for_documents(manifest, FeatureExtraction))
+    put_outputs(document, PREDICT, classifier, *WITH_LABELS)
+    put_outputs(document, EMBED, classifier, FeatureExtraction)
 
 
 def _labelled(manifest: Manifest) -> list[str]:

@@ -146,13 +146,13 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
             openapi_extra=body_schema(ClassificationRequest),
         )(classify)
 
-    def describe(document: Schema, classifier: Classifier, names: Sequence[str]) -> None:
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         forms = document_schemas(classifier)
         field = any_of([*forms, *map(several, forms)])
         changes = {"input": field, "model": {"enum": [*names, None]}}
         put_body(document, ClassificationRequest, changes)
         for path in PATHS:
-            put_outputs(document, path, heads_for_documents(classifier.manifest, *WITH_LABELS))
+            put_outputs(document, path, classifier, *WITH_LABELS)
 
     return Adapter(router, error_body, describe)
 
