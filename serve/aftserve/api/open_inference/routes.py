@@ -22,6 +22,7 @@ from aftserve.api.open_inference.descriptions import (
     describe_server,
 )
 from aftserve.api.open_inference.model_config import ModelConfig, model_config
+from aftserve.api.open_inference.repository_requests import EXTENSION
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -49,7 +50,7 @@ _PROBLEMS = responses(ProtocolProblem)
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", EXTENSION, "statistics"]
 PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
 """The paths that load balancers ask every few seconds."""
 
