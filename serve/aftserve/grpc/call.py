@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,7 @@ _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
@@ -65,6 +66,8 @@ class Call:
         return self.metadata.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""
 
 
+Access = Literal["open", "key", "admin"]
+"""The right that a method needs: none, an API key, or one that is marked admin."""
 Method = Callable[[bytes, Call], Awaitable[bytes]]
 """A method: from the bytes of a request to those of its response."""
 
@@ -85,6 +88,7 @@ class Caller:
         keys: the API keys; None to serve everyone.
 
     Attributes:
+        has_keys: whether calls need API keys.
         max_message_bytes: maximum size of one message.
         accepted: number of calls whose message has arrived, and whose answer has not left.
     """
@@ -94,11 +98,12 @@ class Caller:
         self._shared = shared
         self._keys = keys
         self._buffer = MessageBuffer(settings.max_buffered_bytes)
+        self.has_keys = keys is not None
         self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
         self.accepted = 0
 
     def handler(
-        self, path: str, method: Method, *, is_open: bool, is_probe: bool
+        self, path: str, method: Method, *, access: Access, is_probe: bool
     ) -> grpc.RpcMethodHandler:
         """Return the handler of a method.
 
@@ -108,15 +113,16 @@ class Caller:
         Args:
             path: full name of the method, for metrics and log.
             method: the method.
-            is_open: whether it needs no API key; its message is empty and is not read.
+            access: right that it needs. The message of an open method is empty and is not read,
+                and --deadline-seconds limits no method of administrators.
             is_probe: whether machines call it every few seconds.
         """
 
         async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-            call = self._begin(context)
+            call = self._begin(context, access)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
-                response = await self._answer(context, call, method, is_open=is_open)
+                response = await self._answer(context, call, method, access)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
                 is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
@@ -138,10 +144,10 @@ class Caller:
 
         return grpc.stream_unary_rpc_method_handler(run)
 
-    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Call:
+    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", access: Access) -> Call:
         started = time.monotonic()
         left = context.time_remaining()
-        most = self._shared.settings.deadline_seconds
+        most = math.inf if access == "admin" else self._shared.settings.deadline_seconds
         deadline = started + min(math.inf if left is None else left, most)
         metadata = {
             name: value
@@ -156,17 +162,18 @@ class Caller:
         context: "grpc.aio.ServicerContext[bytes, bytes]",
         call: Call,
         method: Method,
-        *,
-        is_open: bool,
+        access: Access,
     ) -> bytes:
-        if self._keys is not None and not is_open:
+        if self._keys is not None and access != "open":
             owner = self._keys.owner(*call.api_keys)
             call.fields["key"] = owner
             self._keys.count(owner)
+            if access == "admin":
+                self._keys.check_admin(owner)
         timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
             async with timeout:
-                if is_open:
+                if access == "open":
                     return await method(b"", call)
                 async with self._received(context, call) as content:
                     return await method(content, call)
