@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from bundle_swaps import damage, deploy
@@ -13,6 +14,7 @@ from grpc_servers import method, serving_grpc
 from repository_servers import RepositoryServer, serving_models, text_input
 from tritonclient.utils import InferenceServerException
 
+from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES
 
 
@@ -99,7 +101,7 @@ def test_unload_answers_accepted_calls(
 ) -> None:
     """Every call is answered in full, or refused because the model is unknown."""
     expected = scores(protocol, "a", served.user)
-    answered, unknown = list[bytes](), list[Exception]()
+    answered, unknown = list[bytes](), list[Any]()
 
     def collect(result: Any, error: Any) -> None:
         if error is None:
@@ -114,9 +116,10 @@ def test_unload_answers_accepted_calls(
     eventually(lambda: answered, "the model answers")
     protocol.unload_model("a", headers=served.admin)
     eventually(lambda: len(answered) + len(unknown) == calls, "all calls end")
-    assert len({len(one) for one in answered}) == 1
-    assert len(answered[0]) == len(expected)
-    assert {str(one.status()) for one in unknown} <= {"StatusCode.NOT_FOUND"}  # type: ignore[attr-defined]
+    for one in answered:
+        values, wanted = np.frombuffer(one, np.float32), np.frombuffer(expected, np.float32)
+        np.testing.assert_allclose(values, wanted, atol=1e-5)
+    assert {one.status() for one in unknown} <= {"StatusCode.NOT_FOUND"}
     protocol.load_model("a", headers=served.admin)
     assert scores(protocol, "a", served.user) == expected
 
@@ -138,6 +141,21 @@ def test_server_without_keys_only_lists(bundle_folder: Path, tmp_path: Path) -> 
         assert states(protocol, {}) == {"model": ("READY", "")}
         for change in (protocol.load_model, protocol.unload_model):
             refused(lambda: change("model"), "UNIMPLEMENTED", "not found")  # noqa: B023
+
+
+@pytest.mark.slow
+def test_load_outlasts_deadline_of_server(bundle_folder: Path, tmp_path: Path) -> None:
+    key, section = make_key("admin", None, admin=True)
+    (tmp_path / "keys").write_text(section)
+    options = ("--api-keys", str(tmp_path / "keys"), "--deadline-seconds", "0.001")
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        triton.InferenceServerClient(server.grpc) as protocol,
+    ):
+        refused(
+            lambda: scores(protocol, "model", {"x-api-key": key}), "DEADLINE_EXCEEDED", "deadline"
+        )
+        protocol.load_model("model", headers={"x-api-key": key})
 
 
 def test_refusal_names_expectation(

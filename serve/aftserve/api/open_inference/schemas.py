@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, WithJsonSchema
 
 from aftexport.extra_inputs import MAX_INPUTS
+from aftserve.serving.model_entry import State
 
 Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
 
@@ -149,7 +150,7 @@ class ModelIndex(BaseModel):
 
     name: str
     version: str
-    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    state: State
     reason: str = Field(description="The reason why the model is not ready; empty if it is.")
 
 
