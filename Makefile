@@ -96,8 +96,9 @@ test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,nat
 export AFT_RANDOM_CASES ?= $(if $(PART),3500,14000)
 native-address+undefined native-thread: export AFT_RANDOM_CASES := $(if $(PART),1000,$(AFT_RANDOM_CASES))
 
-# A part has the longest tests under the thread sanitizer once, as races hardly depend on the instruction set: the widest is
-# the fastest. Under the address sanitizer it has those of vectors, whose ends reach beyond a row. The plain build has all.
+# With PART=1 the longest tests run under the thread sanitizer for the widest instruction set only: it is the fastest, and
+# races hardly depend on it. Under the address sanitizer they run for all but the baseline, because ends of wide vectors
+# reach beyond a row. The plain build runs all.
 LONGEST := (kernels|recurrent)_tests
 LEFT_OUT_address+undefined := ^$(LONGEST)_baseline$$
 LEFT_OUT_thread := ^$(LONGEST)_(baseline|$(if $(findstring avx512f,$(file < /proc/cpuinfo)),avx2,avx512))$$

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> N
         models = load_models(folder)
         async with models.running():
             service = models.named("b")
-            with models.shared.scheduler.paused():
+            with models.shared.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
                 while models.shared.scheduler.waiting_documents < len(documents()):
                     await asyncio.sleep(0.01)
@@ -73,6 +74,27 @@ def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> N
                 scores = list(answer.result.scores.values())
                 np.testing.assert_allclose(scores, expected[tuple(ids)], atol=1e-5)
             assert states(models) == {"a": "READY", "b": "UNAVAILABLE"}
+
+    asyncio.run(scenario())
+
+
+def test_unload_frees_memory_and_metrics(folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            service = models.named("b")
+            await service.classify(documents(), time.monotonic() + 60)
+            classifier = weakref.ref(service.model.classifier)
+            assert b'model="b"' in models.shared.metrics.exposition()[0]
+            del service
+            await models.unload("b")
+            assert b'model="b"' not in models.shared.metrics.exposition()[0]
+            assert b'model="a"' in models.shared.metrics.exposition()[0]
+            for _ in range(1000):  # the engine's thread may still release the memory of its runs
+                if classifier() is None:
+                    break
+                await asyncio.sleep(0.01)
+            assert classifier() is None
 
     asyncio.run(scenario())
 
@@ -132,6 +154,7 @@ def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_second_bundle_of_name_waits(folder: Path, other_bundle: Path, bundle_folder: Path) -> None:
     async def scenario() -> None:
         models = load_models(folder)

@@ -54,7 +54,7 @@ def describe(service: Service) -> Info:
             whole_only=_whole_only(active),
         ),
         calibration=Calibration(
-            slowdown=service.scheduler.slowdown.value,
+            slowdown=model.slowdown.value,
             measuring=not model.measurement.is_done,
             **model.costs.to_dict(),
         ),

@@ -15,7 +15,7 @@ from aftserve.serving.service import Service
 PREFIX = "/models/"
 """Start of the paths below which the server is that of one model."""
 _MODEL_PATH = re.compile(rf"({PREFIX}([^/]+))/")
-_STATE = "model"
+_PATH_NAME = "path_model"
 
 
 class ModelPathMiddleware:
@@ -40,7 +40,7 @@ class ModelPathMiddleware:
                 start, name = found.groups()
                 # In place: other middleware reads the route from this scope.
                 scope["root_path"] = root_path + start
-                scope.setdefault("state", {})[_STATE] = name
+                scope.setdefault("state", {})[_PATH_NAME] = name
         await self._app(scope, receive, send)
 
 
@@ -52,7 +52,7 @@ def models_of(request: Request) -> ModelRepository:
 
 def path_name(request: Request) -> str | None:
     """Return the name in the path of a request: NAME of ``/models/NAME``; None without one."""
-    name: str | None = getattr(request.state, _STATE, None)
+    name: str | None = getattr(request.state, _PATH_NAME, None)
     return name
 
 
@@ -91,7 +91,7 @@ async def chosen(request: Request) -> Service:
             f"{', '.join(names) or 'no model'}.",
             f"Send the request to {PREFIX}{names[0] if names else 'NAME'}{path}.",
         )
-    return service
+    return _noted(request, service)
 
 
 ChosenModel = Annotated[Service, Depends(chosen)]
@@ -108,7 +108,15 @@ async def requested(request: Request, name: str | None) -> Service:
     Raises:
         NotFoundError: if that model is not loaded, or ``/models/NAME`` names another one.
     """
-    return await chosen(request) if name is None else named_in(visible(request), name)
+    if name is None:
+        return await chosen(request)
+    return _noted(request, named_in(visible(request), name))
+
+
+def _noted(request: Request, service: Service) -> Service:
+    """Return a model whose name counts the response to the request."""
+    request.state.model = service.name
+    return service
 
 
 def check_name(request: Request, name: str) -> None:
@@ -135,7 +143,7 @@ def visible_states(request: Request) -> Sequence[ModelState]:
         return states
     found = [one for one in states if one.name == name]
     if not found:
-        names = ", ".join(repr(one.name) for one in states)
+        names = ", ".join(repr(one.name) for one in states) or "none"
         raise NotFoundError(
             f"Expected one of the models {names}, got {name[:100]!r}.", "Name an expected model."
         )

@@ -52,12 +52,14 @@ class Call:
         deadline: its deadline by ``time.monotonic``, the client's or the server's.
         metadata: its metadata, without binary values.
         fields: fields of its log line.
+        model: name of the loaded model that it belongs to; empty without one.
     """
 
     started: float
     deadline: float
     metadata: dict[str, str]
     fields: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def api_keys(self) -> tuple[str, str]:
@@ -225,7 +227,7 @@ class Caller:
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""
-        self._shared.metrics.responses.labels(path, code.name).inc()
+        self._shared.metrics.responses.labels(path, code.name, call.model).inc()
         call.fields["seconds"] = round(time.monotonic() - call.started, 6)
         is_quiet = is_probe and code is grpc.StatusCode.OK
         level = logging.DEBUG if is_quiet else logging.INFO

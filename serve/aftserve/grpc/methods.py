@@ -81,17 +81,17 @@ class Methods:
 
     async def _model_ready(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelReadyRequest", content)
-        service = self._named(request.name, request.version)
+        service = self._named(call, request.name, request.version)
         return write_message("ModelReadyResponse", ready=service.health.ready)
 
     async def _model_metadata(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelMetadataRequest", content)
-        return write_metadata(describe_model(self._named(request.name, request.version)))
+        return write_metadata(describe_model(self._named(call, request.name, request.version)))
 
     async def _model_infer(self, content: bytes, call: Call) -> bytes:
         self._models.check_open()
         request = parse("ModelInferRequest", content)
-        service = self._named(request.model_name, request.model_version)
+        service = self._named(call, request.model_name, request.model_version)
         service.check_open()
         manifest = service.active.bundle.manifest
         message = read_request(
@@ -116,7 +116,8 @@ class Methods:
         # In a thread: the outputs of many tokens take long.
         return await asyncio.to_thread(responding)
 
-    def _named(self, name: str, version: str) -> Service:
+    def _named(self, call: Call, name: str, version: str) -> Service:
         service = self._models.named(name)
+        call.model = service.name
         check_version(name, version or VERSION)
         return service

@@ -43,11 +43,12 @@ class AccessLogMiddleware:
     """ASGI middleware that names and times each request, and counts and logs its response.
 
     The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
-    ``headers`` of the request's state, which go into any response.
+    ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
+    loaded model that the request belongs to.
 
     Args:
         app: the application.
-        responses: counter of responses by path and status.
+        responses: counter of responses by path, status and model.
         names: whether to send the name in the response; a proxy may do so itself.
         probes: paths of the routes that machines ask every few seconds. The log has their
             requests at the level of debug, unless the response is an error.
@@ -89,7 +90,8 @@ class AccessLogMiddleware:
             status = status or 500  # an error without a handler
             # Count by the path of the route: paths of requests would create unlimited series.
             path = getattr(scope.get("route"), "path", "other")
-            self._responses.labels(path, str(status)).inc()
+            model = scope["state"].get("model", "")
+            self._responses.labels(path, str(status), model).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)
             asked = scope["raw_path"].decode("ascii", "backslashreplace")
             is_quiet = path in self._probes and status < 400

@@ -15,7 +15,7 @@ from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import check_unchanged, load_model
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.schemas import Reload
 from aftserve.settings import Settings
 
@@ -80,7 +80,7 @@ class Reloader:
         settings: Settings,
         loader: BundleLoader,
         activate: Callable[[ActiveBundle], Awaitable[None]],
-        metrics: Metrics,
+        metrics: ModelMetrics,
     ) -> None:
         self.last: Reload | None = None
         self._path = path

@@ -20,7 +20,7 @@ class BreachHandler:
     Args:
         settings: settings of the model.
         health: health of the model, which is not ready after a breach.
-        scheduler: scheduler that begins no run during a fallback.
+        scheduler: scheduler that begins no run of the bundle during a fallback.
     """
 
     def __init__(self, settings: Settings, health: ModelHealth, scheduler: Scheduler) -> None:
@@ -53,7 +53,7 @@ class BreachHandler:
 
     async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
         """Continue with standard operators only, if their golden cases are within the bound."""
-        with self._scheduler.paused():
+        with self._scheduler.paused(active):
             model = None
             try:
                 model = await anyio.to_thread.run_sync(
@@ -64,6 +64,7 @@ class BreachHandler:
             if model is None or model.breach is not None:
                 self._health.breach = reason
                 return
+            self._scheduler.forget(active.model)
             active.model = model
             self._scheduler.measure(model)
             logger.warning("serving with portable bodies only from now on")

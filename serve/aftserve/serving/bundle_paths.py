@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aftexport.bundle.bundle import is_bundle
 from aftexport.errors import UsageError
+from aftserve.model.load import model_name
 from aftserve.settings import Settings
 
 
@@ -27,10 +28,10 @@ class BundlePaths:
     def __init__(self, settings: Settings) -> None:
         self._folders = [path for path in settings.bundles if _bundles_in(path)]
         self._single = [path for path in settings.bundles if path not in self._folders]
-        self._model_name = settings.model_name
+        self._settings = settings
         if self._folders or len(self._single) > 1:
             _check_fits_several(settings)
-        self.default_name = self._name_of(self._single[0]) if self._single else None
+        self.default_name = model_name(self._single[0], settings) if self._single else None
 
     def find(self) -> dict[str, Sequence[Path]]:
         """Return the paths of each name; several of one name are an error of that model.
@@ -40,11 +41,8 @@ class BundlePaths:
         """
         found = dict[str, list[Path]]()
         for path in [*self._single, *(one for folder in self._folders for one in _inside(folder))]:
-            found.setdefault(self._name_of(path), []).append(path)
+            found.setdefault(model_name(path, self._settings), []).append(path)
         return dict(found)
-
-    def _name_of(self, path: Path) -> str:
-        return self._model_name or path.absolute().name.removesuffix(".bundle")
 
 
 def only_path(name: str, paths: Sequence[Path]) -> Path:

@@ -43,7 +43,7 @@ class ModelRepository:
         self._entries: dict[str, ModelEntry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        shared.metrics.ready.set_function(lambda: self.ready)
+        shared.metrics.server_ready.set_function(lambda: self.ready)
 
     @property
     def settings(self) -> Settings:
@@ -190,8 +190,7 @@ class ModelRepository:
     async def running(self) -> AsyncIterator[None]:
         """Answer requests within the block."""
         async with self.shared.running():
-            for service in self.loaded():
-                service.check_breach()
+            self._check_breaches()
             yield
             self.stop_loads()
             for service in self.loaded():
@@ -204,6 +203,11 @@ class ModelRepository:
             entry.reloader.close()
         for task in self._tasks:
             task.cancel()
+
+    def _check_breaches(self) -> None:
+        # Not in ``running``, whose frame would hold the last service until the end.
+        for service in self.loaded():
+            service.check_breach()
 
     def _find(self) -> dict[str, Sequence[Path]] | None:
         """Return the paths of the bundles by name; None if a folder cannot be read."""
@@ -238,6 +242,8 @@ class ModelRepository:
         finally:
             entry.unloading -= 1
             await service.close()
+            if self._entries.get(entry.name, entry).service is None:  # not loaded meanwhile
+                self.shared.metrics.forget(entry.name)
         del service
         gc.collect()  # a service and its parts refer to each other, and hold the model's memory
         logger.info("unloaded the model %s", entry.name)
@@ -268,7 +274,7 @@ class ModelRepository:
                 await entry.service.activate(active)
 
         shared, settings = self.shared, self.settings.of_model(name)
-        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics)
+        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics.of(name))
         if self._closed:
             reloader.close()
         self._entries[name] = entry = ModelEntry(name, path, settings, reloader)

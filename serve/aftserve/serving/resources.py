@@ -46,7 +46,6 @@ class SharedResources:
         self.tokenizers = TokenizerPool()
         self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
         self.loader = BundleLoader()
-        self.metrics.slowdown.set_function(lambda: self.scheduler.slowdown.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.idle.set_function(lambda: self.scheduler.idle)

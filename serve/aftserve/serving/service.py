@@ -43,6 +43,7 @@ class Service:
 
     Attributes:
         health: health of this model.
+        metrics: metrics of this model.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class Service:
         self.active = active
         self.reloader = reloader
         self.health = ModelHealth(shared.health)
-        self.metrics = shared.metrics
+        self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
         self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler)
+        self.metrics.ready.set_function(lambda: self.health.ready)
+        self.metrics.slowdown.set_function(lambda: self.model.slowdown.value)
         self._begin(active)
 
     @property
@@ -81,6 +84,7 @@ class Service:
         await self._breaches.wait()
         await self.parity.retire()
         await self.parity.released()
+        self.scheduler.forget(self.model)
 
     async def close(self) -> None:
         """Cancel the comparisons with PyTorch, and end its process."""
@@ -313,6 +317,7 @@ class Service:
     async def activate(self, active: ActiveBundle) -> None:
         """Answer new requests with a bundle; accepted requests stay with the bundle before."""
         await self._breaches.wait()
+        self.scheduler.forget(self.model)
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
         self._begin(active)

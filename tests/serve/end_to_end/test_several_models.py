@@ -10,7 +10,7 @@ import biased_model
 import httpx
 import pytest
 from bundle_swaps import damage, deploy, digest
-from clients import eventually, http
+from clients import eventually, http, metric
 from servers import serving
 
 from aftserve.api.api_keys import make_key
@@ -115,6 +115,24 @@ def test_path_of_one_model_refuses_other(path: str, both: str) -> None:
     assert "Expected the model 'a', got 'b'" in refused.text
 
 
+def test_metrics_name_models(both: str) -> None:
+    http.post(f"{both}/models/b/infer", json={"text": "a"})
+    http.post(f"{both}/models/c/infer", json={"text": "a"})
+    path = {"path": "/infer"}
+    eventually(
+        lambda: metric(both, "aftserve_responses_total", model="b", status="200", **path) > 0,
+        "the answer is counted",
+    )
+    eventually(
+        lambda: metric(both, "aftserve_responses_total", model="", status="404", **path) > 0,
+        "the refusal is counted",
+    )
+    assert metric(both, "aftserve_responses_total", model="c") == 0
+    assert metric(both, "aftserve_document_tokens_count", model="b") > 0
+    assert [metric(both, "aftserve_ready", model=name) for name in ("a", "b", "c")] == [1, 1, 0]
+    assert metric(both, "aftserve_server_ready") == 1
+
+
 def test_client_takes_address_of_model(both: str, alone: dict[str, Any]) -> None:
     with Client(f"{both}/models/b") as client:
         result = client.infer("An invoice.")
@@ -173,6 +191,7 @@ def test_folder_has_no_default(folder: Path, tmp_path: Path) -> None:
         assert named.json()["model"] == "b"
 
 
+@pytest.mark.slow
 def test_rescan_follows_folder(
     folder: Path, bundle_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
@@ -227,6 +246,7 @@ def test_breach_leaves_other_model_ready(folder: Path, tmp_path: Path) -> None:
         assert http.post(f"{address}/models/b/infer", json={"text": "a"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_sections_belong_to_models(folder: Path, checkpoint_file: Path, tmp_path: Path) -> None:
     config = tmp_path / "aftserve.toml"
     config.write_text(f'[models.a]\nreference = "{checkpoint_file}"\nshadow = 0.5\n')
@@ -253,13 +273,10 @@ def test_api_key_comes_before_names(folder: Path, tmp_path: Path) -> None:
         client.headers["X-API-Key"] = key
         assert client.post("/models/c/infer", json={"text": "a"}).status_code == 404
         assert client.post("/models/b/reload").json()["bundle"] == served_by(client, "b")
-        assert metric_of(client, "aftserve_reloads_total") == 1
+        assert (
+            'aftserve_reloads_total{model="b",outcome="served"} 1.0' in client.get("/metrics").text
+        )
 
 
 def served_by(client: httpx.Client, name: str) -> str:
     return str(client.get(f"/models/{name}/info").json()["bundle"])
-
-
-def metric_of(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))

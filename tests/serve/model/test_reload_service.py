@@ -39,16 +39,17 @@ def test_accepted_documents_keep_old_bundle(
         async with models.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < len(LENGTHS):
                     await asyncio.sleep(0.01)
                 await service.reloader.run()
                 assert service.active.bundle.digest == digest(other_bundle)
-                later = asyncio.create_task(service.classify(documents(), deadline))
-                while service.scheduler.waiting_documents < 2 * len(LENGTHS):
-                    await asyncio.sleep(0.01)
-                assert old() is not None
+                with service.scheduler.paused(service.active):
+                    later = asyncio.create_task(service.classify(documents(), deadline))
+                    while service.scheduler.waiting_documents < 2 * len(LENGTHS):
+                        await asyncio.sleep(0.01)
+                    assert old() is not None
             for answer, ids in zip(await accepted, documents(), strict=True):
                 result = answer.result
                 assert result.bundle == digest(bundle_folder)
@@ -80,7 +81,7 @@ def test_chunked_document_keeps_old_bundle(
         async with models.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
                 await service.reloader.run()

@@ -338,10 +338,10 @@ def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPat
     """A client's next request may come before the engine's thread notes the end of the run."""
     go_on, end_run = threading.Event(), Scheduler._end_run
 
-    def late(self: Scheduler) -> bool:
+    def late(self: Scheduler) -> None:
         if isinstance(self._queue.state, Running):
             assert go_on.wait(60)
-        return end_run(self)
+        end_run(self)
 
     async def scenario() -> None:
         models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
@@ -352,7 +352,7 @@ def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPat
                 await service.classify([[1, 2, 3]], math.inf)
                 assert isinstance(service.scheduler._queue.state, Running)
                 assert service.scheduler.running_documents == 0
-                assert service.scheduler.wait_seconds(in_chunks=False) == 0
+                assert service.scheduler.predictions.wait_seconds(in_chunks=False) == 0
             finally:
                 go_on.set()
 
@@ -371,7 +371,7 @@ def test_cancellation_at_run_start_stops_run(
         raise RunStoppedError
 
     def late(self: JobQueue, job: Job) -> bool:
-        self.pause(False)
+        self.resume(job.active)
         eventually(lambda: bool(stops), "the run has begun")
         return remove(self, job)
 
@@ -382,12 +382,12 @@ def test_cancellation_at_run_start_stops_run(
         async with models.running():
             monkeypatch.setattr(service.model.classifier, "classify", hang)
             monkeypatch.setattr(JobQueue, "remove", late)
-            with service.scheduler.paused():
-                asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
-                await until(lambda: service.scheduler.waiting_documents == 1)
-                asking.cancel()
-                await asyncio.wait({asking})
-                await until(lambda: bool(stops))
+            service.scheduler._queue.pause(service.active)
+            asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+            await until(lambda: service.scheduler.waiting_documents == 1)
+            asking.cancel()
+            await asyncio.wait({asking})
+            await until(lambda: bool(stops))
             await until(lambda: stops[0].is_requested)
 
     asyncio.run(scenario())
@@ -414,7 +414,7 @@ def test_run_that_fails_after_end_logs_nothing(
             await until(begun.is_set)
         with pytest.raises(UnavailableError):
             await asking
-        run = service.scheduler._run
+        run = service.scheduler._queue.current_run
         assert run is not None
         go_on.set()
         await until(run.ended.done)

@@ -93,7 +93,7 @@ def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) 
         assert client.post("/plain", **own).text == f"{label}\n"
         assert "has no tokens" in client.post("/plain", content="").json()["problem"]
         assert "/plain" in client.get("/openapi.json").json()["paths"]
-        assert "aftserve_responses_total{path=\"/plain\",status=\"401\"}" in client.get(
+        assert "aftserve_responses_total{model=\"\",path=\"/plain\",status=\"401\"}" in client.get(
             "/metrics"
         ).text  # fmt: skip
     assert "Traceback" not in (here / "log").read_text("utf-8")
