@@ -68,7 +68,7 @@ class Reloader:
         settings: settings of its model.
         loader: loader of all bundles.
         activate: function that puts the new bundle to use.
-        metrics: metrics of the model.
+        metrics: function that returns the metrics of the model, which begin again after an unload.
 
     Attributes:
         last: result of the last reload; None before the first.
@@ -80,7 +80,7 @@ class Reloader:
         settings: Settings,
         loader: BundleLoader,
         activate: Callable[[ActiveBundle], Awaitable[None]],
-        metrics: ModelMetrics,
+        metrics: Callable[[], ModelMetrics],
     ) -> None:
         self.last: Reload | None = None
         self._path = path
@@ -150,7 +150,7 @@ class Reloader:
                 if shown and path.parent.name:  # only the log shows the path on this machine
                     shown = shown.replace(f"{path.parent}/", "")
             self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=shown)
-            self._metrics.reloads.labels("refused" if problem else "served").inc()
+            self._metrics().reloads.labels("refused" if problem else "served").inc()
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
             else:

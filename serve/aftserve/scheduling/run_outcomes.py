@@ -32,19 +32,19 @@ class RunOutcomes:
         Raises:
             EngineThreadError: if the engine's thread has ended.
         """
-        batch, metrics = run.batch, self._metrics.of(run.model.name)
+        batch, name = run.batch, run.model.name
         match run.ended.exception():
             case None if batch:
                 self._answer_batch(run)
             case None:
-                pass  # memory was released
+                pass  # memory was released, maybe of a model whose metrics are forgotten
             case EngineThreadError() as error:
                 raise error
             case RunStoppedError():
-                metrics.stopped_runs.inc()
+                self._metrics.of(name).stopped_runs.inc()
                 self.fail(batch, EngineError("The run took far too long.", "Try again later."))
             case error:
-                metrics.failed_runs.inc()
+                self._metrics.of(name).failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._retry_or_fail(batch, error)
 

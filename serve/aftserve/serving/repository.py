@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,7 @@ class ModelRepository:
         """Take a model out of service; free its memory once accepted requests are answered."""
         service, entry.service = entry.service, None
         if service is None:
+            self.shared.metrics.forget(entry.name)
             return
         entry.unloading += 1
         try:
@@ -274,7 +276,8 @@ class ModelRepository:
                 await entry.service.activate(active)
 
         shared, settings = self.shared, self.settings.of_model(name)
-        reloader = Reloader(path, settings, shared.loader, activate, shared.metrics.of(name))
+        metrics = partial(shared.metrics.of, name)
+        reloader = Reloader(path, settings, shared.loader, activate, metrics)
         if self._closed:
             reloader.close()
         self._entries[name] = entry = ModelEntry(name, path, settings, reloader)
