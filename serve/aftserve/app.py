@@ -13,6 +13,7 @@ from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import handle_problems
 from aftserve.api.key_file import KeyFile
 from aftserve.api.model_choice import ModelPathMiddleware
+from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
 from aftserve.api.origin_check import named_host, same_origin
 from aftserve.api.page import routes as page
@@ -49,9 +50,11 @@ def create_app(
     if keys is not None and not replica:
         admin = [*guards[:-1], Depends(keys.dependency(admin=True))]
         app.include_router(operations.create_reload_router(admin))
+        app.include_router(repository_routes.create_admin_router(models, admin))
     app.include_router(infer.create_router(guards))
     app.include_router(parity.create_router(guards))
     app.include_router(open_inference.create_router(models, guards))
+    app.include_router(repository_routes.create_router(guards))
     app.include_router(page.create_router())
     include_adapters(app, adapters)
     return app

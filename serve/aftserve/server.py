@@ -23,7 +23,7 @@ from aftexport.errors import UsageError
 from aftexport.system.installation import check_installed
 from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
-from aftserve.grpc.addresses import free_places
+from aftserve.grpc.addresses import free_addresses
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import (
@@ -138,7 +138,7 @@ def check_grpc(settings: Settings) -> None:
             f"Expected two ports, got {settings.port} for --port and for --grpc-port.",
             "Choose another port by --grpc-port.",
         )
-    free_places(settings.host, settings.grpc_port)
+    free_addresses(settings.host, settings.grpc_port)
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> ModelRepository:
@@ -267,8 +267,8 @@ class Server(uvicorn.Server):
         ]
         if self._grpc is not None:
             await self._grpc.start()
-        places = " and ".join(urls(self._listeners, scheme))
-        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
+        addresses = " and ".join(urls(self._listeners, scheme))
+        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", addresses)
         if _RELOAD is not None:
             loop.add_signal_handler(_RELOAD, self._reload)
 
@@ -277,7 +277,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         backlog = self.config.backlog
         remove_paths(self._listeners)
-        accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
+        accepted = [
+            one for listener in self._listeners for one in accept_waiting(listener, backlog)
+        ]
         for server in self.servers:
             server.close()
         tls: dict[str, Any] = {}

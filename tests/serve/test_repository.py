@@ -13,7 +13,7 @@ import pytest
 from bundle_swaps import damage, digest, documents, expected_scores, load_models
 
 from aftexport.errors import AftexportError, UsageError
-from aftserve.errors import NotFoundError
+from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.reload import ReloadError
 from aftserve.serving.repository import ModelRepository
 from aftserve.settings import Settings
@@ -251,3 +251,15 @@ def test_only_bundle_of_several_is_refused() -> None:
     settings = Settings.read(["a", "b"])
     with pytest.raises(UsageError, match="Expected one bundle, got a, b"):
         _ = settings.bundle
+
+
+def test_stop_refuses_unload(folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            models.stop_loads()
+            with pytest.raises(UnavailableError, match="The server is stopping"):
+                await models.unload("a")
+            assert names(models) == ["a", "b"]
+
+    asyncio.run(scenario())

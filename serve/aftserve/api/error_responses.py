@@ -20,6 +20,7 @@ _DESCRIPTIONS = {
     400: "The compressed body is broken.",
     401: "The API key is missing or wrong.",
     403: "The request comes from a page of another origin, or names another host.",
+    404: "The model is unknown.",
     408: "The request arrived too slowly, or its body took too long to expand.",
     413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
     415: "The body has another type, or an unknown content encoding.",

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftserve.errors import NotFoundError
+from aftserve.serving.model_entry import ModelState
 from aftserve.serving.repository import ModelRepository, named_in
 from aftserve.serving.service import Service
 
@@ -116,6 +117,37 @@ def _noted(request: Request, service: Service) -> Service:
     """Return a model whose name counts the response to the request."""
     request.state.model = service.name
     return service
+
+
+def check_name(request: Request, name: str) -> None:
+    """Check that the path of a request allows the name of a model, which need not be loaded.
+
+    Raises:
+        NotFoundError: if ``/models/NAME`` names another model.
+    """
+    expected = path_name(request)
+    if expected not in (None, name):
+        raise NotFoundError(
+            f"Expected the model {expected!r}, got {name[:100]!r}.", "Name the expected model."
+        )
+
+
+def visible_states(request: Request) -> Sequence[ModelState]:
+    """Return the states of the models, loaded or not; below ``/models/NAME`` only of that one.
+
+    Raises:
+        NotFoundError: if the path names a model that the server does not know.
+    """
+    states, name = models_of(request).index(), path_name(request)
+    if name is None:
+        return states
+    found = [one for one in states if one.name == name]
+    if not found:
+        names = ", ".join(repr(one.name) for one in states) or "none"
+        raise NotFoundError(
+            f"Expected one of the models {names}, got {name[:100]!r}.", "Name an expected model."
+        )
+    return found
 
 
 def readiness(request: Request) -> tuple[bool, str]:

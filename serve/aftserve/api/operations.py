@@ -47,7 +47,7 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
         response.status_code = 200 if is_ready else 503
         return Status(status=status)
 
-    @router.get("/info", responses=refusals, **guarded)
+    @router.get("/info", responses={**refusals, 404: problems[404]}, **guarded)
     async def info(service: ChosenModel) -> Info:
         """The model, the limits, and the cost of a document on this machine."""
         return describe(service)
@@ -75,7 +75,7 @@ def create_reload_router(guards: Sequence[params.Depends]) -> APIRouter:
     """
     problems = responses(Problem)
     refusals: dict[int | str, dict[str, Any]] = {
-        status: problems[status] for status in (401, 429, 503)
+        status: problems[status] for status in (401, 404, 429, 503)
     }
     refusals[403] = {"model": Problem, "description": "The API key is not marked admin."}
     refusals[409] = {"model": Problem, "description": "The bundle cannot be used."}

@@ -25,7 +25,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
     )
 
-    @router.get("/parity")
+    @router.get("/parity", responses={404: problems[404]})
     async def report(service: ChosenModel) -> ParityReport:
         """The bundle's golden cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()

@@ -13,16 +13,24 @@ from aftserve.api.open_inference.descriptions import (
     describe_model,
     describe_server,
 )
-from aftserve.grpc.call import Call, Caller
+from aftserve.api.open_inference.repository_requests import EXTENSION
+from aftserve.grpc.call import Access, Call, Caller
 from aftserve.grpc.conversion import read_request, write_metadata, write_response
-from aftserve.grpc.wire_types import MESSAGES, SERVICE, parse
+from aftserve.grpc.repository_methods import repository_methods
+from aftserve.grpc.wire_types import SERVICE, parse, write_message
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
-_OPEN = ("ServerLive", "ServerReady", "ServerMetadata")
-"""The methods that need no API key, as over HTTP."""
+_ACCESS: dict[str, Access] = {
+    "ServerLive": "open",
+    "ServerReady": "open",
+    "ServerMetadata": "open",
+    "RepositoryModelLoad": "admin",
+    "RepositoryModelUnload": "admin",
+}
+"""The rights that methods need, as over HTTP; the other methods need an API key."""
 _PROBES = ("ServerLive", "ServerReady", "ModelReady")
 
 
@@ -46,31 +54,35 @@ class Methods:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._model_infer,
+            **repository_methods(self._models, has_admins=caller.has_keys),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
                 name: caller.handler(
-                    f"/{SERVICE}/{name}", method, is_open=name in _OPEN, is_probe=name in _PROBES
+                    f"/{SERVICE}/{name}",
+                    method,
+                    access=_ACCESS.get(name, "key"),
+                    is_probe=name in _PROBES,
                 )
                 for name, method in methods.items()
             },
         )
 
     async def _server_live(self, content: bytes, call: Call) -> bytes:
-        return _message("ServerLiveResponse", live=True)
+        return write_message("ServerLiveResponse", live=True)
 
     async def _server_ready(self, content: bytes, call: Call) -> bytes:
-        return _message("ServerReadyResponse", ready=self._models.ready)
+        return write_message("ServerReadyResponse", ready=self._models.ready)
 
     async def _server_metadata(self, content: bytes, call: Call) -> bytes:
-        described = describe_server(extensions=())
-        return _message("ServerMetadataResponse", **described.model_dump())
+        described = describe_server(extensions=[EXTENSION])
+        return write_message("ServerMetadataResponse", **described.model_dump())
 
     async def _model_ready(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelReadyRequest", content)
         service = self._named(call, request.name, request.version)
-        return _message("ModelReadyResponse", ready=service.health.ready)
+        return write_message("ModelReadyResponse", ready=service.health.ready)
 
     async def _model_metadata(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelMetadataRequest", content)
@@ -109,8 +121,3 @@ class Methods:
         call.model = service.name
         check_version(name, version or VERSION)
         return service
-
-
-def _message(name: str, /, **fields: object) -> bytes:
-    content: bytes = MESSAGES[name](**fields).SerializeToString()
-    return content

@@ -15,13 +15,28 @@ from aftserve.observability.exemplars import request_id
 
 logger = logging.getLogger("aftserve.request")
 
-_NAME = re.compile(rb"[\w.:/=+-]{1,128}")
-_HEADER = b"x-request-id"
+REQUEST_ID = "x-request-id"
+"""The header, and the metadata of gRPC, with the name of a request."""
+_NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
 def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
     """Add fields to the request's log line."""
     request.state.fields.update(fields)
+
+
+def name_request(given: str) -> str:
+    """Name the request that the current task answers, for its log line and its exemplars.
+
+    Args:
+        given: the name that the client sent; empty without one.
+
+    Returns:
+        That name if it is well-formed, and otherwise a new one.
+    """
+    name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
+    request_id.set(name)
+    return name
 
 
 class AccessLogMiddleware:
@@ -54,12 +69,11 @@ class AccessLogMiddleware:
             return
         # The connection sets the time of the first byte, because the client's wait starts there.
         started = scope["state"].setdefault("started", time.monotonic())
-        given = dict(scope["headers"]).get(_HEADER, b"")
-        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
-        fields: dict[str, Any] = {"request_id": name.decode()}
-        added: dict[bytes, bytes] = {_HEADER: name} if self._names else {}
+        header = REQUEST_ID.encode()
+        name = name_request(dict(scope["headers"]).get(header, b"").decode("latin-1"))
+        fields: dict[str, Any] = {"request_id": name}
+        added: dict[bytes, bytes] = {header: name.encode()} if self._names else {}
         scope["state"] |= {"fields": fields, "headers": added}
-        request_id.set(name.decode())
         status = 0
 
         async def send_named(message: Message) -> None:

@@ -77,8 +77,14 @@ class ModelRepository:
 
     @property
     def answers(self) -> bool:
-        """Whether a model answers requests, even while the server is not ready."""
-        return any(service.health.answers for service in self.loaded())
+        """Whether requests are answered even while the server is not ready.
+
+        A model that is not loaded is unknown, which is no matter of the server's health.
+        """
+        loaded = self.loaded()
+        return self.shared.health.answers and (
+            not loaded or any(service.health.answers for service in loaded)
+        )
 
     @property
     def status(self) -> str:
@@ -146,12 +152,16 @@ class ModelRepository:
 
         Raises:
             NotFoundError: if the server knows no model of this name.
+            UnavailableError: if the server stops meanwhile.
         """
         self._check_known(name, self._entries)
         entry = self._entries[name]
         entry.is_unloaded = True
         # A task of its own, because a client that leaves would cancel it.
-        await asyncio.wait({self._run(self._end(entry))})
+        task = self._run(self._end(entry))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise UnavailableError("The server is stopping.", "Ask another one.")
 
     async def rescan(self) -> None:
         """Reload all models, load new bundles of the folders, and unload those that are gone.

@@ -153,15 +153,22 @@ class Service:
         record.trace(self.traces, inputs, done)
         return results
 
-    async def check(self, documents: Sequence[Document]) -> None:
+    async def check(self, documents: Sequence[Document]) -> float:
         """Check documents without running the model on them.
+
+        Returns:
+            The longest time of the tokenizer for a document, in seconds.
 
         Raises:
             InputError: if a document cannot be classified.
             DocumentTooLongError: if it is over a limit.
         """
         async with self.parity.held() as parity:
-            await self._tokenize(parity.active, documents, None, NO_HEAD, None)
+            began = time.monotonic()
+            inputs = await self._tokenize(parity.active, documents, None, NO_HEAD, None)
+        total = sum(len(one.ids) for one in inputs)
+        self.traces.record("tokenize", began, time.monotonic(), documents=len(inputs), tokens=total)
+        return max(one.tokenize_seconds for one in inputs)
 
     async def compare(self, document: Document, deadline: float, given: ExtraFields) -> ParityCheck:
         """Classify a document and compare the outputs with PyTorch; see ``classify``.

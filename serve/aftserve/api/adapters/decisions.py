@@ -7,21 +7,18 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, params
-from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictStr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, TypeAdapter
 
 from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.documents import document_of, is_document
+from aftserve.api.adapters.documents import document_of, is_document, validated
 from aftserve.api.adapters.openai_errors import OpenAIError, error_body
-from aftserve.api.adapters.questions import Labelled, Outputs, Statement
+from aftserve.api.adapters.questions import (
+    IGNORED_INSTRUCTIONS,
+    MAX_QUESTIONS,
+    Labelled,
+    Outputs,
+    Statement,
+)
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents, check_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body
@@ -36,10 +33,7 @@ from aftserve.serving.repository import ModelRepository
 from aftserve.types import Document
 
 PATH = "/v1/decisions"
-MAX_QUESTIONS = 400
-Instructions = Annotated[
-    str | list[dict[str, Any]], Field(description="Ignored: an output answers its own question.")
-]
+Instructions = Annotated[str | list[dict[str, Any]], Field(description=IGNORED_INSTRUCTIONS)]
 Name = Annotated[str | None, Field(description="Name of an output, or of a label.")]
 
 
@@ -207,12 +201,11 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": OpenAIError, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["OpenAI"])
 
     @router.post(
         PATH,
-        responses={**responses(OpenAIError), 404: unknown},
+        responses=responses(OpenAIError),
         openapi_extra=body_schema(DecisionRequest),
     )
     async def decide(request: Request, deadline_seconds: DeadlineSeconds = None) -> Decision:
@@ -261,13 +254,7 @@ def _document(given: Any) -> Document:
     """Return the document of the field ``input``."""
     if is_document(given) or not isinstance(given, list):
         return document_of(given, ("input",))
-    try:
-        (message,) = _MESSAGES.validate_python(given[:2])
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [one | {"loc": ("input", *one["loc"])} for one in found]
-        ) from None
+    (message,) = validated(_MESSAGES, given[:2], ("input",))
     content = message.content
     return content if isinstance(content, str) else content[0].text
 

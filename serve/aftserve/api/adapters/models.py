@@ -53,7 +53,6 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         guards: checks of a request.
     """
     problems = responses(OpenAIError)
-    unknown = {"model": OpenAIError, "description": "The model is unknown."}
     router = APIRouter(
         dependencies=guards,
         tags=["OpenAI"],
@@ -66,7 +65,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         found = visible(request)
         return ModelList(data=[*map(_model, found)], models=[*map(_metadata, found)])
 
-    @router.get("/v1/models/{name}", responses={404: unknown})
+    @router.get("/v1/models/{name}", responses={404: problems[404]})
     async def one_model(request: Request, name: str) -> Model:
         """One model."""
         return _model(await requested(request, name))

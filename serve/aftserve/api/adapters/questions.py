@@ -12,6 +12,10 @@ from aftexport.heads import BinaryClassification, Head, SingleLabelClassificatio
 from aftserve.api.adapters.output_choice import WITH_LABELS
 from aftserve.model.results import DocumentAnswer
 
+MAX_QUESTIONS = 400
+"""Maximum number of questions in a request."""
+IGNORED_INSTRUCTIONS = "Ignored: an output answers its own question."
+"""Description of the field that has the text of a question."""
 _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
 _SHOWN_LABELS = 20
 

@@ -13,7 +13,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from aftexport.errors import InputError
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of
-from aftserve.api.adapters.questions import Labelled, Outputs, Statement
+from aftserve.api.adapters.questions import (
+    IGNORED_INSTRUCTIONS,
+    MAX_QUESTIONS,
+    Labelled,
+    Outputs,
+    Statement,
+)
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, put_body
@@ -27,9 +33,8 @@ from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 
 PATH = "/v1/systemone"
-MAX_QUESTIONS = 400
 Content = str | dict[str, Any] | list[Any] | None
-Instructions = Annotated[Content, Field(description="Ignored: an output answers its own question.")]
+Instructions = Annotated[Content, Field(description=IGNORED_INSTRUCTIONS)]
 
 
 class NoulQuestion(BaseModel):
@@ -156,12 +161,11 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": SystemOneProblem, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["TypeSafe"])
 
     @router.post(
         PATH,
-        responses={**responses(SystemOneProblem), 404: unknown},
+        responses=responses(SystemOneProblem),
         openapi_extra=body_schema(SystemOneRequest),
     )
     async def system_one(

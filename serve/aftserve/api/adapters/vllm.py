@@ -120,7 +120,6 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": ErrorResponse, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["vLLM"])
 
     async def classify(
@@ -143,7 +142,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
     for path in PATHS:
         router.post(
             path,
-            responses={**responses(ErrorResponse), 404: unknown},
+            responses=responses(ErrorResponse),
             openapi_extra=body_schema(ClassificationRequest),
         )(classify)
 

@@ -22,6 +22,7 @@ from aftserve.api.open_inference.descriptions import (
     describe_server,
 )
 from aftserve.api.open_inference.model_config import ModelConfig, model_config
+from aftserve.api.open_inference.repository_requests import EXTENSION
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -44,13 +45,12 @@ _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PROBLEMS = responses(ProtocolProblem)
-_PROBLEMS[404] = {"model": ProtocolProblem, "description": "The model is unknown."}
 # These paths are complete, because responses are counted by the path of their route. It lacks the
 # prefixes of nested routers.
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", EXTENSION, "statistics"]
 PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
 """The paths that load balancers ask every few seconds."""
 
