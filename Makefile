@@ -12,7 +12,7 @@ AFT_CUDA_ARCH ?= $(if $(filter test test-prerequisites,$(MAKECMDGOALS)),$(or $(B
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-# PART=1: of the native tests and of test-cuda a seeded part, as continuous integration runs them.
+# PART=1: of test-docs, the native tests and test-cuda a seeded part, as continuous integration runs them.
 PART ?=
 WHOLE := $(if $(PART),,AFT_TEST_ALL=1)
 
@@ -27,8 +27,8 @@ endif
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
-  native-aarch64 test-cuda cuda cuda-mutations gpu-check wheels sdist wheel-x86_64 wheel-aarch64 cuda-wheel check-wheels \
-  bench bench-model bench-quick bench-record docs load soak lint format clean
+  native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-expect wheels sdist wheel-x86_64 wheel-aarch64 \
+  cuda-wheel check-wheels bench bench-model bench-quick bench-record docs load soak lint format clean
 
 ## Try it
 
@@ -56,8 +56,9 @@ test-prerequisites: lint cuda build/third_party/installed build/peers/installed 
 test-all: lint build/third_party/installed build/peers/installed cuda sdist wheel-x86_64  ## all cases and the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 TORCH=1 $(BIN)/pytest --durations 10
 
+# A page takes up to a minute, so a process that has none left takes those of the other.
 test-docs: $(VENV)/installed  ## every command of README and documentation, and every example
-	AFT_TEST_ALL=1 $(PARALLEL) tests/docs tests/examples
+	$(WHOLE) $(PARALLEL) --dist worksteal --durations 10 tests/docs tests/examples
 
 # One environment of tests/versions/matrix.toml at a time, and only those without a row of the current tests in
 # tests/versions/record.json.
@@ -88,28 +89,30 @@ system-packages:  ## the Debian packages the suite needs: prints their names, an
 
 # As they ship, and under each sanitizer. What this processor lacks of AVX-512 and AMX is emulated under the address
 # sanitizer, and skipped by name in the other two.
-EMULATE_AVX512 := $(if $(findstring avx512_bf16,$(file < /proc/cpuinfo)),OFF,ON)
-EMULATE_AMX := $(if $(findstring amx_int8,$(file < /proc/cpuinfo)),OFF,ON)
+has = $(findstring $(1),$(file < /proc/cpuinfo))
+EMULATE_AVX512 := $(if $(call has,avx512_bf16),OFF,ON)
+EMULATE_AMX := $(if $(call has,amx_int8),OFF,ON)
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))  ## the CPU kernels' C++ tests
 
 # Random cases: what is wrong by numbers shows in the plain build, so the sanitizers' part is smaller.
 export AFT_RANDOM_CASES ?= $(if $(PART),3500,14000)
 native-address+undefined native-thread: export AFT_RANDOM_CASES := $(if $(PART),1000,$(AFT_RANDOM_CASES))
+export AFT_TEST_PART := $(PART)
 
-# A part has the longest tests under the thread sanitizer once, as races hardly depend on the instruction set: the widest is
-# the fastest. Under the address sanitizer it has those of vectors, whose ends reach beyond a row. The plain build has all.
-LONGEST := (kernels|recurrent)_tests
-LEFT_OUT_address+undefined := ^$(LONGEST)_baseline$$
-LEFT_OUT_thread := ^$(LONGEST)_(baseline|$(if $(findstring avx512f,$(file < /proc/cpuinfo)),avx2,avx512))$$
+# A part compiles the sanitizers' kernels for the widest instruction set only, as the copies for all sets take minutes:
+# its vectors reach furthest beyond a row, and races hardly depend on the set. The plain build has all sets.
+WIDEST := $(firstword $(foreach isa,avx512_bf16 avx512_vnni avx512dq avx2,$(call has,$(isa))))
+ONLY_address+undefined := $(if $(WIDEST),avx512_bf16)
+ONLY_thread := $(WIDEST:avx512dq=avx512)
 
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) \
+	  -DAFT_ONLY_ISA=$(if $(PART),$(ONLY_$*)) \
 	  -DAFT_EMULATE_AVX512=$(if $(findstring address,$*),$(EMULATE_AVX512),OFF) \
 	  -DAFT_EMULATE_AMX=$(if $(findstring address,$*),$(EMULATE_AMX),OFF)
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
-	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure \
-	  $(if $(and $(PART),$(LEFT_OUT_$*)),--exclude-regex '$(LEFT_OUT_$*)')
+	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure
 
 # With g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them. An instruction set is tested on a processor that
 # has no more: cortex-a53 is the baseline, neoverse-n1 has sdot, and max has all that QEMU knows. cortex-a72 is like
@@ -146,6 +149,10 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 # sanitizer, and with faults planted in them that must be noticed.
 test-cuda: $(foreach kind,address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
 
+# The tests fail where the machine code of the CUDA kernels is worse than this table, which is committed.
+cuda-table: cuda  ## the table of the CUDA kernels' machine code, tests/plugins/cuda/machine_code, written again
+	PYTHONPATH=tests:tests/support $(BIN)/python -m plugins.cuda.machine_code
+
 # What the tests of CUDA kernels build by themselves, in the build's own time.
 .PHONY: cuda-emulated
 cuda-emulated: $(VENV)/installed
@@ -164,6 +171,10 @@ cuda-mutations: $(VENV)/installed
 # out: GPU_CHECK=--help shows how. Without a GPU it says so and exits with 3.
 gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 	@PYTHONPATH=tests:tests/support:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
+
+# Expected times of the CUDA kernels on GPUs that need not be here: EXPECT=--help shows the options.
+gpu-expect: cuda  ## bytes, instructions, launches and expected times of the CUDA kernels on five GPUs
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks.gpu.expect $(EXPECT)
 
 ## Wheels
 
@@ -279,9 +290,12 @@ help:  ## list the targets by purpose
 clean:  ## remove .venv and build
 	rm -rf $(VENV) build
 
+# The kernels are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are
+# relative to the folder of the build.
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
+	rm -rf build/wheels/editable  # its paths of CMake and Ninja are those of pip's environment, which is gone
+	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable --editable '.[dev]'
 	touch $@

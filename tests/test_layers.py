@@ -23,7 +23,7 @@ LAYERS = {
         ("server",),
         ("app", "grpc"),
         ("api",),
-        ("service",),
+        ("serving",),
         ("parity",),
         ("scheduling",),
         ("model",),

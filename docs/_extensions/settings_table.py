@@ -9,6 +9,8 @@ from sphinx.application import Sphinx
 from aftserve.settings import Settings
 
 Schema = dict[str, Any]
+_SHOWN = {"bundles": "BUNDLE ...", "models": "[models.NAME]"}
+"""The settings without a flag: words of the command line, and sections of the file."""
 _LIMITS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -42,12 +44,12 @@ class ServerSettings(Directive):
         properties = Settings.model_json_schema()["properties"]
         for name, schema in properties.items():
             term = nodes.term()
-            flag = name if name == "bundle" else "--" + name.replace("_", "-")
+            flag = _SHOWN.get(name, "--" + name.replace("_", "-"))
             term += nodes.literal(text=flag)
             default = schema.get("default")
             if isinstance(default, list):
                 default = ", ".join(default)
-            default = "none" if default in (None, "", ".") else str(default)
+            default = "none" if default in (None, "", ".", {}) else str(default)
             facts = nodes.paragraph()
             facts += nodes.literal(text=f"AFTSERVE_{name.upper()}")
             facts += nodes.Text(f" · {describe_type(schema)} · default: {default}")

@@ -155,9 +155,9 @@ void causal_depthwise_conv(const CausalDepthwiseConv&, const Parallel&);
 //   see only the smallest of them.
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
-// Converts the weight of p for causal_depthwise_conv to float32 rows [taps, weight_row] of all channels. It reads the
-// element, channels, taps and weight.
-std::vector<float> widen_conv_weight(const CausalDepthwiseConv& p);
+// Converts the weight of p for causal_depthwise_conv to float32 rows [taps, weight_row] of all channels, in which
+// floats past the channels are 0. It reads the element, channels, taps and weight.
+void widen_conv_weight(const CausalDepthwiseConv& p, float* rows);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
 // The environment variable AFTEXPORT_ISA asks for a lower one; throws where it has a name that is not known.

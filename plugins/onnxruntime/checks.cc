@@ -1,5 +1,8 @@
 #include "checks.h"
 
+#include <cmath>
+#include <sstream>
+
 namespace ops {
 
 namespace {
@@ -40,10 +43,24 @@ void expect_three_dimensions(const char* input, const Tensor& tensor) {
          std::string(input) + " has shape " + to_string(tensor.shape) + ", expected [batch, tokens, width]");
 }
 
+void expect_heads_divide(int64_t heads, const char* input, const Shape& shape) {
+  expect(shape[2] % heads == 0,
+         std::string(input) + " has shape " + to_string(shape) + ", whose width is not divisible by num_heads " +
+             std::to_string(heads));
+}
+
 int64_t read_count(const Attributes& attributes, const char* name) {
   const int64_t count = attributes.integer(name, 1);
   expect(count > 0, std::string(name) + " is " + std::to_string(count) + ", expected at least 1");
   return count;
+}
+
+float read_eps(const Attributes& attributes, float otherwise) {
+  const float eps = attributes.number("eps", otherwise);
+  std::ostringstream text;
+  text << eps;
+  expect(eps >= 0.0f && std::isfinite(eps), "eps is " + text.str() + ", expected a finite number of at least 0");
+  return eps;
 }
 
 size_t read_choice(const Attributes& attributes, const char* name, const std::vector<const char*>& choices,

@@ -13,9 +13,14 @@ namespace ops {
 void expect(bool condition, const std::string& message);
 void expect_shape(const char* input, const Tensor& tensor, const Shape& expected);
 void expect_three_dimensions(const char* input, const Tensor& tensor);
+void expect_heads_divide(int64_t heads, const char* input, const Shape& shape);  // shape: [batch, tokens, width]
 
 // Returns the attribute `name`, a number of at least 1 and by default 1.
 int64_t read_count(const Attributes& attributes, const char* name);
+
+// Returns the attribute eps, a finite number of at least 0. Operators whose eps must be above 0 take 0 as well: float32
+// makes 0 of a number below 1e-45, and counts both as the smallest eps.
+float read_eps(const Attributes& attributes, float otherwise);
 
 // Returns the place in `choices` of the attribute's value, which is `otherwise` where a node does not have it.
 size_t read_choice(const Attributes& attributes, const char* name, const std::vector<const char*>& choices,

@@ -99,9 +99,8 @@ class LayerNormFastformer final : public Kernel {
 
   void compute(const ort::Run& run) const override {
     const ort::Tensor x = run.input(0);
-    if (x.shape.size() != 3 || x.shape[2] % heads_ != 0)
-      throw ort::Error("x has shape " + ort::to_string(x.shape) + ", expected [batch, tokens, width], num_heads " +
-                       std::to_string(heads_) + " dividing the width");
+    expect_three_dimensions("x", x);
+    expect_heads_divide(heads_, "x", x.shape);
     const int64_t width = x.shape[2];
     const auto input = [&](const char* name, size_t index, const ort::Shape& shape) {
       const ort::Tensor tensor = run.input(index);

@@ -288,11 +288,11 @@ class LayerNormFastformer final : public Kernel {
         bias_("bias", 10, settings, attributes) {}
 
   void compute(const Run& run) const override {
-    const Rows x("x", run.input(0));
+    const Tensor tokens = run.input(0);
+    expect_three_dimensions("x", tokens);
+    expect_heads_divide(heads_, "x", tokens.shape);
+    const Rows x("x", tokens);
     const int64_t width = x.width;
-    if (x.shape.size() != 3 || width % heads_ != 0)
-      throw Error("x has shape " + to_string(x.shape) + ", expected [batch, tokens, width], num_heads " +
-                  std::to_string(heads_) + " dividing the width");
     const auto norm = norm_.get(run, width);
     const auto query_weight = query_weight_.get(run, {width, width}), key_weight = key_weight_.get(run, {width, width});
     const auto query_bias = query_bias_.get(run, {width}), key_bias = key_bias_.get(run, {width});

@@ -18,19 +18,6 @@ aft::Gate read_gate(const Attributes& attributes) {
   return static_cast<aft::Gate>(read_choice(attributes, "gate", {"sigmoid", "tanh", "none", "relu"}, "sigmoid"));
 }
 
-void expect_heads_divide(int64_t heads, const Shape& query) {
-  expect(query[2] % heads == 0,
-         "query has shape " + to_string(query) + ", whose width is not divisible by num_heads " +
-             std::to_string(heads));
-}
-
-// Reads eps of an attention-free form.
-float read_denominator_eps(const Attributes& attributes) {
-  const float eps = attributes.number("eps", 0.0f);
-  expect(eps >= 0.0f, "eps is " + std::to_string(eps) + ", expected at least 0");
-  return eps;
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -73,7 +60,7 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
  public:
   AftSimple(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     params_.key_channels = attributes.integer("num_heads", 0);
     expect(params_.key_channels >= 0,
            "num_heads is " + std::to_string(params_.key_channels) + ", expected at least 0");
@@ -84,7 +71,7 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
     return params_.key_channels ? Shape{query[0], query[1], params_.key_channels} : query;
   }
   size_t take_inputs(const Run&, const Shape& query, aft::AftSimple& params) const override {
-    if (params.key_channels) expect_heads_divide(params.key_channels, query);
+    if (params.key_channels) expect_heads_divide(params.key_channels, "query", query);
     if (params.key_channels == params.channels) params.key_channels = 0;
     return 0;
   }
@@ -94,7 +81,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     using aft::Precision;
     params_.precision = read_precision(
         attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
@@ -130,7 +117,7 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
  public:
   AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
   }
 
  private:
@@ -154,14 +141,14 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
  public:
   AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.eps = read_denominator_eps(attributes);
+    params_.eps = read_eps(attributes, 0.0f);
     params_.heads = read_count(attributes, "num_heads");
   }
 
  private:
   Shape key_shape(const Shape& query) const override { return {query[0], query[1], params_.heads}; }
   size_t take_inputs(const Run& run, const Shape& query, aft::AftConv& params) const override {
-    expect_heads_divide(params.heads, query);
+    expect_heads_divide(params.heads, "query", query);
     const Tensor filter = run.input(3);
     expect_matrix("filter", filter);
     expect(filter.shape[0] == params.heads && filter.shape[1] > 0,
@@ -193,7 +180,7 @@ class GroupedHeadsKernel : public Kernel {
     Params params = params_;
     const Tensor query = run.input(0), key = run.input(1), value = run.input(2), lengths = run.input(3);
     expect_three_dimensions("query", query);
-    expect_heads_divide(params.heads, query.shape);
+    expect_heads_divide(params.heads, "query", query.shape);
     params.batch = query.shape[0];
     params.tokens = query.shape[1];
     params.channels = query.shape[2];
@@ -242,11 +229,11 @@ class EfficientAttention final : public GroupedHeadsKernel<aft::EfficientAttenti
 class LinearAttention final : public GroupedHeadsKernel<aft::LinearAttention> {
  public:
   LinearAttention(const Settings& settings, const Attributes& attributes) : GroupedHeadsKernel(settings, attributes) {
-    params_.eps = attributes.number("eps", 1e-6f);
     params_.feature_map =
         static_cast<aft::FeatureMap>(read_choice(attributes, "feature_map", {"elu", "relu", "identity"}, "elu"));
     params_.normalizer =
         static_cast<aft::Normalizer>(read_choice(attributes, "normalizer", {"add", "clamp", "none"}, "add"));
+    if (params_.normalizer != aft::Normalizer::kNone) params_.eps = read_eps(attributes, 1e-6f);
   }
 };
 
@@ -258,7 +245,7 @@ class Fastformer final : public SequenceKernel<aft::Fastformer> {
 
  private:
   size_t take_inputs(const Run& run, const Shape& query, aft::Fastformer& params) const override {
-    expect_heads_divide(params.heads, query);
+    expect_heads_divide(params.heads, "query", query);
     const Tensor alpha = run.input(3), beta = run.input(4);
     expect_shape("alpha_weight", alpha, {query[2], params.heads});
     expect_shape("beta_weight", beta, {query[2], params.heads});

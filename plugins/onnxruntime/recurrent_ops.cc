@@ -34,7 +34,7 @@ class RecurrentLinearAttention final : public Kernel {
     params_.query_heads = read_count(attributes, "q_num_heads");
     params_.state_heads = read_count(attributes, "kv_num_heads");
     params_.scale = attributes.number("scale", 0.0f);
-    params_.eps = attributes.number("eps", 1e-6f);
+    if (params_.normalized) params_.eps = read_eps(attributes, 1e-6f);
     expect(params_.query_heads % params_.state_heads == 0, "q_num_heads is " + std::to_string(params_.query_heads) +
                                                                ", expected a multiple of kv_num_heads " +
                                                                std::to_string(params_.state_heads));
@@ -106,7 +106,8 @@ class CausalDepthwiseConv final : public Kernel {
     if (!attributes.constant(1, weight)) return;
     aft::CausalDepthwiseConv constant = params_;
     take_weight(weight, constant);
-    widened_weight_ = aft::widen_conv_weight(constant);
+    widened_weight_.resize(constant.taps * constant.weight_row());
+    aft::widen_conv_weight(constant, widened_weight_.data());
   }
 
   void compute(const Run& run) const override {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <sstream>
 
 #include "log.h"
@@ -24,6 +25,9 @@ T read(const Field& field, const PluginField& given) {
   std::ostringstream text;
   text << field.name << " is " << value << ", expected more than 0";
   expect(!field.positive || value > 0, text.str());
+  text.str("");
+  text << field.name << " is " << value << ", expected a finite number";
+  expect(!field.positive || value <= std::numeric_limits<T>::max(), text.str());
   text.str("");
   text << field.name << " is " << value << ", which the plugin does not take; expected 0";
   expect(!field.zero || value == 0, text.str());

@@ -1,4 +1,4 @@
-"""The application: middleware and routers around a service."""
+"""The application: middleware and routers around the models."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -7,57 +7,65 @@ from fastapi import Depends, FastAPI, params
 from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
-from aftserve.api import infer, operations, parity
+from aftserve.api import infer, openapi, operations, parity
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import handle_problems
 from aftserve.api.key_file import KeyFile
+from aftserve.api.model_choice import ModelPathMiddleware
+from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
-from aftserve.api.openapi import describe_bodies
 from aftserve.api.origin_check import named_host, same_origin
 from aftserve.api.page import routes as page
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
 from aftserve.http.head_requests import HeadMiddleware
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
+from aftserve.settings import Settings
 
 
 def create_app(
-    service: Service, key_file: KeyFile | None = None, *, replica: bool = False
+    models: ModelRepository, key_file: KeyFile | None = None, *, replica: bool = False
 ) -> FastAPI:
-    """Build the application around a service; its lifespan runs the scheduler.
+    """Build the application around the models; its lifespan runs the scheduler.
 
     Args:
-        service: the service that classifies.
+        models: the models of the server.
         key_file: file of the API keys that clients need; None to serve everyone.
         replica: whether the server is a replica of Ray Serve. Then Ray's proxy names the
             responses, and a new deployment replaces the bundle. Otherwise POST /reload does,
             for API keys that are marked admin.
     """
-    app = _application(service, key_file)
+    app = _application(models, key_file)
+    app.state.models = models
     keys = key_file.keys if key_file is not None else None
-    _add_middleware(app, service, replica=replica)
-    guards = _guards(service, keys)
-    adapters = create_adapters(service, guards)
+    _add_middleware(app, models, replica=replica)
+    guards = _guards(models.settings, keys)
+    adapters = create_adapters(models, guards)
     parts = adapters.values()
     handle_problems(app, {path: body for one in parts for path, body in one.error_bodies.items()})
-    app.include_router(operations.create_router(service, guards))
+    describers = [one.describe for one in parts if one.describe is not None]
+    app.include_router(openapi.create_router(app, describers))
+    app.include_router(operations.create_router(models, guards))
     if keys is not None and not replica:
         admin = [*guards[:-1], Depends(keys.dependency(admin=True))]
-        app.include_router(operations.create_reload_router(service, admin))
-    app.include_router(infer.create_router(service, guards))
-    app.include_router(parity.create_router(service, guards))
-    app.include_router(open_inference.create_router(service, guards))
+        app.include_router(operations.create_reload_router(admin))
+        app.include_router(repository_routes.create_admin_router(models, admin))
+    app.include_router(infer.create_router(guards))
+    app.include_router(parity.create_router(guards))
+    app.include_router(open_inference.create_router(models, guards))
+    app.include_router(repository_routes.create_router(guards))
     app.include_router(page.create_router())
     include_adapters(app, adapters)
-    describe_bodies(app, service, [one.describe for one in parts if one.describe is not None])
     return app
 
 
-def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
+def _application(models: ModelRepository, key_file: KeyFile | None) -> FastAPI:
+    provider = models.shared.traces.provider
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.running(), key_file.watch.running() if key_file else nullcontext():
+        async with models.running(), key_file.watch.running() if key_file else nullcontext():
             yield
 
     return FastAPI(
@@ -65,6 +73,7 @@ def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
         lifespan=lifespan,
+        openapi_url=None,  # the document has the limits of a model
         # These pages run scripts of another host, which could read API keys. Without access to
         # that host they are empty.
         docs_url=None,
@@ -74,8 +83,8 @@ def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
         redirect_slashes=False,
         # aftserve.observability.tracing configures traces, and GET /metrics has the metrics.
         telemetry={
-            "tracer_provider": service.traces.provider,
-            "tracing": service.traces.provider is not None,
+            "tracer_provider": provider,
+            "tracing": provider is not None,
             "metrics": False,
             "logs": False,
             "operation_spans": False,
@@ -84,9 +93,9 @@ def _application(service: Service, key_file: KeyFile | None) -> FastAPI:
     )
 
 
-def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
+def _add_middleware(app: FastAPI, models: ModelRepository, *, replica: bool) -> None:
     """Add the middleware; the last one added sees a request first."""
-    settings = service.settings
+    settings = models.settings
     app.add_middleware(HeadMiddleware)
     app.add_middleware(
         BodyLimitMiddleware,
@@ -96,7 +105,7 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
     )
     app.add_middleware(
         AccessLogMiddleware,
-        responses=service.metrics.responses,
+        responses=models.shared.metrics.responses,
         names=not replica,
         probes={*operations.PROBES, *open_inference.PROBES},
     )
@@ -115,11 +124,11 @@ def _add_middleware(app: FastAPI, service: Service, *, replica: bool) -> None:
             ],
             expose_headers=["Retry-After", "Server-Timing", "X-Request-ID"],
         )
+    app.add_middleware(ModelPathMiddleware)
 
 
-def _guards(service: Service, keys: Keys | None) -> Sequence[params.Depends]:
+def _guards(settings: Settings, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
-    settings = service.settings
     by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
     if keys is None:
         return [by_name, Depends(same_origin(settings.cors_origins))]

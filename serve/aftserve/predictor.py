@@ -70,7 +70,7 @@ class Predictor:
         spill: str | os.PathLike[str] | None = None,
     ) -> None:
         self._settings = _settings(
-            bundle=Path(bundle),
+            bundles=[Path(bundle)],
             engine=engine,
             threads=threads,
             long_documents=long_documents,

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from aftexport.errors import UsageError
 from aftexport.system.installation import check_installed
 from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
-from aftserve.grpc.addresses import free_places
+from aftserve.grpc.addresses import free_addresses
 from aftserve.http.connection import Connection
 from aftserve.http.file_descriptors import raise_limit
 from aftserve.http.listeners import (
@@ -36,12 +37,15 @@ from aftserve.http.listeners import (
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.http.unix_listener import bind_unix, check_unix
+from aftserve.model.active import ActiveBundle
 from aftserve.model.load import load_model
 from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
-from aftserve.service import Service
+from aftserve.serving.bundle_paths import BundlePaths, only_path
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ def serve(settings: Settings, console: Console) -> int:
     """Serve until the process is told to stop or fails; return its exit status.
 
     Raises:
-        AftexportError: if the bundle cannot be served.
+        AftexportError: if a bundle cannot be served.
     """
     if _RELOAD is not None:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is no bundle to reload yet
@@ -74,15 +78,15 @@ def serve(settings: Settings, console: Console) -> int:
     check_grpc(settings)
     traces = tracing.configure()
     check_addresses(settings)
-    service = load(settings, console, traces)
-    server = Server(service, key_file, certificate)
+    models = load(settings, console, traces)
+    server = Server(models, key_file, certificate)
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
         return int(bool(end.code))
     traces.close()
-    status = int(service.health.phase == "failed")
-    if status or service.reloader.loading:
+    status = int(models.shared.health.phase == "failed")
+    if status or models.shared.loader.loading:
         # A hanging run, or a thread that loads a bundle, would block an orderly exit.
         flush_output()
         os._exit(status)
@@ -134,57 +138,85 @@ def check_grpc(settings: Settings) -> None:
             f"Expected two ports, got {settings.port} for --port and for --grpc-port.",
             "Choose another port by --grpc-port.",
         )
-    free_places(settings.host, settings.grpc_port)
+    free_addresses(settings.host, settings.grpc_port)
 
 
-def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
-    """Load a bundle into a service; raise AftexportError if it cannot be served."""
-    if settings.reference is not None and not settings.reference.exists():
+def load(settings: Settings, console: Console, traces: Traces | None = None) -> ModelRepository:
+    """Load the bundles of the settings; raise AftexportError if one cannot be served."""
+    paths = BundlePaths(settings)
+    found = {name: only_path(name, places) for name, places in paths.find().items()}
+    for name in settings.models.keys() - found.keys():
+        raise UsageError(
+            f"[models.{name}] in the file of --config: expected the name of a model, "
+            f"{', '.join(found)}.",
+            "Correct the name, or remove the section.",
+        )
+    for name in found:
+        _check_reference(settings.of_model(name))
+    models = ModelRepository(paths, SharedResources(settings, traces))
+    for name, path in found.items():
+        models.add(name, path, _load_bundle(path, settings.of_model(name), console))
+    _warn_about_memory(models)
+    return models
+
+
+def _check_reference(settings: Settings) -> None:
+    """Raise UsageError if the PyTorch model of a bundle cannot be loaded."""
+    if settings.reference is None:
+        return
+    if not settings.reference.exists():
         raise UsageError(
             f"--reference {settings.reference} does not exist.",
             "Name the model file that the bundle was exported from.",
         )
-    if settings.reference is not None:
-        check_installed("torch")
-    with stage(console, f"Checking {settings.bundle}"):
-        bundle = Bundle.open(settings.bundle)
+    check_installed("torch")
+
+
+def _load_bundle(path: Path, settings: Settings, console: Console) -> ActiveBundle:
+    with stage(console, f"Checking {path}"):
+        bundle = Bundle.open(path)
     model = load_model(bundle, settings, console)
     console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:
-        paths = operator_paths(bundle.model_path)
-        console.print(operator_table(bundle.manifest.operators, paths))
-    room = container_memory.memory_room()
-    if model.classifier.chunked is not None and room is not None and room < settings.memory_budget:
+        operators = operator_paths(bundle.model_path)
+        console.print(operator_table(bundle.manifest.operators, operators))
+    return ActiveBundle(bundle, model)
+
+
+def _warn_about_memory(models: ModelRepository) -> None:
+    """Warn if a document in chunks may take more memory than the container has left."""
+    room, settings = container_memory.memory_room(), models.settings
+    has_chunks = any(one.model.classifier.chunked is not None for one in models.loaded())
+    if has_chunks and room is not None and room < settings.memory_budget:
         logger.warning(
             "the container's memory limit leaves %d MiB; a document that takes the %g MiB of"
             " --memory-budget-mib can end the process: raise the limit, or lower the budget",
             room >> 20,
             settings.memory_budget_mib,
         )
-    return Service(bundle, model, settings, traces)
 
 
 class Server(uvicorn.Server):
     """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the files.
 
     Args:
-        service: the service behind it.
+        models: the models behind it.
         key_file: file of the API keys that clients need; None to serve everyone.
         certificate: certificate for TLS; None to speak plain HTTP.
     """
 
     def __init__(
         self,
-        service: Service,
+        models: ModelRepository,
         key_file: KeyFile | None = None,
         certificate: ServerCertificate | None = None,
     ) -> None:
-        settings = service.settings
+        settings, shared = models.settings, models.shared
         super().__init__(
             uvicorn.Config(
-                create_app(service, key_file),
+                create_app(models, key_file),
                 http=Connection.within(
-                    settings.receive_seconds, service.metrics.responses, service.health
+                    settings.receive_seconds, shared.metrics.responses, shared.health
                 ),
                 ws="none",
                 log_config=None,
@@ -196,15 +228,14 @@ class Server(uvicorn.Server):
             )
         )
         self._settings = settings
-        self._health = service.health
-        self._reloader = service.reloader
+        self._health = shared.health
         self._key_file = key_file
         self._certificate = certificate
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
-        self._service = service
+        self._models = models
         self._grpc: Endpoint | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -236,8 +267,8 @@ class Server(uvicorn.Server):
         ]
         if self._grpc is not None:
             await self._grpc.start()
-        places = " and ".join(urls(self._listeners, scheme))
-        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
+        addresses = " and ".join(urls(self._listeners, scheme))
+        address_logger.info("Uvicorn running on %s (Press CTRL+C to quit)", addresses)
         if _RELOAD is not None:
             loop.add_signal_handler(_RELOAD, self._reload)
 
@@ -246,7 +277,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         backlog = self.config.backlog
         remove_paths(self._listeners)
-        accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
+        accepted = [
+            one for listener in self._listeners for one in accept_waiting(listener, backlog)
+        ]
         for server in self.servers:
             server.close()
         tls: dict[str, Any] = {}
@@ -272,7 +305,7 @@ class Server(uvicorn.Server):
         from aftserve.grpc.endpoint import Endpoint
 
         keys = self._key_file.keys if self._key_file is not None else None
-        endpoint = Endpoint(self._service, keys, self._certificate)
+        endpoint = Endpoint(self._models, keys, self._certificate)
         endpoint.bind(self._settings.host, self._settings.grpc_port)
         return endpoint
 
@@ -288,11 +321,11 @@ class Server(uvicorn.Server):
         return connection
 
     def _reload(self) -> None:
-        """Read the bundle, the API keys and the certificate again."""
+        """Read the bundles, the API keys and the certificate again."""
         for one in (self._key_file, self._certificate):
             if one is not None:
                 one.watch.start_reload()
-        self._reloader.start()
+        self._models.start_rescan()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""
@@ -306,7 +339,7 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         """Serve for a while longer, so that load balancers see that the server is not ready."""
         logger.info("draining for %g s", self._drain_seconds)
-        self._reloader.close()
+        self._models.stop_loads()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._leave)
         loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)

@@ -4,6 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
+_WITHOUT_FLAG = ("bundles", "models")
 _PORTS = (f"{PREFIX}PORT", f"{PREFIX}GRPC_PORT")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
@@ -91,17 +93,44 @@ def check_flags(arguments: Sequence[str], fields: Mapping[str, FieldInfo]) -> No
 
     Args:
         arguments: arguments of the command line.
-        fields: the settings, by their names; the bundle has no flag.
+        fields: the settings, by their names.
 
     Raises:
         UsageError: if an unknown flag is like a known one.
     """
-    names = {name.replace("_", "-"): field for name, field in fields.items() if name != "bundle"}
-    flags = {f"--{name}" for name in names}
-    switches = {f"--no-{name}" for name, field in names.items() if field.annotation is bool}
+    flags = {_flag(name) for name in fields if name not in _WITHOUT_FLAG}
+    switches = {_flag(f"no_{name}") for name, field in fields.items() if field.annotation is bool}
     # A flag of one part of a setting, such as --ray.autoscaling_config, is left to the parser.
     given = [word for word in arguments if "." not in word.partition("=")[0]]
     check_options(given, {"--help", *flags, *switches}, "aftserve")
+
+
+def split_words(
+    arguments: Sequence[str], fields: Mapping[str, FieldInfo]
+) -> tuple[list[str], list[str]]:
+    """Split a command line into its flags with their values, and its other words.
+
+    Args:
+        arguments: arguments of the command line; all after ``--`` are other words.
+        fields: the settings, by their names.
+    """
+    booleans = [name for name, field in fields.items() if field.annotation is bool]
+    alone = {"--help", *(_flag(f"{no}{name}") for name in booleans for no in ("", "no_"))}
+    flags, others, rest = list[str](), list[str](), iter(arguments)
+    for word in rest:
+        if word == "--":
+            others += rest
+        elif not word.startswith("-") or word == "-":
+            others.append(word)
+        elif "=" in word or word in alone or not word.startswith("--"):
+            flags.append(word)
+        else:
+            flags += [word, *islice(rest, 1)]
+    return flags, others
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def suggest(name: str, known: Collection[str]) -> str:

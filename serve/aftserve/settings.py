@@ -4,11 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
+    CliSuppress,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -24,6 +33,7 @@ from aftserve.setting_sources import (
     Variables,
     check_flags,
     check_variables,
+    split_words,
     suggest,
 )
 
@@ -52,8 +62,20 @@ LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 _MIB = 1 << 20
 
 
+class ModelSettings(BaseModel):
+    """A section ``[models.NAME]`` of the file: settings of one of several models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    reference: Location | None = None
+    reference_factory: str | None = None
+    reference_allow_pickle: bool = False
+    reference_trust_remote_code: bool = False
+    shadow: Annotated[float | None, Field(ge=0, le=1)] = None
+
+
 class Settings(BaseSettings):
-    """Serve a bundle over HTTP. Flags override AFTSERVE_* variables, which override --config."""
+    """Serve bundles over HTTP. Flags override AFTSERVE_* variables, which override --config."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -65,10 +87,11 @@ class Settings(BaseSettings):
         protected_namespaces=(),
     )
 
-    bundle: CliPositionalArg[Location] = Field(
-        Path(),
-        description="a folder written by aftexport, which SIGHUP reloads; or one of the commands "
-        "key, batch and deploy, each with its own --help",
+    bundles: Annotated[CliPositionalArg[list[Location]], NoDecode] = Field(
+        [Path()],
+        min_length=1,
+        description="folders written by aftexport, or folders of such folders, all of which SIGHUP "
+        "reads again; or one of the commands key, batch and deploy, each with its own --help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
     host: Annotated[list[str], NoDecode] = Field(
@@ -104,7 +127,13 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None,
         pattern="^[^/]+$",  # it is one part of a path
-        description="name of the model below /v2; by default the bundle's folder without .bundle",
+        description="name of the model of the only bundle; by default a model has the name of its "
+        "bundle's folder without .bundle",
+    )
+    models: CliSuppress[dict[str, ModelSettings]] = Field(
+        {},
+        description="settings of single models, in sections [models.NAME] of the file of --config: "
+        "reference, reference_factory, reference_allow_pickle, reference_trust_remote_code, shadow",
     )
     api: Annotated[list[str], NoDecode] = Field(
         [*ADAPTERS],
@@ -206,8 +235,8 @@ class Settings(BaseSettings):
 
     reference: Location | None = Field(
         None,
-        description="the model file that the bundle was exported from, to compare with; needs "
-        "torch",
+        description="the model file that the only bundle was exported from, to compare with; needs "
+        "torch. With several, the section [models.NAME] of --config has that of each",
     )
     reference_factory: str | None = Field(
         None, description="package.module:callable, if --reference is a bare state dict"
@@ -247,7 +276,7 @@ class Settings(BaseSettings):
         description="lowest level of the log; debug adds the requests for health and metrics",
     )
 
-    @field_validator("api", "host", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator("api", "bundles", "host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
@@ -266,9 +295,23 @@ class Settings(BaseSettings):
         return self.host if is_given or self.uds is None else []
 
     @property
-    def served_name(self) -> str:
-        """Name of the model in the Open Inference Protocol."""
-        return self.model_name or self.bundle.absolute().name.removesuffix(".bundle")
+    def bundle(self) -> Path:
+        """The only bundle.
+
+        Raises:
+            UsageError: if there are several.
+        """
+        if len(self.bundles) > 1:
+            raise UsageError(
+                f"Expected one bundle, got {', '.join(map(str, self.bundles))}.", "Name one."
+            )
+        return self.bundles[0]
+
+    def of_model(self, name: str) -> Self:
+        """Return the settings of a model: these, and those of its section."""
+        own = self.models.get(name, ModelSettings())
+        given = {name: value for name, value in own if name in own.model_fields_set}
+        return self.model_copy(update=given)
 
     @property
     def memory_budget(self) -> int:
@@ -296,9 +339,10 @@ class Settings(BaseSettings):
         return int(self.max_buffered_mib * _MIB)
 
     @property
-    def absolute_paths(self) -> dict[str, Path]:
+    def absolute_paths(self) -> dict[str, Path | list[Path]]:
         """All files and folders of the settings, as absolute paths."""
-        return {name: path.absolute() for name, path in self if isinstance(path, Path)}
+        paths = {name: path.absolute() for name, path in self if isinstance(path, Path)}
+        return paths | {"bundles": [path.absolute() for path in self.bundles]}
 
     @classmethod
     def settings_customise_sources(
@@ -324,8 +368,11 @@ class Settings(BaseSettings):
         """
         check_variables(cls.model_fields)
         check_flags(arguments, cls.model_fields)
+        flags, bundles = split_words(arguments, cls.model_fields)
+        # Not by the parser, which would split a path at its commas.
+        named: dict[str, Any] = {"bundles": bundles} if bundles else {}
         try:
-            return cls(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+            return cls(_cli_parse_args=flags, **named)  # type: ignore[call-arg]
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
@@ -334,7 +381,13 @@ class Settings(BaseSettings):
                     f"{name} in the file of --config is not a setting.",
                     f"Remove it, or see {suggest(name, cls.model_fields)}.",
                 ) from error
-            flag = name if name == "bundle" else "--" + name.replace("_", "-")
+            match first["loc"]:
+                case ("bundles", *_):
+                    flag = "bundle"
+                case ("models", *_):
+                    flag = f"{name} in the file of --config"
+                case _:
+                    flag = "--" + name.replace("_", "-")
             message = first["msg"][:1].lower() + first["msg"][1:]
             raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
         except SettingsError as error:

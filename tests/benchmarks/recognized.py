@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from export.recognition import layer as sizes
 from export.recognition.graphs import BATCH, TOKENS, fused, operators, scripted
+from plugins.runner import session_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
-import aftplugins
-from aftexport.bench.timing import Run
+from aftexport.bench.timing import Run, sample
 from aftexport.parity import TOLERANCES
 from benchmarks.processor import read_processor
 
@@ -144,20 +142,25 @@ def measure(form: Form, threads: int, rounds: int) -> dict[str, Any]:
     Raises:
         ArithmeticError: if the fused graph computes other numbers.
     """
-    before = scripted(form.module, form.example, axes=form.axes)
-    found, after = fused(before)
-    models = {"before": before, "fused": after if found.has_changes else before}
-    expected, output = (np.asarray(session(m, form.x, threads)()) for m in models.values())
+    original = scripted(form.module, form.example, axes=form.axes)
+    found, changed = fused(original)
+    models = {"before": original, "fused": changed if found.has_changes else original}
+    expected, output = (np.asarray(call_of(m, form.x, threads)()) for m in models.values())
     error = float(np.abs(output - expected).max() / max(1.0, np.abs(expected).max()))
     if not error < TOLERANCES["fp32"].bound:
         raise ArithmeticError(f"{form.title}: the fused graph is {error:.1e} off")
     seconds: dict[str, list[float]] = {name: [] for name in models}
+    ratios: list[float] = []
     for turn in range(SESSIONS):
         order = list(models) if turn % 2 else list(models)[::-1]
-        runs = {name: session(models[name], form.x, threads) for name in order}
-        for name, taken in interleaved(runs, rounds).items():
-            seconds[name] += taken
-    ratios = np.divide(seconds["before"], seconds["fused"])
+        runs = {name: call_of(models[name], form.x, threads) for name in order}
+        # Other programs on the machine change processor time little.
+        taken = sample(runs, rounds, clock=process_time)
+        for name in models:
+            seconds[name] += taken[name]
+        # A slow contender has fewer rounds, which are the first ones.
+        pairs = zip(taken["before"], taken["fused"], strict=False)
+        ratios += [own / other for own, other in pairs]
     return {
         "form": form.title,
         "operators": operators(found),
@@ -168,25 +171,9 @@ def measure(form: Form, threads: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def session(model: onnx.ModelProto, x: Tensor, threads: int) -> Run:
-    """Return a call of a model with the operators of our library."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
-    made = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    feeds = {made.get_inputs()[0].name: x.numpy()}
-    return lambda: made.run(None, feeds)[0]
-
-
-def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of processor time, which other programs on the machine change little."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(rounds + 1):
-        for name, run in runs.items():
-            start = process_time()
-            run()
-            if turn:  # the first run allocates
-                seconds[name].append(process_time() - start)
-    return seconds
+def call_of(model: onnx.ModelProto, x: Tensor, threads: int) -> Run:
+    """Return a call of a model with the operators of our library, which ran once."""
+    session = session_of(model, threads)
+    feeds = {session.get_inputs()[0].name: x.numpy()}
+    session.run(None, feeds)  # the first run allocates
+    return lambda: session.run(None, feeds)[0]

@@ -25,7 +25,6 @@ import pytest
 import tiny_models
 from commands import environment
 from labelled_documents import labelled, write_lines
-from sampling import RUN_ALL
 from servers import serving
 
 import aftplugins
@@ -152,7 +151,8 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize("page", RUNNABLE if RUN_ALL else ["README.md"])
+@pytest.mark.table(keep=0.4, by=lambda page: page == "README.md")
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_page_runs(
     page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest
 ) -> None:

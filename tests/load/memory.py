@@ -28,7 +28,7 @@ signal.signal(signal.SIGUSR1, lambda *_: (gc.collect(), ctypes.CDLL(None).malloc
 sys.exit(main())
 """
 _LEAK = """
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
 classify, kept = Service.classify, []
 

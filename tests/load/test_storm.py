@@ -29,16 +29,16 @@ Keys.replace = keeping
 """)
 # A server that answers by its first bundle after every reload.
 KEEPING_BUNDLES = memory.trimming_server("""
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
-activate = Service._activate
+activate = Service.activate
 
 async def keeping(self, active):
     first = self.parity.active
     await activate(self, active)
     self.parity.active = first
 
-Service._activate = keeping
+Service.activate = keeping
 """)
 # A server that counts some responses twice.
 COUNTING_TWICE = memory.trimming_server("""
@@ -49,7 +49,7 @@ call = AccessLogMiddleware.__call__
 async def counting(self, scope, receive, send):
     await call(self, scope, receive, send)
     if scope["path"] == "/embed":
-        self._responses.labels("/embed", "200").inc()
+        self._responses.labels("/embed", "200", "a").inc()
 
 AccessLogMiddleware.__call__ = counting
 """)

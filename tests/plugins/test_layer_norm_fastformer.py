@@ -188,7 +188,7 @@ def test_wrong_shapes_are_named(change: dict[str, np.ndarray], message: str) -> 
 
 def test_heads_must_divide_width() -> None:
     inputs = operator_inputs(random_layer(12, 4), *documents(1, 5, 12))
-    with pytest.raises(Exception, match="num_heads 5 dividing the width"):
+    with pytest.raises(Exception, match="not divisible by num_heads 5"):
         run(OP, inputs, num_heads=5)
 
 

@@ -1,8 +1,11 @@
 """The shapes and attributes that the operators require, and their errors."""
 
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
@@ -69,11 +72,30 @@ def test_attribute_of_wrong_type_is_refused(attribute: dict[str, Any], expected:
 
 
 @pytest.mark.parametrize("op", ["AftSimple", "AftFull", "CausalAftLocal", "AftConv"])
-def test_negative_eps_is_refused(op: str) -> None:
+def test_eps_is_zero_by_default(op: str) -> None:
     inputs = random_inputs(op, 1, 10, 4)
     np.testing.assert_array_equal(run(op, inputs, eps=0.0), run(op, inputs))
-    with pytest.raises(RuntimeException, match=r"eps is -0\.500000, expected at least 0"):
-        run(op, inputs, eps=-0.5)
+
+
+@pytest.mark.parametrize("eps", [-0.5, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "op", ["AftSimple", "AftFull", "CausalAftLocal", "AftConv", "NormalizedLinearAttention"]
+)
+def test_eps_out_of_range_is_refused(op: str, eps: float, tmp_path: Path) -> None:
+    """A file of other people may have any number; the torch operators refuse these too."""
+    path = tmp_path / "model.onnx"
+    onnx.save(one_node(op, eps=eps), path)
+    expected = rf"{op}: eps is -?{abs(eps):g}, expected a finite number of at least 0"
+    with pytest.raises(RuntimeException, match=expected):
+        session_of(onnx.load(path))
+
+
+@pytest.mark.parametrize("eps", [math.inf, math.nan])
+def test_eps_without_normalizer_is_ignored(eps: float) -> None:
+    op = "NormalizedLinearAttention"
+    inputs = random_inputs(op, 1, 10, 4)
+    found = run(op, inputs, normalizer="none", eps=eps)
+    np.testing.assert_array_equal(found, run(op, inputs, normalizer="none"))
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])

@@ -1,5 +1,6 @@
 """RecurrentLinearAttention and CausalDepthwiseConv in ONNX Runtime, against closed formulas."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from oracles.recurrent import causal_depthwise_conv, recurrent_linear_attention
+from recurrent_graphs import RULES, has_beta, has_decay
 
 from .runner import session_of
 
@@ -18,7 +20,6 @@ INPUTS = {
     ),
     "CausalDepthwiseConv": ("input", "weight", "bias", "past_state", "lengths"),
 }  # fmt: skip
-RULES = ("linear", "gated", "delta", "gated_delta")
 BATCH, TOKENS, QUERY_HEADS, HEADS, KEY, VALUE = 3, 37, 4, 2, 5, 18
 ATTRIBUTES = {
     "update_rule": "gated_delta",
@@ -89,11 +90,11 @@ def draw(attributes: dict[str, Any], *, past: bool = False, dtype: str = "float3
     if past:
         ways = 2 if attributes["direction"] == "bidirectional" else 1
         inputs["past_state"] = rng.uniform(0, 1, (BATCH, ways * HEADS, KEY, VALUE + summed))
-    if rule.startswith("gated"):
+    if has_decay(rule):
         width = HEADS * (KEY if attributes["decay_granularity"] == "channel" else 1)
         inputs["decay"] = -rng.exponential(0.2, (BATCH, TOKENS, width))
         inputs["decay"][:, ::7] = -80.0
-    if rule.endswith("delta"):
+    if has_beta(rule):
         inputs["beta"] = rng.uniform(0, 1, (BATCH, TOKENS, HEADS))
     inputs = {name: array.astype(dtype) for name, array in inputs.items()}
     return inputs | {"lengths": np.array([TOKENS, 18, 0])}
@@ -248,6 +249,11 @@ def test_weight_of_other_width_is_refused(constants: tuple[str, ...]) -> None:
         ({}, {"q_num_heads": 3}, "q_num_heads is 3, expected a multiple of kv_num_heads 2"),
         ({}, {"kv_num_heads": 0}, "kv_num_heads is 0, expected at least 1"),
         ({}, {"normalizer": "sum"}, 'normalizer is "sum", expected none for the delta rules'),
+        (
+            {"decay": None, "beta": None},
+            {"update_rule": "linear", "normalizer": "sum", "eps": math.inf},
+            "eps is inf, expected a finite number of at least 0",
+        ),
         ({"key": (BATCH, TOKENS, 9)}, {}, r"key has shape \[3, 37, 9\], expected \[3, 37, 10\]"),
         ({"query": (BATCH, TOKENS, 21)}, {}, "not divisible by q_num_heads 4"),
         ({"past_state": (BATCH, 1, 5, 18)}, {}, r"expected \[3, 2, 5, 18\]"),

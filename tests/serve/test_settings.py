@@ -25,7 +25,7 @@ def test_flag_overrides_environment_and_file(file: Path, monkeypatch: pytest.Mon
 
 def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_CONFIG", str(file))
-    monkeypatch.setenv("AFTSERVE_BUNDLE", "model.bundle")
+    monkeypatch.setenv("AFTSERVE_BUNDLES", "model.bundle")
     settings = Settings.read([])
     assert settings.bundle == Path("model.bundle")
     assert settings.port == 1

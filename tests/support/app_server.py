@@ -16,7 +16,7 @@ from aftserve.observability.health import Health
 @contextmanager
 def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.Server]:
     """Serve an application in this process, behind the connections under test."""
-    responses = Counter("responses", "", ["path", "status"], registry=None)
+    responses = Counter("responses", "", ["path", "status", "model"], registry=None)
     http = Connection.within(seconds, responses, Health())
     server = uvicorn.Server(
         uvicorn.Config(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
 from aftserve.server import load
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 from aftserve.settings import Settings
 
 LENGTHS = (1, 16, 300, 20, 2000, 16, 40, 700)
@@ -42,14 +42,15 @@ def documents() -> list[list[int]]:
     return [generator.integers(0, 250, length).tolist() for length in LENGTHS]
 
 
-def load_service(place: Path, *options: str) -> Service:
-    """Load a bundle in this process."""
+def load_models(place: Path, *options: str) -> ModelRepository:
+    """Load bundles in this process."""
     return load(Settings.read([str(place), "--threads", "1", *options]), Console(quiet=True))
 
 
 def expected_scores(bundle: Path) -> dict[tuple[int, ...], list[float]]:
     """Return the scores of each document, each from a run of its own."""
-    classifier = load_service(bundle).model.classifier
+    (service,) = load_models(bundle).loaded()
+    classifier = service.model.classifier
     return {
         tuple(ids): list(classifier.classify([np.array(ids)])[0].heads["logits"].scores.values())
         for ids in documents()

@@ -17,13 +17,14 @@ An answer may take a minute: the 5 s of httpx are short for a machine that runs 
 
 
 def metric(address: str, name: str, **labels: str) -> float:
-    """The value of one series of ``GET /metrics``; 0 where there is none yet."""
+    """The sum of the series of ``GET /metrics`` with these labels; 0 where there is none yet."""
     text = http.get(f"{address}/metrics").text
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return sample.value
-    return 0.0
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def eventually(condition: Callable[[], object], what: str, *, seconds: int = 120) -> None:

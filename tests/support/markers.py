@@ -20,6 +20,7 @@ BY_FOLDER = {
 BY_MODULE = {
     "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
+    "test_look_alikes": {"slow"},
     "test_runner": {"slow"},
     "test_recurrent_exports": {"slow"},
     "test_recurrent_models": {"slow"},

@@ -9,8 +9,12 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from aftexport.bundle.bundle import Bundle
+from aftexport.pipeline.export import export
+
 VOCABULARY = 40
 LABELS = ("letter", "invoice", "contract")
+ALL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _DIM = 8
 
 
@@ -94,6 +98,12 @@ def saved(folder: Path, model: onnx.ModelProto) -> Path:
     path = folder / "model.onnx"
     onnx.save(model, path)
     return path
+
+
+def bundle_of(folder: Path, model: onnx.ModelProto, **options: Any) -> Bundle:
+    """Export a model to a bundle in a folder."""
+    path = saved(folder, model)
+    return export(path, out=folder / "out.bundle", labels=list(LABELS), **options)
 
 
 def answers(path: Path, ids: Sequence[int]) -> Any:

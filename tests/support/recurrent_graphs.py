@@ -12,10 +12,19 @@ from aftexport.operators.portable_bodies import attach_bodies
 
 MICROSOFT = "com.microsoft"
 RULES = ("linear", "gated", "delta", "gated_delta")
+"""The update rules; ``has_decay`` and ``has_beta`` tell the inputs that each takes."""
 KEY_WIDTH, VALUE_WIDTH, CHANNELS, TAPS = 4, 3, 6, 3
 BATCH = 3
 _OPSETS = {"": 27, MICROSOFT: 20, DOMAIN: 20}
 _FLOAT = TensorProto.FLOAT
+
+
+def has_decay(rule: str) -> bool:
+    return "gated" in rule
+
+
+def has_beta(rule: str) -> bool:
+    return "delta" in rule
 
 
 def linear_attention(
@@ -53,8 +62,8 @@ def linear_attention(
         "key": ["B", "T", states * KEY_WIDTH],
         "value": ["B", "T", states * VALUE_WIDTH],
         "past_state": state if has_state else [],
-        "decay": ["B", "T", states * (KEY_WIDTH if by_channel else 1)] if "gated" in rule else [],
-        "beta": ["B", "T", 1 if shared_beta else states] if "delta" in rule else [],
+        "decay": ["B", "T", states * (KEY_WIDTH if by_channel else 1)] if has_decay(rule) else [],
+        "beta": ["B", "T", 1 if shared_beta else states] if has_beta(rule) else [],
         "lengths": ["B"] if lengths else [],
     }
     names = [name if shape and name not in absent else "" for name, shape in shapes.items()]

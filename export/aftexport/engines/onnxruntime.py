@@ -85,7 +85,7 @@ class OnnxRuntimeEngine:
         provider: Provider = "cpu",
         optimized: bool = True,
     ) -> None:
-        options = session_options(threads=threads, fused=fused, provider=provider)
+        options = session_options(threads)
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = session(model, options, provider, fused=fused, takes_choice=True)
@@ -151,14 +151,14 @@ def _run_options() -> onnxruntime.RunOptions:
     return options
 
 
-def session_options(
-    *, threads: int, fused: bool, provider: Provider = "cpu"
-) -> onnxruntime.SessionOptions:
-    """Return the session options; see ``OnnxRuntimeEngine``.
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Return the options of one ``session``.
+
+    Args:
+        threads: number of threads per operator; 0 for ``usable_cores``.
 
     Raises:
         UsageError: if there are more threads than ``_MAX_THREADS``.
-        EngineError: if the runtime refuses the kernel library.
     """
     options = onnxruntime.SessionOptions()
     if threads > _MAX_THREADS:
@@ -174,16 +174,18 @@ def session_options(
     options.enable_cpu_mem_arena = True
     # A memory pattern allocates one block, which is larger than tensors that reuse memory.
     options.enable_mem_pattern = False
-    if library := _kernels(provider, fused):
-        try:
-            options.register_custom_ops_library(str(library))
-        except _ERRORS as error:
-            raise EngineError(
-                f"{library}: ONNX Runtime {VERSION} cannot load the kernels ({_reason(error)}).",
-                "Unset the environment variable if the message names one. Otherwise install "
-                "aftexport again to build the kernels for this machine.",
-            ) from error
     return options
+
+
+def _register(library: Path, options: onnxruntime.SessionOptions) -> None:
+    try:
+        options.register_custom_ops_library(str(library))
+    except _ERRORS as error:
+        raise EngineError(
+            f"{library}: ONNX Runtime {VERSION} cannot load the kernels ({_reason(error)}).",
+            "Unset the environment variable if the message names one. Otherwise install "
+            "aftexport again to build the kernels for this machine.",
+        ) from error
 
 
 def _kernels(provider: Provider, fused: bool) -> Path | None:
@@ -199,18 +201,25 @@ def session(
     fused: bool,
     takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """Load a model; raise EngineError if the runtime lacks the provider or refuses the model.
+    """Load a model.
 
     ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
-        options: the result of ``session_options``.
+        options: the result of ``session_options``, for this session only.
         provider: the execution provider.
-        fused: whether ``options`` have the provider's kernel library, if it is built.
+        fused: whether the provider's kernel library is registered, if it is built.
         takes_choice: whether a file's choice of the logits to explain becomes an input.
+
+    Raises:
+        EngineError: if the runtime lacks the provider, or refuses the model or the
+            kernel library.
     """
-    library = KERNELS[provider] if _kernels(provider, fused) else None
+    library = None
+    if kernels := _kernels(provider, fused):
+        _register(kernels, options)
+        library = KERNELS[provider]
     providers = _PROVIDERS[provider]
     name = providers[0][0]
     if name not in onnxruntime.get_available_providers():
@@ -338,7 +347,7 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
     served = [node.op_type for node in _custom_nodes(bare)]
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = session_options(threads=1, fused=True, provider=provider)
+        options = session_options(threads=1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
         session(bare.SerializeToString(), options, provider, fused=True)

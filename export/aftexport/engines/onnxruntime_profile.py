@@ -29,7 +29,7 @@ def operator_shares(
         EngineError: if the runtime refuses the model or the kernel library.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = session_options(threads=threads, fused=fused)
+        options = session_options(threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         profiled = session(model, options, fused=fused)

@@ -15,8 +15,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes import nodes as matching
 from aftexport.passes.new_nodes import NewNodes
-from aftexport.recognition.graph.pointwise import (
+from aftexport.recognition.graph.convolution_rows import (
     LAYOUTS,
+    SEQUENCE_RANK,
     ConvolutionRows,
     channel_dims,
     channels_of,
@@ -37,8 +38,6 @@ _TOKENS_FIRST = [0, 2, 1]
 _CHEAP_FEATURES = ("identity", "relu")
 _WIDE_HEAD = 256
 """The channels of a head from which the operator is faster than two matrix products."""
-_RANK = 3
-"""The rank of ``[B, C, T]``; images have more dims."""
 
 
 class CostlyTransposes(NearMissFound):
@@ -208,7 +207,7 @@ class _Folder:
                 return source  # the image is made of tokens
         rank = rank_of(image, self._probed)
         tokens = self._new.add("Transpose", image, perm=[0, *range(2, rank), 1])
-        if rank == _RANK:
+        if rank == SEQUENCE_RANK:
             return tokens
         return self._new.add("Reshape", tokens, self._new.constant([0, -1, channels]))
 
@@ -289,7 +288,7 @@ def _as_image(
     product = new.add("MatMul", new.constant(weight), flat)
     if bias is not None:
         product = new.add("Add", product, new.constant(bias[:, None]))
-    if rank_of(image, probed) == _RANK:
+    if rank_of(image, probed) == SEQUENCE_RANK:
         return product
     sizes = new.add("Shape", image, start=2)
     front = new.constant([0, weight.shape[0]])

@@ -1,5 +1,4 @@
-// Chooses, once per process, the compiled copy of AFT_KERNELS, and of the function that prepares their parameters, that
-// this machine can run.
+// Chooses, once per process, the compiled copy of AFT_KERNELS that this machine can run.
 
 #include "dispatch/table.h"
 #include "kernels.h"
@@ -8,33 +7,42 @@
 namespace aft {
 
 namespace baseline {
-void widen_conv_weight(const CausalDepthwiseConv&, float*);
 AFT_KERNELS(AFT_DECLARE, baseline)
 }
 namespace avx2 {
-void widen_conv_weight(const CausalDepthwiseConv&, float*);
 AFT_KERNELS(AFT_DECLARE, avx2)
 }
 namespace avx512 {
-void widen_conv_weight(const CausalDepthwiseConv&, float*);
 AFT_KERNELS(AFT_DECLARE, avx512)
 }
 
+#if defined(AFT_ONLY_ISA)
+namespace AFT_ONLY_ISA {
+AFT_KERNELS(AFT_DECLARE, AFT_ONLY_ISA)
+}
+#endif
+
 namespace {
+
+#define AFT_SET(isa) AFT_NAMED_SET(isa)  // isa may be a macro
+#define AFT_NAMED_SET(isa) Table{#isa, AFT_KERNELS(AFT_ENTRY, isa)}
 
 struct Table {
   const char* name;
-  void (*widen_conv_weight)(const CausalDepthwiseConv&, float*);
   AFT_KERNELS(AFT_POINTER, )
 };
 
 Table choose() {
+#if defined(AFT_ONLY_ISA)
+  return AFT_SET(AFT_ONLY_ISA);
+#else
   [[maybe_unused]] const InstructionSet usable = usable_instruction_set();
 #if defined(__x86_64__)
-  if (usable >= InstructionSet::kAvx512) return {"avx512", avx512::widen_conv_weight, AFT_KERNELS(AFT_ENTRY, avx512)};
-  if (usable >= InstructionSet::kAvx2) return {"avx2", avx2::widen_conv_weight, AFT_KERNELS(AFT_ENTRY, avx2)};
+  if (usable >= InstructionSet::kAvx512) return AFT_SET(avx512);
+  if (usable >= InstructionSet::kAvx2) return AFT_SET(avx2);
 #endif
-  return {"baseline", baseline::widen_conv_weight, AFT_KERNELS(AFT_ENTRY, baseline)};
+  return AFT_SET(baseline);
+#endif
 }
 
 const Table& table() {
@@ -45,12 +53,6 @@ const Table& table() {
 }  // namespace
 
 AFT_KERNELS(AFT_FORWARD, )
-
-std::vector<float> widen_conv_weight(const CausalDepthwiseConv& p) {
-  std::vector<float> rows(p.taps * p.weight_row());
-  table().widen_conv_weight(p, rows.data());
-  return rows;
-}
 
 const char* instruction_set() { return table().name; }
 

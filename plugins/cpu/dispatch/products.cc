@@ -38,13 +38,17 @@ struct Table {
   AFT_PRODUCT_KERNELS(AFT_POINTER, )
 };
 
-#define AFT_SET(isa)                                                                      \
+#define AFT_SET(isa) AFT_NAMED_SET(isa)  // isa may be a macro
+#define AFT_NAMED_SET(isa)                                                                \
   Table {                                                                                 \
     #isa, isa::has_method, isa::pack_weight, isa::pack_position_bias, isa::half_to_float, \
         AFT_PRODUCT_KERNELS(AFT_ENTRY, isa)                                               \
   }
 
 Table choose() {
+#if defined(AFT_ONLY_ISA)
+  return AFT_SET(AFT_ONLY_ISA);
+#else
   switch (usable_instruction_set()) {
 #if defined(__x86_64__)
     case InstructionSet::kAvx512Bf16: return AFT_SET(avx512_bf16);
@@ -59,6 +63,7 @@ Table choose() {
 #endif
     default: return AFT_SET(baseline);
   }
+#endif
 }
 
 bool needs_tiles(Method method) { return method == Method::kAmxBfloat16 || method == Method::kAmxInt8; }

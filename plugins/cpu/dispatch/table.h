@@ -8,6 +8,8 @@
 //
 // Only matrix products gain from the instructions for bfloat16 and 8-bit integers. The set avx512_amx has no copy of its
 // own: its products by tiles are two methods more in the copy for avx512_bf16, whose other code has no tiles.
+//
+// With the macro AFT_ONLY_ISA, as under sanitizers, every kernel has the copy of that name only.
 #pragma once
 
 // X(isa, kernel, its parameters)

@@ -175,6 +175,11 @@ class Keys:
         for window in windows:  # a refused request counts for none of them
             window.accept(now)
 
+    def check_admin(self, name: str) -> None:
+        """Raise ForbiddenError unless the key of an owner is marked admin."""
+        if name not in self._admins:
+            raise ForbiddenError
+
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
         """Return a check that refuses a request without a key or over the key's rate.
 
@@ -191,8 +196,8 @@ class Keys:
             name = self.owner(header or "", bearer.credentials if bearer else "")
             add_log_fields(request, key=name)
             self.count(name)
-            if admin and name not in self._admins:
-                raise ForbiddenError
+            if admin:
+                self.check_admin(name)
 
         return authorize
 
@@ -206,7 +211,7 @@ def make_key(name: str, rate: str | None, *, admin: bool = False) -> tuple[str, 
     Args:
         name: name of the owner.
         rate: maximum rate of requests, such as ``60/minute``; None for no limit.
-        admin: whether the key may reload the server's bundle.
+        admin: whether the key may load, reload and unload models.
 
     Raises:
         UsageError: if the rate or the name is malformed.

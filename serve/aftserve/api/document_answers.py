@@ -11,7 +11,7 @@ from aftserve.http.access_log import add_log_fields
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.service import Service
 from aftserve.types import Document, ExtraFields
 
 
@@ -44,7 +44,13 @@ async def answer_documents(
     service.traces.record("receive", request.state.started, time.monotonic())
     work = service.classify(documents, deadline, given, options=options, inline=inline)
     answers = await run_until_disconnect(work, request.receive, deadline)
-    add_server_timing(request, answers)
+    timings = [answer.result.timings for answer in answers]
+    stages = {
+        "tokenize": max(one.tokenize_seconds for one in timings),
+        "queue": max(one.queue_seconds for one in timings),
+        "compute": max(one.inference_seconds for one in timings),
+    }
+    add_server_timing(request, stages)
     total = sum(answer.result.tokens_total for answer in answers)
     add_log_fields(request, documents=len(answers), tokens=total)
     return answers
@@ -54,4 +60,6 @@ async def check_documents(
     request: Request, service: Service, documents: Sequence[Document], deadline: float
 ) -> None:
     """Check the documents of a request that needs no answers; see ``answer_documents``."""
-    await run_until_disconnect(service.check(documents), request.receive, deadline)
+    service.traces.record("receive", request.state.started, time.monotonic())
+    seconds = await run_until_disconnect(service.check(documents), request.receive, deadline)
+    add_server_timing(request, {"tokenize": seconds})

@@ -22,8 +22,14 @@ def ids_schema(vocab_size: int | None, min_tokens: int) -> Schema:
     }
 
 
-def document_schemas(classifier: Classifier) -> list[Schema]:
-    """Return the schemas of a document in JSON without extra inputs; none for features."""
+def document_schemas(classifier: Classifier | None) -> list[Schema]:
+    """Return the schemas of a document in JSON without extra inputs; none for features.
+
+    Args:
+        classifier: the classifier of the document; None if any model may get it.
+    """
+    if classifier is None:
+        return [TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]
     manifest = classifier.manifest
     if manifest.features is not None or manifest.extra_inputs:
         return []

@@ -20,6 +20,7 @@ _DESCRIPTIONS = {
     400: "The compressed body is broken.",
     401: "The API key is missing or wrong.",
     403: "The request comes from a page of another origin, or names another host.",
+    404: "The model is unknown.",
     408: "The request arrived too slowly, or its body took too long to expand.",
     413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
     415: "The body has another type, or an unknown content encoding.",
@@ -103,7 +104,8 @@ def _methods(request: Request) -> list[str]:
 
 def _error_body(request: Request) -> ErrorBody:
     # The Open Inference Protocol names the field differently.
-    name = "error" if request.url.path.startswith("/v2") else "detail"
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    name = "error" if path.startswith("/v2") else "detail"
     return lambda error, status, message: {name: message}
 
 

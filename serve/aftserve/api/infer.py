@@ -14,6 +14,7 @@ from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.model_choice import ChosenModel
 from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
@@ -23,7 +24,7 @@ from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
-from aftserve.service import Service
+from aftserve.serving.service import Service
 from aftserve.types import Document, ExtraFields
 
 _LINES_SCHEMA: dict[str, Any] = {
@@ -74,11 +75,10 @@ Outputs = Annotated[
 ]
 
 
-def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+def create_router(guards: Sequence[params.Depends]) -> APIRouter:
     """Build the endpoint.
 
     Args:
-        service: the service that classifies.
         guards: checks of a request.
     """
     problems = responses(Problem)
@@ -95,6 +95,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     )
     async def infer(
         request: Request,
+        service: ChosenModel,
         explain: Explain,
         outputs: Outputs,
         deadline_seconds: DeadlineSeconds = None,
@@ -206,4 +207,4 @@ async def _read_single(request: Request, kind: str, service: Service) -> Documen
     max_bytes = settings.max_body_bytes
     if classifier.manifest.features is not None:
         max_bytes = settings.max_array_bytes
-    return await read_npy(request, classifier, service.feature_space, max_bytes)
+    return await read_npy(request, classifier, service.shared.feature_space, max_bytes)

@@ -8,7 +8,7 @@ from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
 from aftserve.model.wanted import explainable
 from aftserve.schemas import Calibration, Info, Limits, ProductMethod
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
 
 def describe(service: Service) -> Info:
@@ -54,7 +54,7 @@ def describe(service: Service) -> Info:
             whole_only=_whole_only(active),
         ),
         calibration=Calibration(
-            slowdown=service.scheduler.slowdown.value,
+            slowdown=model.slowdown.value,
             measuring=not model.measurement.is_done,
             **model.costs.to_dict(),
         ),

@@ -1,58 +1,94 @@
-"""The OpenAPI document, with the limits of the active bundle."""
+"""The OpenAPI document, with the limits of a model."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from weakref import WeakKeyDictionary
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, ids_schema, several
+from aftserve.api.document_schemas import TEXT, ids_schema, put_body, several
+from aftserve.api.model_choice import chosen_or_none, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.openapi_body import COMPONENTS, Schema
+from aftserve.api.openapi_body import Describe, Schema
 from aftserve.api.streaming import BYTES
+from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
-from aftserve.service import Service
+
+PATH = "/openapi.json"
 
 
-def describe_bodies(
-    app: FastAPI, service: Service, describers: Sequence[Callable[[Schema], None]]
-) -> None:
-    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload.
+def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
+    """Build the endpoint of the OpenAPI document, which needs no API key.
+
+    The document has the limits of the model of the request's path, also after a reload. Without
+    such a model it has no limits.
 
     Args:
         app: the application.
-        service: the service with the bundle.
         describers: functions of adapters that put the limits into their part of a document.
     """
-    document = app.openapi
+    router = APIRouter(include_in_schema=False)
+    # No key is needed, so repeated requests must stay cheap.
+    documents: WeakKeyDictionary[object, tuple[Sequence[str], Schema]] = WeakKeyDictionary()
 
-    def openapi() -> Schema:
-        described = document()
-        classifier = service.model.classifier
-        manifest = classifier.manifest
-        bodies = _bodies(
-            manifest.vocab_size,
-            manifest.features.count if manifest.features else 0,
-            classifier.min_tokens,
-            classifier.has_tokenizer,
-            manifest.extra_inputs,
-        )
-        described["components"]["schemas"].update(bodies)
-        content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
-        content.pop(BYTES, None)  # the bundle may have been replaced since
-        if classifier.takes_bytes:
-            content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
-        names = {"outputs": [*manifest.heads], "explain": choices(manifest)}
-        for parameter in described["paths"]["/infer"]["post"]["parameters"]:
-            if (values := names.get(parameter["name"])) is not None:
-                _name_values(parameter["schema"], values)
-        for describe in describers:
-            describe(described)
-        return described
+    @router.get(PATH)
+    async def openapi(request: Request) -> JSONResponse:
+        """The OpenAPI document."""
+        service = chosen_or_none(request)
+        classifier = None if service is None else service.model.classifier
+        names = [service.name for service in visible(request)]
+        known, document = documents.get(classifier or app, (None, {}))
+        if known != names:
+            document = _described(app, classifier, names, describers)
+            documents[classifier or app] = (names, document)
+        root_path = request.scope.get("root_path", "")
+        servers = {"servers": [{"url": root_path}]} if root_path else {}
+        return JSONResponse(document | servers)
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    return router
+
+
+def _described(
+    app: FastAPI,
+    classifier: Classifier | None,
+    names: Sequence[str],
+    describers: Sequence[Describe],
+) -> Schema:
+    """Return the document of the application with the limits of a model, if there is one."""
+    described = deepcopy(app.openapi())
+    put_body(described, InferenceRequest, {})
+    if classifier is not None:
+        _put_limits(described, classifier)
+    else:
+        put_body(described, DocumentRequest, {})
+        put_body(described, InferRequest, {})
+    for describe in describers:
+        describe(described, classifier, names)
+    return described
+
+
+def _put_limits(described: Schema, classifier: Classifier) -> None:
+    """Put the limits of a model into the description of documents."""
+    manifest = classifier.manifest
+    bodies = _bodies(
+        manifest.vocab_size,
+        manifest.features.count if manifest.features else 0,
+        classifier.min_tokens,
+        classifier.has_tokenizer,
+        manifest.extra_inputs,
+    )
+    described["components"]["schemas"].update(bodies)
+    content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
+    if classifier.takes_bytes:
+        content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+    values = {"outputs": [*manifest.heads], "explain": choices(manifest)}
+    for parameter in described["paths"]["/infer"]["post"]["parameters"]:
+        if (named := values.get(parameter["name"])) is not None:
+            _name_values(parameter["schema"], named)
 
 
 def _name_values(schema: Schema, values: Sequence[str]) -> None:
@@ -63,7 +99,6 @@ def _name_values(schema: Schema, values: Sequence[str]) -> None:
     schema["maxItems"] = MAX_NAMES if values else 0
 
 
-@lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
 def _bodies(
     vocab_size: int | None,
     features: int,
@@ -85,17 +120,13 @@ def _bodies(
             "description": "Features of each token of one document.",
         }
         one, many = {"input_features": rows}, {"input_features": several(rows)}
-    template = COMPONENTS + "{model}"
-    protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
-        **protocol.pop("$defs"),
         "DocumentRequest": _exactly_one(
             DocumentRequest, one, _fields_beside(one, extras, None), has_extras=bool(extras)
         ),
         "InferRequest": _exactly_one(
             InferRequest, many, _fields_beside(many, extras, ("text",)), has_extras=bool(extras)
         ),
-        "InferenceRequest": protocol,
     }
 
 

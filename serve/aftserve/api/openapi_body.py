@@ -1,11 +1,20 @@
 """The part of a route's OpenAPI description that names its request body."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+from aftserve.model.classifier import Classifier
+
 COMPONENTS = "#/components/schemas/"
 Schema = dict[str, Any]
+Describe = Callable[[Schema, Classifier | None, Sequence[str]], None]
+"""A function that puts the limits of a model into an OpenAPI document.
+
+It gets the document, the classifier of the model, and the names of the models that a request may
+name. Without a model, which is None, the document has no limits.
+"""
 
 
 def body_schema(model: type[BaseModel], **others: Schema) -> dict[str, Any]:

@@ -6,18 +6,17 @@ from fastapi import APIRouter, Request, params
 
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.model_choice import ChosenModel
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import read_json
 from aftserve.parity.schemas import ParityCheck, ParityReport
 from aftserve.schemas import DocumentRequest, Problem
-from aftserve.service import Service
 
 
-def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+def create_router(guards: Sequence[params.Depends]) -> APIRouter:
     """Build the endpoints of parity.
 
     Args:
-        service: the service that is compared.
         guards: checks of a request.
     """
     problems = responses(Problem)
@@ -26,15 +25,17 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
     )
 
-    @router.get("/parity")
-    async def report() -> ParityReport:
+    @router.get("/parity", responses={404: problems[404]})
+    async def report(service: ChosenModel) -> ParityReport:
         """The bundle's golden cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
     @router.post(
         "/parity", responses={**problems, 404: unknown}, openapi_extra=body_schema(DocumentRequest)
     )
-    async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
+    async def compare(
+        request: Request, service: ChosenModel, deadline_seconds: DeadlineSeconds = None
+    ) -> ParityCheck:
         """Classify a document, and compare every output with PyTorch's."""
         service.check_open()
         max_tokens = service.model.classifier.max_tokens

@@ -18,7 +18,9 @@ def run(words: Sequence[str]) -> int:
         nargs="?",
         help="maximum rate, such as 60/minute (default: no limit)",
     )
-    parser.add_argument("--admin", action="store_true", help="allow POST /reload")
+    parser.add_argument(
+        "--admin", action="store_true", help="allow to load, reload and unload models"
+    )
     options = parser.parse_args(words)
 
     from aftserve.api.api_keys import make_key

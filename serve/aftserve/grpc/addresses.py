@@ -4,12 +4,12 @@ import socket
 from collections.abc import Sequence
 
 from aftexport.errors import UsageError
-from aftserve.http.listeners import bind, close_all
+from aftserve.http.listeners import address_text, bind, close_all
 
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 
 
-def free_places(hosts: Sequence[str], port: int) -> list[str]:
+def free_addresses(hosts: Sequence[str], port: int) -> list[str]:
     """Return the addresses with port that gRPC binds for the hosts, each once.
 
     gRPC takes clients of IPv4 at ``::`` too, so that ``0.0.0.0`` needs no address of its own.
@@ -42,4 +42,4 @@ def free_places(hosts: Sequence[str], port: int) -> list[str]:
                 f"Choose --host {_ANY_IPV6}, or only addresses of this machine.",
             )
         found = [_ANY_IPV6]
-    return [f"[{host}]:{names[0][1]}" if ":" in host else f"{host}:{names[0][1]}" for host in found]
+    return [address_text(host, names[0][1]) for host in found]

@@ -3,25 +3,24 @@
 import asyncio
 import logging
 import math
-import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
+from fastapi.security.utils import get_authorization_scheme_param
 
 from aftexport.errors import AftexportError, EngineError, InputError, StorageError
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import describe, status_of
-from aftserve.errors import BusyError, DeadlineError, RefusedError
+from aftserve.errors import DeadlineError, RefusedError
 from aftserve.grpc.message_buffer import MessageBuffer
-from aftserve.http.body_limits import SlowClientError
-from aftserve.observability.exemplars import request_id
-from aftserve.service import Service
+from aftserve.http.access_log import REQUEST_ID, name_request
+from aftserve.http.body_limits import full_buffer, late_request
+from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
 _problems = logging.getLogger("aftserve.problems")
@@ -30,6 +29,7 @@ _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
@@ -39,9 +39,6 @@ _CODES = {
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """The status of gRPC for each HTTP status; INTERNAL for others."""
-_NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
-_REQUEST_ID = "x-request-id"
-_BEARER = "bearer "
 _ARRIVAL_SECONDS = 0.1
 """Time by which the deadline of a client may come before that of its call at the server."""
 
@@ -55,21 +52,24 @@ class Call:
         deadline: its deadline by ``time.monotonic``, the client's or the server's.
         metadata: its metadata, without binary values.
         fields: fields of its log line.
+        model: name of the loaded model that it belongs to; empty without one.
     """
 
     started: float
     deadline: float
     metadata: dict[str, str]
     fields: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     @property
     def api_keys(self) -> tuple[str, str]:
         """The keys in the two headers of HTTP; empty without one."""
-        given = self.metadata.get("authorization", "")
-        is_bearer = given[: len(_BEARER)].lower() == _BEARER
-        return self.metadata.get("x-api-key", ""), given[len(_BEARER) :] if is_bearer else ""
+        scheme, bearer = get_authorization_scheme_param(self.metadata.get("authorization"))
+        return self.metadata.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""
 
 
+Access = Literal["open", "key", "admin"]
+"""The right that a method needs: none, an API key, or one that is marked admin."""
 Method = Callable[[bytes, Call], Awaitable[bytes]]
 """A method: from the bytes of a request to those of its response."""
 
@@ -86,24 +86,26 @@ class Caller:
     """Runs the calls of all methods.
 
     Args:
-        service: the service that answers.
+        shared: the settings and the metrics of the server.
         keys: the API keys; None to serve everyone.
 
     Attributes:
+        has_keys: whether calls need API keys.
         max_message_bytes: maximum size of one message.
         accepted: number of calls whose message has arrived, and whose answer has not left.
     """
 
-    def __init__(self, service: Service, keys: Keys | None) -> None:
-        settings = service.settings
-        self._service = service
+    def __init__(self, shared: SharedResources, keys: Keys | None) -> None:
+        settings = shared.settings
+        self._shared = shared
         self._keys = keys
         self._buffer = MessageBuffer(settings.max_buffered_bytes)
+        self.has_keys = keys is not None
         self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
         self.accepted = 0
 
     def handler(
-        self, path: str, method: Method, *, is_open: bool, is_probe: bool
+        self, path: str, method: Method, *, access: Access, is_probe: bool
     ) -> grpc.RpcMethodHandler:
         """Return the handler of a method.
 
@@ -113,15 +115,16 @@ class Caller:
         Args:
             path: full name of the method, for metrics and log.
             method: the method.
-            is_open: whether it needs no API key; its message is empty and is not read.
+            access: right that it needs. The message of an open method is empty and is not read,
+                and --deadline-seconds limits no method of administrators.
             is_probe: whether machines call it every few seconds.
         """
 
         async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-            call = self._begin(context)
+            call = self._begin(context, access)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
-                response = await self._answer(context, call, method, is_open=is_open)
+                response = await self._answer(context, call, method, access)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
                 is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
@@ -132,7 +135,7 @@ class Caller:
                 code = refusal.code
             finally:
                 self._end(path, call, code, is_probe=is_probe)
-            named = (_REQUEST_ID, call.fields["request_id"])
+            named = (REQUEST_ID, call.fields["request_id"])
             if refusal is None:
                 context.set_trailing_metadata((named,))
                 return response
@@ -143,19 +146,17 @@ class Caller:
 
         return grpc.stream_unary_rpc_method_handler(run)
 
-    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Call:
+    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", access: Access) -> Call:
         started = time.monotonic()
         left = context.time_remaining()
-        most = self._service.settings.deadline_seconds
+        most = math.inf if access == "admin" else self._shared.settings.deadline_seconds
         deadline = started + min(math.inf if left is None else left, most)
         metadata = {
             name: value
             for name, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        given = metadata.get(_REQUEST_ID, "")
-        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
-        request_id.set(name)
+        name = name_request(metadata.get(REQUEST_ID, ""))
         return Call(started, deadline, metadata, {"request_id": name})
 
     async def _answer(
@@ -163,17 +164,18 @@ class Caller:
         context: "grpc.aio.ServicerContext[bytes, bytes]",
         call: Call,
         method: Method,
-        *,
-        is_open: bool,
+        access: Access,
     ) -> bytes:
-        if self._keys is not None and not is_open:
+        if self._keys is not None and access != "open":
             owner = self._keys.owner(*call.api_keys)
             call.fields["key"] = owner
             self._keys.count(owner)
+            if access == "admin":
+                self._keys.check_admin(owner)
         timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
             async with timeout:
-                if is_open:
+                if access == "open":
                     return await method(b"", call)
                 async with self._received(context, call) as content:
                     return await method(content, call)
@@ -194,14 +196,12 @@ class Caller:
             InputError: if the client sends none.
         """
         held = self.max_message_bytes
-        end = call.started + self._service.settings.receive_seconds
+        end = call.started + self._shared.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 await self._buffer.reserve(held)
         except TimeoutError:
-            raise BusyError(
-                "Too many large requests are arriving.", "Try again later.", 1
-            ) from None
+            raise full_buffer() from None
         try:
             content = await self._read(context, end)
             self.accepted += 1
@@ -213,14 +213,11 @@ class Caller:
             self._buffer.release(held)
 
     async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
-        seconds = self._service.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 content: bytes = await context.read()
         except TimeoutError:
-            raise SlowClientError(
-                f"The request did not arrive within {seconds:g} s.", "Send it faster."
-            ) from None
+            raise late_request(self._shared.settings.receive_seconds) from None
         if content is grpc.aio.EOF:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
@@ -230,7 +227,7 @@ class Caller:
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""
-        self._service.metrics.responses.labels(path, code.name).inc()
+        self._shared.metrics.responses.labels(path, code.name, call.model).inc()
         call.fields["seconds"] = round(time.monotonic() - call.started, 6)
         is_quiet = is_probe and code is grpc.StatusCode.OK
         level = logging.DEBUG if is_quiet else logging.INFO

@@ -10,12 +10,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from aftexport.errors import UsageError
 from aftserve.api.api_keys import Keys
-from aftserve.grpc.addresses import free_places
+from aftserve.grpc.addresses import free_addresses
 from aftserve.grpc.call import Caller
 from aftserve.grpc.health import HealthServicer
 from aftserve.grpc.methods import Methods
 from aftserve.http.tls import ServerCertificate
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +33,22 @@ class Endpoint:
     """The server of gRPC, in the running event loop.
 
     Args:
-        service: the service that answers.
+        models: the models that answer.
         keys: the API keys; None to serve everyone.
         certificate: certificate for TLS; None to speak in plain text.
     """
 
     def __init__(
-        self, service: Service, keys: Keys | None, certificate: ServerCertificate | None
+        self,
+        models: ModelRepository,
+        keys: Keys | None,
+        certificate: ServerCertificate | None,
     ) -> None:
-        self._health = HealthServicer(service.health)
-        self._caller = Caller(service, keys)
-        self._methods = Methods(service).handler(self._caller)
+        self._health = HealthServicer(models)
+        self._caller = Caller(models.shared, keys)
+        self._methods = Methods(models).handler(self._caller)
         self._certificate = certificate
-        self._places: list[str] = []
+        self._addresses: list[str] = []
 
     def _make_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(
@@ -73,25 +76,25 @@ class Endpoint:
             UsageError: if an address or the port is not available.
         """
         for attempt in range(_MAX_ATTEMPTS):
-            self._places = free_places(hosts, port)
+            self._addresses = free_addresses(hosts, port)
             self._server = self._make_server()  # a server keeps the addresses it has bound
             try:
-                for place in self._places:
-                    self._add(place)
+                for address in self._addresses:
+                    self._add(address)
             except RuntimeError as error:  # taken since it was found to be free
                 if port or attempt == _MAX_ATTEMPTS - 1:
                     raise UsageError(
-                        f"The server cannot listen for gRPC at {place}.",
+                        f"The server cannot listen for gRPC at {address}.",
                         "Choose another port by --grpc-port.",
                     ) from error
             else:
                 return
 
-    def _add(self, place: str) -> None:
+    def _add(self, address: str) -> None:
         if self._certificate is None:
-            self._server.add_insecure_port(place)
+            self._server.add_insecure_port(address)
         else:
-            self._server.add_secure_port(place, self._credentials(self._certificate))
+            self._server.add_secure_port(address, self._credentials(self._certificate))
 
     def _credentials(self, certificate: ServerCertificate) -> grpc.ServerCredentials:
         """Return credentials that follow the files of the certificate."""
@@ -104,7 +107,7 @@ class Endpoint:
     async def start(self) -> None:
         """Begin to accept calls."""
         await self._server.start()
-        logger.info("gRPC running on %s", " and ".join(self._places))
+        logger.info("gRPC running on %s", " and ".join(self._addresses))
 
     async def stop(self, seconds: float, is_forced: Callable[[], bool]) -> None:
         """Refuse new calls, and wait for the answers to accepted calls.

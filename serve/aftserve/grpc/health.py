@@ -7,7 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aftserve.grpc.wire_types import SERVICE
-from aftserve.observability.health import Health
+from aftserve.serving.repository import ModelRepository
 
 _POLL_SECONDS = 0.1
 _MAX_WATCHES = 100
@@ -21,11 +21,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     No call waits for another: a client that does not read its answers holds up only itself.
 
     Args:
-        health: the health of the server.
+        models: the models of the server.
     """
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, models: ModelRepository) -> None:
+        self._models = models
         self._is_stopping = False
         self._watches = 0
 
@@ -66,5 +66,5 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def _status(self, service: str) -> Any:
         if service not in ("", SERVICE):
             return _STATUS.SERVICE_UNKNOWN
-        is_ready = self._health.ready and not self._is_stopping
+        is_ready = self._models.ready and not self._is_stopping
         return _STATUS.SERVING if is_ready else _STATUS.NOT_SERVING

@@ -9,19 +9,28 @@ from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
     VERSION,
-    check_model,
+    check_version,
     describe_model,
     describe_server,
 )
-from aftserve.grpc.call import Call, Caller
+from aftserve.api.open_inference.repository_requests import EXTENSION
+from aftserve.grpc.call import Access, Call, Caller
 from aftserve.grpc.conversion import read_request, write_metadata, write_response
-from aftserve.grpc.wire_types import MESSAGES, SERVICE, parse
+from aftserve.grpc.repository_methods import repository_methods
+from aftserve.grpc.wire_types import SERVICE, parse, write_message
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
 
-_OPEN = ("ServerLive", "ServerReady", "ServerMetadata")
-"""The methods that need no API key, as over HTTP."""
+_ACCESS: dict[str, Access] = {
+    "ServerLive": "open",
+    "ServerReady": "open",
+    "ServerMetadata": "open",
+    "RepositoryModelLoad": "admin",
+    "RepositoryModelUnload": "admin",
+}
+"""The rights that methods need, as over HTTP; the other methods need an API key."""
 _PROBES = ("ServerLive", "ServerReady", "ModelReady")
 
 
@@ -29,11 +38,11 @@ class Methods:
     """The methods.
 
     Args:
-        service: the service that answers.
+        models: the models that answer.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: ModelRepository) -> None:
+        self._models = models
         self._names = OutputNames()
 
     def handler(self, caller: Caller) -> grpc.GenericRpcHandler:
@@ -45,42 +54,45 @@ class Methods:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._model_infer,
+            **repository_methods(self._models, has_admins=caller.has_keys),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
                 name: caller.handler(
-                    f"/{SERVICE}/{name}", method, is_open=name in _OPEN, is_probe=name in _PROBES
+                    f"/{SERVICE}/{name}",
+                    method,
+                    access=_ACCESS.get(name, "key"),
+                    is_probe=name in _PROBES,
                 )
                 for name, method in methods.items()
             },
         )
 
     async def _server_live(self, content: bytes, call: Call) -> bytes:
-        return _message("ServerLiveResponse", live=True)
+        return write_message("ServerLiveResponse", live=True)
 
     async def _server_ready(self, content: bytes, call: Call) -> bytes:
-        return _message("ServerReadyResponse", ready=self._service.health.ready)
+        return write_message("ServerReadyResponse", ready=self._models.ready)
 
     async def _server_metadata(self, content: bytes, call: Call) -> bytes:
-        described = describe_server(extensions=())
-        return _message("ServerMetadataResponse", **described.model_dump())
+        described = describe_server(extensions=[EXTENSION])
+        return write_message("ServerMetadataResponse", **described.model_dump())
 
     async def _model_ready(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelReadyRequest", content)
-        self._check_model(request.name, request.version)
-        return _message("ModelReadyResponse", ready=self._service.health.ready)
+        service = self._named(call, request.name, request.version)
+        return write_message("ModelReadyResponse", ready=service.health.ready)
 
     async def _model_metadata(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelMetadataRequest", content)
-        self._check_model(request.name, request.version)
-        return write_metadata(describe_model(self._service))
+        return write_metadata(describe_model(self._named(call, request.name, request.version)))
 
     async def _model_infer(self, content: bytes, call: Call) -> bytes:
-        service = self._service
-        service.check_open()
+        self._models.check_open()
         request = parse("ModelInferRequest", content)
-        self._check_model(request.model_name, request.model_version)
+        service = self._named(call, request.model_name, request.model_version)
+        service.check_open()
         manifest = service.active.bundle.manifest
         message = read_request(
             request,
@@ -97,17 +109,15 @@ class Methods:
         )
         total = sum(answer.result.tokens_total for answer in answers)
         call.fields.update(documents=len(answers), tokens=total)
-        name = service.settings.served_name
+        name = service.name
         responding = partial(write_response, message, answers, name=name, version=VERSION)
         if not answers[0].tokens.results:
             return responding()
         # In a thread: the outputs of many tokens take long.
         return await asyncio.to_thread(responding)
 
-    def _check_model(self, name: str, version: str) -> None:
-        check_model(self._service, name, version or VERSION)
-
-
-def _message(name: str, /, **fields: object) -> bytes:
-    content: bytes = MESSAGES[name](**fields).SerializeToString()
-    return content
+    def _named(self, call: Call, name: str, version: str) -> Service:
+        service = self._models.named(name)
+        call.model = service.name
+        check_version(name, version or VERSION)
+        return service

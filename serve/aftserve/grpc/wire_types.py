@@ -1,6 +1,7 @@
 """The protobuf messages of the Open Inference Protocol.
 
 https://github.com/kserve/open-inference-protocol (specification/protocol/open_inference_grpc.proto)
+https://github.com/triton-inference-server/common (protobuf/grpc_service.proto)
 
 The messages are built from a table, so that no generated code depends on one version of protobuf.
 Their pool is their own: a client in the same process may register messages of the same names.
@@ -24,7 +25,10 @@ SERVICE = "inference.GRPCInferenceService"
 _PACKAGE = "inference"
 _NAME_AND_VERSION = "name=1:string version=2:string"
 _TENSOR = "name=1:string datatype=2:string shape=3:int64*"
-_FULL_TENSOR = f"{_TENSOR} parameters=4:map contents=5:InferTensorContents"
+_FULL_TENSOR = f"{_TENSOR} parameters=4:map<InferParameter> contents=5:InferTensorContents"
+_MODEL_CHANGE = (
+    "repository_name=1:string model_name=2:string parameters=3:map<ModelRepositoryParameter>"
+)
 _MESSAGES = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "live=1:bool",
@@ -45,18 +49,29 @@ _MESSAGES = {
     "uint_contents=4:uint32* uint64_contents=5:uint64* fp32_contents=6:float* "
     "fp64_contents=7:double* bytes_contents=8:bytes*",
     "ModelInferRequest": "model_name=1:string model_version=2:string id=3:string "
-    "parameters=4:map inputs=5:ModelInferRequest.InferInputTensor* "
+    "parameters=4:map<InferParameter> inputs=5:ModelInferRequest.InferInputTensor* "
     "outputs=6:ModelInferRequest.InferRequestedOutputTensor* raw_input_contents=7:bytes*",
     "ModelInferRequest.InferInputTensor": _FULL_TENSOR,
-    "ModelInferRequest.InferRequestedOutputTensor": "name=1:string parameters=2:map",
+    "ModelInferRequest.InferRequestedOutputTensor": "name=1:string "
+    "parameters=2:map<InferParameter>",
     "ModelInferResponse": "model_name=1:string model_version=2:string id=3:string "
-    "parameters=4:map outputs=5:ModelInferResponse.InferOutputTensor* "
+    "parameters=4:map<InferParameter> outputs=5:ModelInferResponse.InferOutputTensor* "
     "raw_output_contents=6:bytes*",
     "ModelInferResponse.InferOutputTensor": _FULL_TENSOR,
+    "ModelRepositoryParameter": "bool_param=1:bool|choice int64_param=2:int64|choice "
+    "string_param=3:string|choice bytes_param=4:bytes|choice",
+    "RepositoryIndexRequest": "repository_name=1:string ready=2:bool",
+    "RepositoryIndexResponse": "models=1:RepositoryIndexResponse.ModelIndex*",
+    "RepositoryIndexResponse.ModelIndex": f"{_NAME_AND_VERSION} state=3:string reason=4:string",
+    "RepositoryModelLoadRequest": _MODEL_CHANGE,
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": _MODEL_CHANGE,
+    "RepositoryModelUnloadResponse": "",
 }
 """Fields ``name=number:type`` of each message.
 
-``*`` marks a repeated field, ``map`` parameters by name, and ``|choice`` the members of a oneof.
+``*`` marks a repeated field, ``map<TYPE>`` messages by name, and ``|choice`` the members of a
+oneof.
 """
 _ONEOF = "parameter_choice"
 
@@ -73,11 +88,11 @@ def _add_field(message: DescriptorProto, text: str, place: str) -> None:
     number, _, kind = rest.partition(":")
     field = message.field.add(name=name, number=int(number))
     field.label = FieldDescriptorProto.LABEL_OPTIONAL
-    if kind == "map":
+    if kind.startswith("map<"):
         entry = message.nested_type.add(name=f"{name.title()}Entry")
         entry.options.map_entry = True
         _add_field(entry, "key=1:string", "")
-        _add_field(entry, "value=2:InferParameter", "")
+        _add_field(entry, f"value=2:{kind[len('map<') : -1]}", "")
         field.label = FieldDescriptorProto.LABEL_REPEATED
         field.type = FieldDescriptorProto.TYPE_MESSAGE
         field.type_name = f"{place}.{entry.name}"
@@ -138,3 +153,14 @@ def parse(name: str, content: bytes) -> Any:
             f"Expected a message {_PACKAGE}.{name}, got bytes that are not one.",
             "Generate the client from the definition of the Open Inference Protocol.",
         ) from None
+
+
+def write_message(name: str, /, **fields: object) -> bytes:
+    """Return the bytes of a message.
+
+    Args:
+        name: name of the message.
+        fields: its fields.
+    """
+    content: bytes = MESSAGES[name](**fields).SerializeToString()
+    return content

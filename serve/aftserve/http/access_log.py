@@ -15,8 +15,9 @@ from aftserve.observability.exemplars import request_id
 
 logger = logging.getLogger("aftserve.request")
 
-_NAME = re.compile(rb"[\w.:/=+-]{1,128}")
-_HEADER = b"x-request-id"
+REQUEST_ID = "x-request-id"
+"""The header, and the metadata of gRPC, with the name of a request."""
+_NAME = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
 def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
@@ -24,15 +25,30 @@ def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
     request.state.fields.update(fields)
 
 
+def name_request(given: str) -> str:
+    """Name the request that the current task answers, for its log line and its exemplars.
+
+    Args:
+        given: the name that the client sent; empty without one.
+
+    Returns:
+        That name if it is well-formed, and otherwise a new one.
+    """
+    name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
+    request_id.set(name)
+    return name
+
+
 class AccessLogMiddleware:
     """ASGI middleware that names and times each request, and counts and logs its response.
 
     The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
-    ``headers`` of the request's state, which go into any response.
+    ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
+    loaded model that the request belongs to.
 
     Args:
         app: the application.
-        responses: counter of responses by path and status.
+        responses: counter of responses by path, status and model.
         names: whether to send the name in the response; a proxy may do so itself.
         probes: paths of the routes that machines ask every few seconds. The log has their
             requests at the level of debug, unless the response is an error.
@@ -53,12 +69,11 @@ class AccessLogMiddleware:
             return
         # The connection sets the time of the first byte, because the client's wait starts there.
         started = scope["state"].setdefault("started", time.monotonic())
-        given = dict(scope["headers"]).get(_HEADER, b"")
-        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
-        fields: dict[str, Any] = {"request_id": name.decode()}
-        added: dict[bytes, bytes] = {_HEADER: name} if self._names else {}
+        header = REQUEST_ID.encode()
+        name = name_request(dict(scope["headers"]).get(header, b"").decode("latin-1"))
+        fields: dict[str, Any] = {"request_id": name}
+        added: dict[bytes, bytes] = {header: name.encode()} if self._names else {}
         scope["state"] |= {"fields": fields, "headers": added}
-        request_id.set(name.decode())
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -75,7 +90,8 @@ class AccessLogMiddleware:
             status = status or 500  # an error without a handler
             # Count by the path of the route: paths of requests would create unlimited series.
             path = getattr(scope.get("route"), "path", "other")
-            self._responses.labels(path, str(status)).inc()
+            model = scope["state"].get("model", "")
+            self._responses.labels(path, str(status), model).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)
             asked = scope["raw_path"].decode("ascii", "backslashreplace")
             is_quiet = path in self._probes and status < 400

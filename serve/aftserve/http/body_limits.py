@@ -31,6 +31,16 @@ class SlowClientError(RefusedError):
     status = 408
 
 
+def late_request(seconds: float) -> SlowClientError:
+    """Return the error of a request that did not arrive within a number of seconds."""
+    return SlowClientError(f"The request did not arrive within {seconds:g} s.", "Send it faster.")
+
+
+def full_buffer() -> BusyError:
+    """Return the error of a request for which the buffer of all bodies has no space."""
+    return BusyError("Too many large requests are arriving.", "Try again later.", 1)
+
+
 class BodyLimitMiddleware:
     """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
 
@@ -194,9 +204,7 @@ class _Body:
             async with asyncio.timeout(deadline - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
-            raise SlowClientError(
-                f"The request did not arrive within {self._limits.seconds:g} s.", "Send it faster."
-            ) from None
+            raise late_request(self._limits.seconds) from None
         self.complete = not message.get("more_body")
         self._bytes += len(message.get("body", b""))
         return message
@@ -231,4 +239,4 @@ class _Body:
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:
-            raise BusyError("Too many large requests are arriving.", "Try again later.", 1)
+            raise full_buffer()

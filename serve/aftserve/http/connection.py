@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
     Args:
         seconds: maximum time until the end of the headers, from the connection or from the first
             byte of a later request; also the maximum time in which a client reads nothing.
-        responses: counter of refusals by path and status.
+        responses: counter of refusals by path, status and model.
         health: health of the server. While it drains, connections close after their answer.
             Otherwise a client could not know whether its next request arrived before the end.
         files: watch that notes the file descriptor of each connection.
@@ -297,7 +297,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, problem: str) -> None:
         logger.info("no request: %s", problem, extra={"fields": {"status": status}})
-        self._responses.labels("other", str(status)).inc()
+        self._responses.labels("other", str(status), "").inc()
         self._refused = True
         self._unparsed.clear()
         if self._running is not None and self.pipeline and self.cycle.more_body:

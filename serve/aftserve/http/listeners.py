@@ -94,13 +94,16 @@ def urls(listeners: Sequence[socket.socket], scheme: str = "http") -> list[str]:
             found.append(f"unix:{listener.getsockname()}")
             continue
         host, port, *_ = listener.getsockname()
-        if listener.family is not socket.AF_INET6:
-            found.append(f"{scheme}://{host}:{port}")
-            continue
-        found.append(f"{scheme}://[{host}]:{port}")
-        if not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-            found.append(f"{scheme}://0.0.0.0:{port}")
+        found.append(f"{scheme}://{address_text(host, port)}")
+        is_ipv6 = listener.family is socket.AF_INET6
+        if is_ipv6 and not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            found.append(f"{scheme}://{address_text(_ANY[socket.AF_INET], port)}")
     return found
+
+
+def address_text(host: str, port: int) -> str:
+    """Return an address with its port, as URLs and gRPC write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def accept_waiting(listener: socket.socket, max_connections: int) -> list[socket.socket]:

@@ -3,7 +3,8 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -24,28 +25,33 @@ from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
 from aftserve.model.costs import CostModel
+from aftserve.model.slowdown import SlowdownFactor
 from aftserve.settings import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A loaded model.
 
     Attributes:
+        name: name under which it answers.
         classifier: the classifier with its engine.
         golden: results of the bundle's golden cases on that engine.
         measurement: measurement of its costs, which begins with first estimates.
         reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
         methods: methods of its products in reduced precision.
+        slowdown: current slowdown of its runs.
     """
 
+    name: str
     classifier: Classifier
     golden: Sequence[Comparison]
     measurement: CostMeasurement
     reason: str
     uses_standard_ops_only: bool
     methods: Sequence[MethodChoice]
+    slowdown: SlowdownFactor = field(default_factory=SlowdownFactor)
 
     @property
     def costs(self) -> CostModel:
@@ -63,6 +69,11 @@ class LoadedModel:
             f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
             f"{first.subject} {first.case!r} by {first.largest_error:.1e}"
         )
+
+
+def model_name(path: Path, settings: Settings) -> str:
+    """Return the name under which the model of the bundle at a path answers."""
+    return settings.model_name or path.absolute().name.removesuffix(".bundle")
 
 
 def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedModel:
@@ -157,7 +168,15 @@ def _prepare(
     golden = _golden(bundle, choice, standard_ops_only)
     choice.engine.release()
     methods = _methods(bundle, choice, standard_ops_only)
-    return LoadedModel(classifier, golden, measurement, choice.reason, standard_ops_only, methods)
+    return LoadedModel(
+        model_name(bundle.path, settings),
+        classifier,
+        golden,
+        measurement,
+        choice.reason,
+        standard_ops_only,
+        methods,
+    )
 
 
 def _methods(

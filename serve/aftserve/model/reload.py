@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import anyio.to_thread
 from rich.console import Console
@@ -14,7 +15,7 @@ from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import check_unchanged, load_model
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.schemas import Reload
 from aftserve.settings import Settings
 
@@ -22,42 +23,79 @@ logger = logging.getLogger("aftserve.reloading")
 
 
 class ReloadError(RefusedError):
-    """The new bundle cannot be used; the current one stays."""
+    """The bundle cannot be used; an active one stays."""
 
     status = 409
 
 
+class BundleLoader:
+    """The loads of all bundles, which take turns so that one of them at a time needs memory.
+
+    Attributes:
+        turn: lock of the load that goes on, until its bundle is in use.
+        loading: whether a thread loads a bundle.
+    """
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.loading = False
+
+    async def load(self, path: Path, settings: Settings) -> ActiveBundle:
+        """Load the bundle at a path while others answer; the caller holds ``turn``.
+
+        Raises:
+            AftexportError: if the bundle cannot be used.
+        """
+
+        def load() -> ActiveBundle:
+            try:
+                return _load(path, settings)
+            finally:
+                self.loading = False
+
+        self.loading = True
+        return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+
+
 class Reloader:
-    """The reloads of the bundle, one after the other.
+    """The loads and reloads of one bundle, one after the other.
 
     All requests during a reload share the next one, because the files may have changed since the
     current reload read them.
 
     Args:
-        settings: settings of the server, with the bundle's path.
+        path: path of the bundle.
+        settings: settings of its model.
+        loader: loader of all bundles.
         activate: function that puts the new bundle to use.
-        metrics: metrics of the server.
+        metrics: function that returns the metrics of the model, which begin again after an unload.
 
     Attributes:
         last: result of the last reload; None before the first.
-        loading: whether a thread loads a bundle.
     """
 
     def __init__(
         self,
+        path: Path,
         settings: Settings,
+        loader: BundleLoader,
         activate: Callable[[ActiveBundle], Awaitable[None]],
-        metrics: Metrics,
+        metrics: Callable[[], ModelMetrics],
     ) -> None:
         self.last: Reload | None = None
-        self.loading = False
+        self._path = path
         self._settings = settings
+        self._loader = loader
         self._activate = activate
         self._metrics = metrics
-        self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Reload]] = set()
         self._next: asyncio.Task[Reload] | None = None
         self._closed = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a reload goes on, or waits for its turn."""
+        return bool(self._tasks)
 
     def start(self) -> "asyncio.Task[Reload]":
         """Begin a reload, now or after the current one."""
@@ -82,7 +120,7 @@ class Reloader:
             raise UnavailableError("The server is stopping.", "Ask another one.")
         reload = task.result()
         if reload.problem is not None:
-            raise ReloadError(reload.problem, "The previous bundle stays in use.")
+            raise ReloadError(reload.problem, "Correct the bundle, and load it again.")
         return reload
 
     def close(self) -> None:
@@ -92,13 +130,13 @@ class Reloader:
             task.cancel()
 
     async def _reload(self) -> Reload:
-        async with self._turn:
+        async with self._loader.turn:
             self._next = None
-            logger.info("reloading %s", self._settings.bundle)
+            logger.info("reloading %s", self._path)
             start = time.monotonic()
             problem, digest = None, None
             try:
-                active = await self._load()
+                active = await self._loader.load(self._path, self._settings)
                 digest = active.bundle.digest
                 await self._activate(active)
             except AftexportError as error:
@@ -108,32 +146,20 @@ class Reloader:
                 problem = f"The reload has failed: {error!r}. See the server's log."
             seconds = time.monotonic() - start
             shown = problem
-            for path in (self._settings.bundle, self._settings.bundle.absolute()):
+            for path in (self._path, self._path.absolute()):
                 if shown and path.parent.name:  # only the log shows the path on this machine
                     shown = shown.replace(f"{path.parent}/", "")
             self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=shown)
-            self._metrics.reloads.labels("refused" if problem else "served").inc()
+            self._metrics().reloads.labels("refused" if problem else "served").inc()
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
             else:
-                logger.error("the previous bundle stays in use: %s", problem)
+                logger.error("the bundle is refused, and nothing changes: %s", problem)
             return self.last
 
-    async def _load(self) -> ActiveBundle:
-        """Load the bundle at the path while the active one stays loaded."""
 
-        def load() -> ActiveBundle:
-            try:
-                return _load(self._settings)
-            finally:
-                self.loading = False
-
-        self.loading = True
-        return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
-
-
-def _load(settings: Settings) -> ActiveBundle:
-    bundle = Bundle.open(settings.bundle)
+def _load(path: Path, settings: Settings) -> ActiveBundle:
+    bundle = Bundle.open(path)
     model = load_model(bundle, settings, Console(quiet=True))
     if model.breach is not None:
         raise ParityError(f"{bundle.path}: {model.breach}.", "Export the model again.")

@@ -1,4 +1,4 @@
-"""The current slowdown of the machine, by which predictions are corrected."""
+"""The current slowdown of a model's runs, by which predictions are corrected."""
 
 import math
 
@@ -8,7 +8,7 @@ _MIN_FACTOR, _MAX_FACTOR = 0.1, 10.0
 
 
 class SlowdownFactor:
-    """The ratio of actual to calibrated seconds over the last runs.
+    """The ratio of actual to calibrated seconds over a model's last runs.
 
     Predictions are multiplied by it, because other processes share the machine and batches save
     time. Each run counts by its length, and old runs count less.

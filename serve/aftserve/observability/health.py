@@ -1,37 +1,23 @@
-"""Whether the server takes requests, and the reason if it does not."""
+"""Whether the server and its models take requests, and the reason if they do not."""
 
 from collections.abc import Callable
 
 
 class Health:
-    """The phase of the server, and the breach of parity if there is one.
+    """The phase of the process.
 
     Attributes:
         phase: starting, ready, draining or failed.
-        breach: reason why the answers cannot be trusted; None if there is none.
     """
 
     def __init__(self) -> None:
         self.phase = "starting"
-        self.breach: str | None = None
         self._on_failure: list[Callable[[], object]] = []
-
-    @property
-    def ready(self) -> bool:
-        """Whether the server takes requests."""
-        return self.phase == "ready" and self.breach is None
 
     @property
     def answers(self) -> bool:
         """Whether the server answers requests, even while it is not ready."""
-        return self.phase in ("ready", "draining") and self.breach is None
-
-    @property
-    def status(self) -> str:
-        """The phase, with the breach if there is one."""
-        if self.phase == "ready" and self.breach is not None:
-            return f"not ready: {self.breach}"
-        return self.phase
+        return self.phase in ("ready", "draining")
 
     def fail(self) -> None:
         """Mark the server as failed, which ends it."""
@@ -42,3 +28,35 @@ class Health:
     def when_failed(self, action: Callable[[], object]) -> None:
         """Call ``action`` at a failure."""
         self._on_failure.append(action)
+
+
+class ModelHealth:
+    """The health of one model: the phase of the process, and a breach of parity if there is one.
+
+    Args:
+        process: health of the process.
+
+    Attributes:
+        breach: reason why the answers cannot be trusted; None if there is none.
+    """
+
+    def __init__(self, process: Health) -> None:
+        self._process = process
+        self.breach: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model takes requests."""
+        return self._process.phase == "ready" and self.breach is None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the model answers requests, even while the server is not ready."""
+        return self._process.answers and self.breach is None
+
+    @property
+    def status(self) -> str:
+        """The phase, with the breach if there is one."""
+        if self._process.phase == "ready" and self.breach is not None:
+            return f"not ready: {self.breach}"
+        return self._process.phase

@@ -7,7 +7,7 @@ import anyio.to_thread
 
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import load_standard_ops_model
-from aftserve.observability.health import Health
+from aftserve.observability.health import ModelHealth
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.settings import Settings
 
@@ -18,12 +18,12 @@ class BreachHandler:
     """The reaction to breaches of the active bundle, by the setting ``on_breach``.
 
     Args:
-        settings: settings of the server.
-        health: health of the server, which is not ready after a breach.
-        scheduler: scheduler that begins no run during a fallback.
+        settings: settings of the model.
+        health: health of the model, which is not ready after a breach.
+        scheduler: scheduler that begins no run of the bundle during a fallback.
     """
 
-    def __init__(self, settings: Settings, health: Health, scheduler: Scheduler) -> None:
+    def __init__(self, settings: Settings, health: ModelHealth, scheduler: Scheduler) -> None:
         self._settings = settings
         self._health = health
         self._scheduler = scheduler
@@ -53,7 +53,7 @@ class BreachHandler:
 
     async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
         """Continue with standard operators only, if their golden cases are within the bound."""
-        with self._scheduler.paused():
+        with self._scheduler.paused(active):
             model = None
             try:
                 model = await anyio.to_thread.run_sync(
@@ -64,6 +64,7 @@ class BreachHandler:
             if model is None or model.breach is not None:
                 self._health.breach = reason
                 return
+            self._scheduler.forget(active.model)
             active.model = model
             self._scheduler.measure(model)
             logger.warning("serving with portable bodies only from now on")

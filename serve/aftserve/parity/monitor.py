@@ -18,7 +18,7 @@ from aftserve.errors import NotFoundError, RefusedError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Answer, Decoding
 from aftserve.model.inputs import TokenizedDocument
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.parity.head_parity import count_span_flips, head_parity
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.parity.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
@@ -43,7 +43,7 @@ class ParityMonitor:
         run_single: function that runs a document without others.
         seconds: maximum time of a sampled check.
         on_breach: called with the bundle and the reason if an error is out of bound.
-        metrics: metrics of the server.
+        metrics: metrics of the model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ParityMonitor:
         run_single: Callable[[ActiveBundle, TokenizedDocument], Awaitable[Result]],
         seconds: float,
         on_breach: Callable[[ActiveBundle, str], None],
-        metrics: Metrics,
+        metrics: ModelMetrics,
     ) -> None:
         self.active = active
         self._reference = reference
@@ -67,6 +67,7 @@ class ParityMonitor:
         self._pending: set[asyncio.Task[None]] = set()
         self._holders = 0
         self._retired = False
+        self._released = asyncio.Event()
 
     def report(self) -> ParityReport:
         """Return the results of the golden cases."""
@@ -160,9 +161,14 @@ class ParityMonitor:
         self._retired = True
         await self._close_if_done()
 
+    async def released(self) -> None:
+        """Wait until the monitor is retired and no request holds it."""
+        await self._released.wait()
+
     async def _close_if_done(self) -> None:
         if self._retired and not self._holders:
             await self.close()
+            self._released.set()
 
     async def close(self) -> None:
         """Cancel pending checks and end the reference."""

@@ -48,20 +48,21 @@ class Replica:
     def __init__(self, settings: Settings, digest: str) -> None:
         configure_logging(settings.log_format, settings.log_level)
         self._key_file = KeyFile(settings.api_keys) if settings.api_keys is not None else None
-        self._service = load(settings, Console(quiet=True), tracing.configure())
-        if self._service.active.bundle.digest != digest:
+        self._models = load(settings, Console(quiet=True), tracing.configure())
+        found = [service.active.bundle.digest for service in self._models.loaded()]
+        if found != [digest]:
             raise BundleError(
                 settings.bundle, "it is not the bundle that was deployed", "Deploy it again."
             )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Ray Serve runs its lifespan."""
-        return create_app(self._service, self._key_file, replica=True)
+        return create_app(self._models, self._key_file, replica=True)
 
     def check_health(self) -> None:
         """Raise if the replica does not answer; Ray Serve then replaces it."""
-        if not self._service.health.answers:
-            raise RuntimeError(f"The server is {self._service.health.status}.")
+        if not self._models.answers:
+            raise RuntimeError(f"The server is {self._models.status}.")
 
 
 def deploy(

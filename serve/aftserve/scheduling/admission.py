@@ -32,7 +32,7 @@ class Admission:
         Raises:
             BusyError: if the queue is too long, with the time until it is short enough.
         """
-        self._check(self._scheduler.wait_seconds(in_chunks=False))
+        self._check(self._scheduler.predictions.wait_seconds(in_chunks=False))
 
     def _check(self, backlog_seconds: float) -> None:
         if backlog_seconds > self._max_queue_seconds:
@@ -92,7 +92,7 @@ class Admission:
                 )
 
     def _own_seconds(self, model: LoadedModel, tokens: Sequence[int]) -> float:
-        seconds = sum(map(model.costs.single, tokens)) * self._scheduler.slowdown.value
+        seconds = sum(map(model.costs.single, tokens)) * model.slowdown.value
         return seconds + _OVERHEAD_SECONDS
 
     def _admit(
@@ -103,11 +103,11 @@ class Admission:
         seconds_left: float,
         earlier: Backlog,
     ) -> float:
-        scheduler = self._scheduler
+        predictions = self._scheduler.predictions
         in_chunks = any(map(model.classifier.in_chunks, tokens))
-        self._check(scheduler.wait_seconds(in_chunks=in_chunks, besides=earlier))
-        backlog_seconds = scheduler.wait_seconds(in_chunks=in_chunks)
-        backlog_seconds += scheduler.measurement_seconds(backlog_seconds)
+        self._check(predictions.wait_seconds(in_chunks=in_chunks, besides=earlier))
+        backlog_seconds = predictions.wait_seconds(in_chunks=in_chunks)
+        backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
         needed = backlog_seconds + (own if own <= seconds_left else 0.0)
         if needed > seconds_left:

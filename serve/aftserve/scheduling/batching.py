@@ -1,8 +1,12 @@
 """The choice of queued documents that share the next run."""
 
+import asyncio
+import time
 from collections.abc import Iterable
 
+from aftserve.model.answers import Answer
 from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
+from aftserve.scheduling.engine_state import Run
 from aftserve.scheduling.job import Job
 
 MAX_LENGTH_RATIO = 1.5
@@ -52,3 +56,23 @@ def next_batch(
         if now + seconds + job.seconds > job.promised:
             break
     return batch
+
+
+def document_run(
+    jobs: Iterable[Job], budget_tokens: int, ended: "asyncio.Future[list[Answer] | None]"
+) -> Run:
+    """Return the next run with the oldest job, and predict its time; see ``next_batch``."""
+    model = next(iter(jobs)).active.model
+    batch = next_batch(
+        jobs,
+        model.costs,
+        budget_tokens=budget_tokens,
+        masks_padding=model.classifier.masks_padding,
+        now=time.monotonic(),
+    )
+    if (progress := batch[0].progress) is not None:
+        calibrated = seconds = batch[0].seconds / progress.left
+    else:
+        calibrated = sum(model.costs.single(job.tokens) for job in batch)
+        seconds = model.costs.batch(len(batch), max(job.tokens for job in batch))
+    return Run(batch, model, calibrated, seconds * model.slowdown.value, ended)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from aftexport.engines import Stop
 from aftserve.model.answers import Answer
-from aftserve.model.classifier import Classifier
-from aftserve.model.cost_measurement import CostMeasurement
+from aftserve.model.load import LoadedModel
 from aftserve.scheduling.job import Job
 
 
@@ -17,9 +16,9 @@ class Run:
     """One run of the engine.
 
     Attributes:
-        batch: jobs that the run answers. A run without jobs does a step of ``measurement``, or
-            releases the engine's memory.
-        classifier: the model that runs them.
+        batch: jobs that the run answers. A run without jobs measures the model's costs, or
+            releases its engine's memory.
+        model: the model that runs them.
         calibrated: calibrated seconds of the documents in single runs, or of one document's part.
         predicted: predicted seconds of the run.
         ended: the answers, None if parts are left, or the error; a future of the event loop.
@@ -27,11 +26,11 @@ class Run:
         started: start by ``time.monotonic``.
         seconds: time of the run, known once it has ended.
         unfinished: whether the run did one part of a document that has more.
-        measurement: measurement of costs, of which the run does a step; None for other runs.
+        measures: whether the run does a step of the measurement of the model's costs.
     """
 
     batch: Sequence[Job]
-    classifier: Classifier
+    model: LoadedModel
     calibrated: float
     predicted: float
     ended: "asyncio.Future[list[Answer] | None]"
@@ -39,7 +38,7 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     unfinished: bool = False
-    measurement: CostMeasurement | None = None
+    measures: bool = False
 
     @property
     def seconds_after(self) -> float:
@@ -50,15 +49,15 @@ class Run:
 
     def work(self) -> list[Answer] | None:
         """Run the engine; see ``ended``."""
-        if self.measurement is not None:
-            self.measurement.step(self.stop)
+        if self.measures:
+            self.model.measurement.step(self.stop)
             return []
         if not self.batch:
-            self.classifier.engine.release()
+            self.model.classifier.engine.release()
             return []
         progress = self.batch[0].progress
         if progress is None:
-            return self.classifier.classify(
+            return self.model.classifier.classify(
                 [job.ids for job in self.batch],
                 self.stop,
                 [job.decoding for job in self.batch],
@@ -91,7 +90,7 @@ class Idle:
         memory_of: the model whose engine keeps the memory of its last run; None once released.
     """
 
-    memory_of: Classifier | None = None
+    memory_of: LoadedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Running:
 
     Attributes:
         run: the current run.
-        keeps_memory: whether the engine keeps the run's memory; false if its model was replaced.
+        keeps_memory: whether the engine keeps the run's memory; false if its model was forgotten.
     """
 
     run: Run
@@ -125,7 +124,7 @@ class Measuring:
     Attributes:
         run: a run without documents.
         yields: whether a document that arrives stops the run.
-        keeps_memory: whether the engine keeps the run's memory; false if its model was replaced.
+        keeps_memory: whether the engine keeps the run's memory; false if its model was forgotten.
     """
 
     run: Run

@@ -10,6 +10,9 @@ from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
+_NANOSECONDS = 1_000_000_000
+"""Nanoseconds of a second."""
+
 
 @dataclass(eq=False)
 class Progress:
@@ -28,26 +31,75 @@ class Progress:
     seconds: float = 0.0
 
 
+@dataclass
+class BundleBacklog:
+    """The queued documents of one bundle.
+
+    The times are integers, so that sums of added and removed documents stay exact for the life of
+    the process.
+
+    Attributes:
+        documents: number of documents.
+        whole_nanoseconds: calibrated time of single runs of the documents that run whole.
+        chunked_nanoseconds: calibrated time of the documents that run in chunks.
+    """
+
+    documents: int = 0
+    whole_nanoseconds: int = 0
+    chunked_nanoseconds: int = 0
+
+    def __sub__(self, part: "BundleBacklog") -> "BundleBacklog":
+        """Return the rest without a part of these documents."""
+        return BundleBacklog(
+            self.documents - part.documents,
+            self.whole_nanoseconds - part.whole_nanoseconds,
+            self.chunked_nanoseconds - part.chunked_nanoseconds,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Calibrated time of single runs of the documents that run whole."""
+        return self.whole_nanoseconds / _NANOSECONDS
+
+    @property
+    def chunked_seconds(self) -> float:
+        """Calibrated time of the documents that run in chunks."""
+        return self.chunked_nanoseconds / _NANOSECONDS
+
+
 @dataclass(eq=False)
 class Backlog:
     """The queued documents, of all requests or of one.
 
     Attributes:
-        documents: number of documents.
-        seconds: calibrated time of single runs of the documents that run whole.
-        chunked_seconds: calibrated time of the documents that run in chunks.
+        bundles: the documents of each bundle that has any. The model of a bundle may be replaced
+            while its documents wait.
     """
 
-    documents: int = 0
-    seconds: float = 0.0
-    chunked_seconds: float = 0.0
+    bundles: dict[ActiveBundle, BundleBacklog] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return sum(part.documents for part in self.bundles.values())
+
+    def count(self, job: "Job", sign: int) -> None:
+        """Add a job by the sign 1, or remove it by the sign -1."""
+        part = self.bundles.setdefault(job.active, BundleBacklog())
+        part.documents += sign
+        nanoseconds = sign * round(_NANOSECONDS * job.seconds)
+        if job.progress is None:
+            part.whole_nanoseconds += nanoseconds
+        else:
+            part.chunked_nanoseconds += nanoseconds
+        if not part.documents:
+            del self.bundles[job.active]  # otherwise it would keep a replaced model in memory
 
     def __sub__(self, part: "Backlog") -> "Backlog":
-        """Return the rest of the queue; an empty rest has exactly 0 seconds."""
+        """Return the rest without some of these documents."""
+        none = BundleBacklog()
         return Backlog(
-            self.documents - part.documents,
-            round(self.seconds - part.seconds, 9),
-            round(self.chunked_seconds - part.chunked_seconds, 9),
+            {active: one - part.bundles.get(active, none) for active, one in self.bundles.items()}
         )
 
 

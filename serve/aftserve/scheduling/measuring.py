@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from aftserve.model.answers import Answer
-from aftserve.model.cost_measurement import CostMeasurement
 from aftserve.model.load import LoadedModel
 from aftserve.scheduling.engine_state import Run
 
@@ -14,7 +13,7 @@ _SHARE = 0.1
 
 
 class MeasurementTurns:
-    """The measurement of one model's costs while the server answers documents.
+    """The measurements of the models' costs while the server answers documents.
 
     Without documents in the queue, a measurement runs at once, and a document that arrives stops
     it. A server whose gaps between documents are short would never measure anything, and then never
@@ -25,42 +24,75 @@ class MeasurementTurns:
     up, and no measurement would ever be due. The stopped runs end with the measurements, which take
     at most ten times the predicted time of all complete ones.
 
+    The tenth belongs to all models together, which take turns: after a complete run, the next
+    model measures.
+
     Args:
-        model: the model that answers documents.
         clock: function that returns the current time; ``time.monotonic`` outside tests.
     """
 
-    def __init__(self, model: LoadedModel, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.measurement: CostMeasurement = model.measurement
-        self._classifier = model.classifier
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        # Replaced as a whole, because the event loop reads it while the engine's thread changes it.
+        self._models: tuple[LoadedModel, ...] = ()
         self._clock = clock
         self._since = clock()
-        self._before = self.measurement.seconds
+        self._spent = 0.0
+        self._seconds_before = 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next measurement may run although documents wait."""
-        return not self.measurement.is_done and self._allowed(0.0) >= self.measurement.next_seconds
+    def __contains__(self, model: LoadedModel) -> bool:
+        """Whether the model has turns, or its measurement is done."""
+        return model in self._models
+
+    def add(self, model: LoadedModel) -> None:
+        """Give turns to a model."""
+        if self.next() is None:  # the time without measurements must not count for later ones
+            self._since, self._spent = self._clock(), 0.0
+        self._models = (*self._models, model)
+
+    def forget(self, model: LoadedModel) -> None:
+        """Give no further turns to a model."""
+        self._models = tuple(one for one in self._models if one is not model)
+
+    def next(self, held: Container[LoadedModel] = ()) -> LoadedModel | None:
+        """Return the model whose turn it is; None if there is nothing to measure.
+
+        Args:
+            held: models that must not run.
+        """
+        left = (one for one in self._models if not one.measurement.is_done and one not in held)
+        return next(left, None)
+
+    def is_due(self, model: LoadedModel) -> bool:
+        """Return whether the model's next measurement may run although documents wait."""
+        return self._allowed(0.0) >= model.measurement.next_seconds
 
     def delay(self, seconds: float) -> float:
         """Return the maximum time that measurements take from the next ``seconds`` of documents."""
-        allowed = self._allowed(seconds)
-        if self.measurement.is_done or allowed < self.measurement.next_seconds:
+        allowed, model = self._allowed(seconds), self.next()
+        if model is None or allowed < model.measurement.next_seconds:
             return 0.0
         return allowed
 
-    def make_run(self, create_future: "Callable[[], asyncio.Future[list[Answer] | None]]") -> Run:
-        """Return a run of the next measurement."""
-        return Run(
-            (),
-            self._classifier,
-            0.0,
-            self.measurement.next_seconds,
-            create_future(),
-            measurement=self.measurement,
-        )
+    def make_run(
+        self,
+        model: LoadedModel,
+        create_future: "Callable[[], asyncio.Future[list[Answer] | None]]",
+    ) -> Run:
+        """Return a run of the model's next measurement."""
+        self._seconds_before = model.measurement.seconds
+        seconds = model.measurement.next_seconds
+        return Run((), model, 0.0, seconds, create_future(), measures=True)
+
+    def end_run(self, model: LoadedModel) -> None:
+        """End the run of a measurement; the next model has its turn unless the run was stopped."""
+        taken = model.measurement.seconds - self._seconds_before
+        if not taken:
+            return
+        self._spent += taken
+        if model in self:
+            self.forget(model)
+            self._models = (*self._models, model)
 
     def _allowed(self, later: float) -> float:
         """Return the unused time of the share, ``later`` seconds from now."""
-        spent = self.measurement.seconds - self._before
-        return _SHARE * (self._clock() + later - self._since) - spent
+        return _SHARE * (self._clock() + later - self._since) - self._spent

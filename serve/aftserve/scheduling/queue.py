@@ -4,7 +4,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from aftserve.model.classifier import Classifier
+from aftserve.model.active import ActiveBundle
+from aftserve.model.load import LoadedModel
 from aftserve.scheduling.engine_state import (
     EngineState,
     Idle,
@@ -15,6 +16,7 @@ from aftserve.scheduling.engine_state import (
 )
 from aftserve.scheduling.job import Backlog, Job
 from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.tenure import Tenure
 
 
 class JobQueue:
@@ -25,15 +27,23 @@ class JobQueue:
 
     The lock covers the engine's state too: every job is in the queue, in the current run or
     settled, and no other thread ever sees it in between.
+
+    The models share one memory budget. Before a run of another model, the engine that keeps memory
+    of its last run releases it; see ``Tenure``.
+
+    Args:
+        turns: turns of measurements beside the documents.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: MeasurementTurns) -> None:
         self._jobs: deque[Job] = deque()
         self._backlog = Backlog()
         self._changed = threading.Condition()
-        self._paused = self._closed = False
+        self._paused = list[ActiveBundle]()
+        self._closed = False
         self._state: EngineState = Idle()
-        self._turns: MeasurementTurns | None = None
+        self._turns = turns
+        self._tenure = Tenure()
 
     def __len__(self) -> int:
         """Number of queued documents."""
@@ -43,6 +53,19 @@ class JobQueue:
     def state(self) -> EngineState:
         """The engine's current state."""
         return self._state
+
+    @property
+    def current_run(self) -> Run | None:
+        """The current run; None once its documents are answered.
+
+        The engine's thread may note the end later than a client sends its next request.
+        """
+        state = self._state
+        if isinstance(state, Idle):
+            return None
+        run = state.run
+        is_over = not run.unfinished and run.ended.done()
+        return None if is_over else run
 
     def backlog(self, besides: Backlog | None = None) -> Backlog:
         """Return the queued documents, without the documents of the backlog ``besides``."""
@@ -82,49 +105,55 @@ class JobQueue:
         """
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._closed or bool(self._jobs) or self._may_measure(),
+                lambda: self._closed or bool(self._jobs) or self._to_measure() is not None,
                 min(seconds, threading.TIMEOUT_MAX),
             )
 
     def take(
         self,
         choose: Callable[[Iterable[Job]], Run],
-        measure: Callable[[MeasurementTurns], Run],
+        measure: Callable[[LoadedModel], Run],
+        release: Callable[[LoadedModel], Run],
     ) -> Run | None:
         """Wait for jobs or measurements, and begin a run.
 
         Args:
             choose: function that returns a run of some of the jobs.
-            measure: function that returns the run of a measurement.
+            measure: function that returns the run of a model's next measurement.
+            release: function that returns a run that releases the memory of a model's engine.
 
         Returns:
             The run; None once the queue is closed.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or (self._jobs and not self._paused) or self._may_measure()
+                lambda: self._closed or self._has_jobs() or self._to_measure() is not None
             )
             if self._closed:
                 return None
-            turns = self._turns
-            if turns is not None and self._may_measure():
-                is_due = turns.is_due
-                if is_due or not self._jobs:
-                    run = measure(turns)
-                    self._state = Measuring(run, yields=not is_due)
-                    return run
-            run = choose(self._jobs)
+            model = self._to_measure()
+            is_due = model is not None and self._turns.is_due(model)
+            if model is not None and (is_due or not self._has_jobs()):
+                run = measure(model)
+            else:
+                run = choose(self._first_jobs())
+            holder = self._memory_holder
+            if holder is not None and holder is not run.model:
+                run = release(holder)
+                self._state = Releasing(run)
+                return run
             for job in run.batch:
                 self._remove(job)
-            self._state = Running(run)
+            self._state = Measuring(run, yields=not is_due) if run.measures else Running(run)
             return run
 
-    def begin_release(self, make: Callable[[Classifier], Run]) -> Run | None:
-        """Begin a run that releases memory, by ``make``; return None if no engine keeps memory."""
+    def begin_release(self, release: Callable[[LoadedModel], Run]) -> Run | None:
+        """Begin a run that releases memory; return None if no engine keeps memory."""
         with self._changed:
-            if not isinstance(self._state, Idle) or self._state.memory_of is None:
+            holder = self._memory_holder
+            if holder is None:
                 return None
-            run = make(self._state.memory_of)
+            run = release(holder)
             self._state = Releasing(run)
             return run
 
@@ -137,7 +166,14 @@ class JobQueue:
         with self._changed:
             state, self._state = self._state, Idle()
             if isinstance(state, Running | Measuring) and state.keeps_memory:
-                self._state = Idle(state.run.classifier)
+                self._state = Idle(state.run.model)
+            match state:
+                case Running(run):
+                    self._tenure.spend(run.seconds)
+                case Releasing(run):
+                    self._tenure.begin(run.seconds)
+                case Measuring(run):
+                    self._turns.end_run(run.model)
             if not isinstance(state, Running) or not state.run.unfinished:
                 return None
             job = state.run.count_part()
@@ -146,29 +182,37 @@ class JobQueue:
             self.requeue([job])
             return None
 
-    def forget_memory(self) -> None:
-        """Forget the engine that keeps memory, after the replacement of its model."""
+    def measure(self, model: LoadedModel) -> None:
+        """Give turns to the measurements of a model."""
         with self._changed:
-            match self._state:
-                case Idle():
-                    self._state = Idle()
-                case Running(run):
-                    self._state = Running(run, keeps_memory=False)
-                case Measuring(run, yields):
-                    self._state = Measuring(run, yields, keeps_memory=False)
-
-    def measure(self, turns: MeasurementTurns) -> None:
-        """Give turns to the measurements of a model instead of earlier ones."""
-        with self._changed:
-            self._turns = turns
-            if isinstance(self._state, Measuring):
-                self._state.run.stop.request()
+            self._turns.add(model)
             self._changed.notify()
 
-    def pause(self, paused: bool) -> None:
-        """Hold all jobs back, or release them."""
+    def forget(self, model: LoadedModel) -> None:
+        """Forget the measurements and the kept memory of a model that was replaced or unloaded.
+
+        Its accepted documents still run.
+        """
         with self._changed:
-            self._paused = paused
+            self._turns.forget(model)
+            match self._state:
+                case Idle(holder) if holder is model:
+                    self._state = Idle()
+                case Running(run) if run.model is model:
+                    self._state = Running(run, keeps_memory=False)
+                case Measuring(run, yields) if run.model is model:
+                    run.stop.request()
+                    self._state = Measuring(run, yields, keeps_memory=False)
+
+    def pause(self, active: ActiveBundle) -> None:
+        """Hold the jobs and measurements of a bundle back, until ``resume``."""
+        with self._changed:
+            self._paused.append(active)
+
+    def resume(self, active: ActiveBundle) -> None:
+        """End one ``pause`` of a bundle."""
+        with self._changed:
+            self._paused.remove(active)
             self._changed.notify()
 
     def close(self) -> list[Job]:
@@ -181,20 +225,35 @@ class JobQueue:
             self._changed.notify()
             return left
 
-    def _may_measure(self) -> bool:
-        return not self._paused and self._turns is not None and not self._turns.measurement.is_done
+    @property
+    def _memory_holder(self) -> LoadedModel | None:
+        """The model whose engine keeps the memory of its last run while nothing runs."""
+        return self._state.memory_of if isinstance(self._state, Idle) else None
+
+    def _to_measure(self) -> LoadedModel | None:
+        """Return the model whose measurement has its turn; None without any."""
+        return self._turns.next({active.model for active in self._paused})
+
+    def _has_jobs(self) -> bool:
+        """Return whether there are jobs that may run."""
+        if not self._paused:
+            return bool(self._jobs)
+        return any(job.active not in self._paused for job in self._jobs)
+
+    def _first_jobs(self) -> Iterable[Job]:
+        """Return the jobs that may run next, the oldest first."""
+        jobs: Iterable[Job] = self._jobs
+        if self._paused:
+            jobs = [job for job in jobs if job.active not in self._paused]
+        holder = self._memory_holder
+        if holder is None or self._tenure.is_over:
+            return jobs
+        return [job for job in jobs if job.active.model is holder] or jobs
 
     def _remove(self, job: Job) -> None:
         self._jobs.remove(job)
         self._count(job, -1)
 
     def _count(self, job: Job, sign: int) -> None:
-        for backlog in (self._backlog, job.backlog):
-            backlog.documents += sign
-            if job.progress is None:
-                backlog.seconds += sign * job.seconds
-            else:
-                backlog.chunked_seconds += sign * job.seconds
-            if not backlog.documents:
-                # Rounding errors must not add up over the life of the process.
-                backlog.seconds = backlog.chunked_seconds = 0.0
+        self._backlog.count(job, sign)
+        job.backlog.count(job, sign)

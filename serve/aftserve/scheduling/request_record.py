@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aftserve.model.inputs import TokenizedDocument
 from aftserve.observability.exemplars import exemplar_labels
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.observability.tracing import Traces
 from aftserve.scheduling.job import Result
 from aftserve.schemas import DocumentResult
@@ -28,7 +28,7 @@ class RequestRecord:
     ended: float
 
     def count(
-        self, metrics: Metrics, results: Sequence[DocumentResult], trace_id: str | None
+        self, metrics: ModelMetrics, results: Sequence[DocumentResult], trace_id: str | None
     ) -> None:
         """Count the request and its documents in the metrics, with an exemplar of the request."""
         exemplar = exemplar_labels(trace_id)

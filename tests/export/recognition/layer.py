@@ -26,6 +26,11 @@ class Layer(nn.Module):
         return x + self.output(mixed)
 
 
+def example(tokens: int = 12, batch: int = 2) -> Tensor:
+    """Return an input of a layer, which is the same for one number of tokens."""
+    return torch.randn(batch, tokens, DIM, generator=torch.Generator().manual_seed(tokens))
+
+
 def heads(x: Tensor) -> Tensor:
     """``[B, T, D]`` to ``[B, H, T, d]``."""
     return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)

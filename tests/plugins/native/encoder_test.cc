@@ -24,14 +24,14 @@ using Call = std::function<void(Outputs& outputs, const aft::Parallel&)>;
 
 // `sizes` are the values in each output.
 void check(const std::string& what, const std::vector<int64_t>& sizes, aft::Element element, const Call& call) {
-  Outputs results[2];
-  for (int threads : {1, 3}) {
-    Outputs& outputs = results[threads == 1];
+  std::vector<Outputs> results;
+  for (int threads : thread_counts()) {
+    Outputs& outputs = results.emplace_back();
     for (int64_t size : sizes) outputs.push_back(encode(Numbers(size, NAN), element));
     call(outputs, {run_on_threads, &threads, 3});
     for (const std::vector<char>& output : outputs) expect(finite(output, element), what + " is not finite");
   }
-  expect(results[0] == results[1], what + " depends on the number of threads");
+  expect(results.front() == results.back(), what + " depends on the number of threads");
 }
 
 void check_all(const Shape& s, aft::Method method, float scale, aft::Element element) {

@@ -53,15 +53,17 @@ void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&)
                            std::to_string(shape.tokens) + ", " + std::to_string(shape.channels) + "]" +
                            (element == Element::kFloat16 ? " in float16" : "");
   std::vector<char> first;
-  for (int threads : {1, 3}) {
+  for (int threads : thread_counts()) {
     std::vector<char> output(rows * shape.channels * element_size(element), '\xff');
     params.output = output.data();
     kernel(params, {run_on_threads, &threads, 3});
     expect(finite(output, element), what + " is not finite");
-    if (threads == 1) first = output;
+    if (first.empty()) first = output;
     expect(output == first, what + " depends on the number of threads");
   }
 
+  // A NaN leads to no other address, and in a long document three more runs of the exact path take most of the time.
+  if (is_sanitizer_part() || (is_part() && shape.tokens > 300)) return;
   int threads = 1;
   const int64_t token = shape.tokens / 2;
   const size_t size = element_size(element);

@@ -96,6 +96,29 @@ inline bool instructions_missing() {
   return true;
 }
 
+// Whether to run a part of the cases, as `make test-native PART=1` does.
+inline bool is_part() {
+  const char* part = std::getenv("AFT_TEST_PART");
+  return part && *part;
+}
+
+// Whether to leave out what a sanitizer cannot see, under one. Numbers that are wrong show in the plain build.
+inline bool is_sanitizer_part() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return is_part();
+#else
+  return false;
+#endif
+}
+
+// The numbers of threads that a test compares. One thread has no races, so the thread sanitizer's part has three only.
+inline std::vector<int> thread_counts() {
+#if defined(__SANITIZE_THREAD__)
+  if (is_sanitizer_part()) return {3};
+#endif
+  return {1, 3};
+}
+
 inline std::vector<aft::Method> usable_methods() {
   const aft::MethodOrder usable = aft::usable_methods();
   return {usable.methods, usable.methods + usable.count};

@@ -1,6 +1,7 @@
 // Every method of every plugin, as TensorRT calls it, in what does not need a kernel to run.
 
 #include <cstring>
+#include <limits>
 #include <set>
 
 #include "host.h"
@@ -32,7 +33,7 @@ PluginField text(const char* name, const char* value) {
   return {name, value, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(value))};
 }
 const int32_t kHeads = 3, kNoHeads = 0;
-const float kScale = 0.1f, kEps = 0.25f, kNoEps = 0.0f;
+const float kScale = 0.1f, kEps = 0.25f, kNoEps = 0.0f, kInfiniteEps = std::numeric_limits<float>::infinity();
 const PluginField kThreeHeads{"num_heads", &kHeads, PluginFieldType::kINT32, 1};
 
 std::vector<Expected> all_operators() {
@@ -158,6 +159,8 @@ void test_refused_fields(const Plugins& plugins, Log* log) {
                  "scale has a wrong type, expected a 32-bit float");
   expect_refused("NormalizedLinearAttention", {"eps", &kNoEps, PluginFieldType::kFLOAT32, 1},
                  "eps is 0, expected more than 0");
+  expect_refused("NormalizedLinearAttention", {"eps", &kInfiniteEps, PluginFieldType::kFLOAT32, 1},
+                 "eps is inf, expected a finite number");
 }
 
 // The output has the query's type and its symbolic extents.

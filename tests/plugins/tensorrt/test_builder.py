@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -76,6 +77,7 @@ def test_every_operator_builds_in_every_type(element: str, library: Path, tmp_pa
         ("AftConv", {"num_heads": "2"}, "num_heads has a wrong type, expected a 32-bit integer"),
         ("AftConv", {"num_heads": [1, 2]}, "num_heads has 2 values, expected one"),
         ("NormalizedLinearAttention", {"eps": 0.0}, "eps is 0, expected more than 0"),
+        ("NormalizedLinearAttention", {"eps": math.inf}, "eps is inf, expected a finite number"),
         ("AftSimple", {"without_last": True}, "has 3 inputs, expected 4"),
         (
             "AftSimple",

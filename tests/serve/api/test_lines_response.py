@@ -51,7 +51,7 @@ def serving_lines(documents: Documents, seconds: float) -> Iterator[str]:
     handle_problems(app, {})
     app.add_middleware(
         AccessLogMiddleware,
-        responses=Counter("responses", "", ["path", "status"], registry=None),
+        responses=Counter("responses", "", ["path", "status", "model"], registry=None),
         names=True,
     )
 

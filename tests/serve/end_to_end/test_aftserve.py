@@ -40,8 +40,8 @@ def test_server_runs_without_torch(bundle_folder: Path, tmp_path: Path) -> None:
         "-c", "import sys; sys.modules.update(torch=None, onnxscript=None); "
         "from rich.console import Console; from aftserve.app import create_app; "
         "from aftserve.server import load; from aftserve.settings import Settings; "
-        "service = load(Settings.read(sys.argv[1:]), Console(quiet=True)); create_app(service); "
-        "classifier = service.model.classifier; "
+        "models = load(Settings.read(sys.argv[1:]), Console(quiet=True)); create_app(models); "
+        "classifier = models.loaded()[0].model.classifier; "
         "print(classifier.classify([classifier.tokenize('a')])[0].heads['logits'].label)",
         bundle_folder, cwd=tmp_path,
     )  # fmt: skip

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from aftexport.errors import UsageError
-from aftserve.grpc.addresses import free_places
+from aftserve.grpc.addresses import free_addresses
 
 needs_both = pytest.mark.skipif(
     not socket.has_dualstack_ipv6(), reason="needs sockets of both IPv4 and IPv6"
@@ -13,24 +13,24 @@ needs_both = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1"], ["127.0.0.1", "127.0.0.1"], ["0.0.0.0"]])
-def test_hosts_have_one_place(hosts: list[str]) -> None:
-    (place,) = free_places(hosts, 0)
-    host, _, port = place.rpartition(":")
+def test_hosts_have_one_address(hosts: list[str]) -> None:
+    (address,) = free_addresses(hosts, 0)
+    host, _, port = address.rpartition(":")
     assert host == hosts[0]
     assert int(port) > 0
 
 
 @needs_both
 @pytest.mark.parametrize("hosts", [["::"], ["0.0.0.0", "::"], ["::", "0.0.0.0"]])
-def test_every_address_has_one_place(hosts: list[str]) -> None:
-    (place,) = free_places(hosts, 0)
-    assert place.startswith("[::]:")
+def test_every_address_has_one_address(hosts: list[str]) -> None:
+    (address,) = free_addresses(hosts, 0)
+    assert address.startswith("[::]:")
 
 
 @needs_both
 def test_narrow_ipv4_beside_every_ipv6_is_refused() -> None:
     with pytest.raises(UsageError, match=r"got a --host for 127\.0\.0\.1 beside it") as raised:
-        free_places(["::", "127.0.0.1"], 0)
+        free_addresses(["::", "127.0.0.1"], 0)
     assert raised.value.remedy == "Choose --host ::, or only addresses of this machine."
 
 
@@ -39,5 +39,5 @@ def test_taken_port_names_option() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UsageError, match=r"^gRPC: ") as raised,
     ):
-        free_places(["127.0.0.1"], taken.getsockname()[1])
+        free_addresses(["127.0.0.1"], taken.getsockname()[1])
     assert raised.value.remedy == "Choose another address by --host and --grpc-port."

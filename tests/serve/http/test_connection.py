@@ -60,7 +60,7 @@ def test_request_starts_at_first_byte() -> None:
         await send({"type": "http.response.body"})
 
     logged = AccessLogMiddleware(
-        app, Counter("named", "", ["path", "status"], registry=None), names=True
+        app, Counter("named", "", ["path", "status", "model"], registry=None), names=True
     )
     with running(logged) as server, raw_connection(address_of(server)) as connection:
         for _ in range(2):  # the second request comes over the kept connection

@@ -55,8 +55,9 @@ def test_reload_under_load_loses_nothing(
             answered += 1
         return answered
 
-    options = ("--threads", "1")
-    with serving(served_folder, tmp_path / "log", *options) as (address, process):
+    # On a busy machine, first estimates after a reload may be minutes.
+    patient = ("--max-queue-seconds", "3600", "--deadline-seconds", "3600", "--threads", "1")
+    with serving(served_folder, tmp_path / "log", *patient) as (address, process):
         with ThreadPoolExecutor(6) as pool, ExitStack() as stack:
             stack.callback(stopping.set)  # also after a failure
             clients = [pool.submit(client, seed) for seed in range(6)]

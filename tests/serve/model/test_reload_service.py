@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_swaps import LENGTHS, deploy, digest, documents, expected_scores, load_service
+from bundle_swaps import LENGTHS, deploy, digest, documents, expected_scores, load_models
 
 from aftserve.errors import UnavailableError
 from aftserve.model import reload
@@ -33,21 +33,23 @@ def test_accepted_documents_keep_old_bundle(
     expected = expected_scores(bundle_folder)
 
     async def scenario() -> None:
-        service = load_service(served_folder)
+        models = load_models(served_folder)
+        (service,) = models.loaded()
         old: weakref.ref[Classifier] = weakref.ref(service.model.classifier)
-        async with service.running():
+        async with models.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < len(LENGTHS):
                     await asyncio.sleep(0.01)
                 await service.reloader.run()
                 assert service.active.bundle.digest == digest(other_bundle)
-                later = asyncio.create_task(service.classify(documents(), deadline))
-                while service.scheduler.waiting_documents < 2 * len(LENGTHS):
-                    await asyncio.sleep(0.01)
-                assert old() is not None
+                with service.scheduler.paused(service.active):
+                    later = asyncio.create_task(service.classify(documents(), deadline))
+                    while service.scheduler.waiting_documents < 2 * len(LENGTHS):
+                        await asyncio.sleep(0.01)
+                    assert old() is not None
             for answer, ids in zip(await accepted, documents(), strict=True):
                 result = answer.result
                 assert result.bundle == digest(bundle_folder)
@@ -71,14 +73,15 @@ def test_chunked_document_keeps_old_bundle(
     ids = np.random.default_rng(1).integers(0, 250, 30_000)
 
     async def scenario() -> None:
-        service = load_service(served_folder, "--memory-budget-mib", "1")
+        models = load_models(served_folder, "--memory-budget-mib", "1")
+        (service,) = models.loaded()
         assert service.model.classifier.in_chunks(len(ids))
         expected = service.model.classifier.chunked.run(ids)["logits"]  # type: ignore[union-attr]
         weights = np.exp(expected[0] - expected[0].max())
-        async with service.running():
+        async with models.running():
             deadline = time.monotonic() + 60
             deploy(other_bundle, served_folder)
-            with service.scheduler.paused():
+            with service.scheduler.paused(service.active):
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
                 await service.reloader.run()
@@ -92,8 +95,9 @@ def test_chunked_document_keeps_old_bundle(
 
 def test_stopped_service_refuses_reload(served_folder: Path) -> None:
     async def scenario() -> None:
-        service = load_service(served_folder)
-        async with service.running():
+        models = load_models(served_folder)
+        (service,) = models.loaded()
+        async with models.running():
             service.reloader.close()
             with pytest.raises(UnavailableError):
                 await service.reloader.run()
@@ -112,8 +116,9 @@ def test_reload_refuses_changed_bundle(
         return model
 
     async def scenario() -> None:
-        service = load_service(served_folder)
-        async with service.running():
+        models = load_models(served_folder)
+        (service,) = models.loaded()
+        async with models.running():
             before = service.active
             with pytest.raises(ReloadError, match="changed while it was read"):
                 await service.reloader.run()

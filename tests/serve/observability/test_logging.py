@@ -19,6 +19,7 @@ from servers import serving
 
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.observability.exemplars import exemplar_labels, request_id
+from aftserve.observability.metrics import Metrics
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_probe_is_logged_at_debug(
         await send({"type": "http.response.start", "status": status})
         await send({"type": "http.response.body"})
 
-    responses = Counter("responses", "", ["path", "status"], registry=None)
+    responses = Counter("responses", "", ["path", "status", "model"], registry=None)
     logged = AccessLogMiddleware(app, responses, names=True, probes={"/healthz"})
     caplog.set_level(logging.DEBUG, "aftserve.request")
     with running(logged) as server:
@@ -128,6 +129,25 @@ def test_probe_is_logged_at_debug(
         eventually(lambda: [one for one in caplog.records if one.name == "aftserve.request"], "it")
     (record,) = [one for one in caplog.records if one.name == "aftserve.request"]
     assert (record.getMessage(), record.levelno) == (f"GET {path} {status}", level)
+
+
+def test_response_is_counted_for_its_model() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/metrics":
+            scope["state"]["model"] = "a"
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
+
+    metrics = Metrics()
+    with running(AccessLogMiddleware(app, metrics.responses, names=True)) as server:
+        for path in ("/infer", "/infer", "/metrics"):
+            http.get(address_of(server) + path)
+
+        def counted(model: str) -> bytes:
+            return f'aftserve_responses_total{{model="{model}",path="other",status="200"}}'.encode()
+
+        eventually(lambda: counted("a") + b" 2.0" in metrics.exposition()[0], "the requests")
+        eventually(lambda: counted("") + b" 1.0" in metrics.exposition()[0], "the other one")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_reference_supports_many_classes(tmp_path: Path) -> None:
     ids = np.arange(100)
 
     async def ask() -> NDArray[np.float64]:
-        settings = Settings(bundle=bundle.path, reference=tmp_path / "model.pt")
+        settings = Settings(bundles=[bundle.path], reference=tmp_path / "model.pt")
         reference = ReferenceProcess(bundle, settings)
         try:
             return (await reference.outputs(ids))["logits"]

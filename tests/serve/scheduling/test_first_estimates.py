@@ -18,6 +18,7 @@ from aftexport.errors import EngineError
 from aftserve.errors import BusyError, DocumentTooLongError, UnavailableError
 from aftserve.model import cost_measurement
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
+from aftserve.model.slowdown import SlowdownFactor
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.job import Backlog
@@ -34,7 +35,11 @@ class Model:
 
     def __init__(self, run: Callable[[Stop], None] = lambda stop: None) -> None:
         self.measurement = CostMeasurement(self._measure, MeasuredRange(1, 16, 16, batching=False))
-        self.classifier = SimpleNamespace(in_chunks=lambda tokens: False)
+        self.classifier = SimpleNamespace(
+            in_chunks=lambda tokens: False, engine=SimpleNamespace(release=lambda: None)
+        )
+        self.name = "model"
+        self.slowdown = SlowdownFactor()
         self._run = run
         # The first run takes a millisecond: on a busy machine, estimates would be hours, also those
         # by which a run counts as stalled.
@@ -76,13 +81,13 @@ async def served(scheduler: Scheduler, model: Any) -> float:
         serving.cancel()
         with suppress(asyncio.CancelledError, StalledError):
             await serving
-        if (run := scheduler._run) is not None:
+        if (run := scheduler._queue.current_run) is not None:
             run.stop.request()  # the engine's thread begins another run before it hears of the end
 
 
-def is_trusted(scheduler: Scheduler) -> bool:
-    scheduler.slowdown.observe(100.0, 1.0)
-    return scheduler.slowdown.value < 1
+def is_trusted(model: Model) -> bool:
+    model.slowdown.observe(100.0, 1.0)
+    return model.slowdown.value < 1
 
 
 def failing(stop: Stop) -> None:
@@ -100,7 +105,7 @@ def test_measurement_before_deadline_admits_document() -> None:
     scheduler = make_scheduler(model)
     assert model.costs.single(TOKENS) > DEADLINE_SECONDS
     assert asyncio.run(served(scheduler, model)) < DEADLINE_SECONDS
-    assert is_trusted(scheduler)
+    assert is_trusted(model)
 
 
 def test_deadline_before_measurement_gets_429() -> None:
@@ -124,19 +129,19 @@ def test_failed_measurement_gets_no_413(
     scheduler = make_scheduler(model, stall_seconds)
     with caplog.at_level(logging.INFO, "aftserve.scheduler"):
         assert asyncio.run(served(scheduler, model)) > DEADLINE_SECONDS
-    assert not is_trusted(scheduler)
+    assert not is_trusted(model)
     assert "first estimates stay" in caplog.text
     assert "measured the costs" not in caplog.text
 
 
 def test_replaced_model_admits_waiting_document() -> None:
     async def scenario() -> float:
-        model, other = Model(), Model()
+        model = Model()
         scheduler = make_scheduler(model)
         waiting = asyncio.create_task(admit(scheduler, model))
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        scheduler.measure(other)  # type: ignore[arg-type]
+        scheduler.forget(model)  # type: ignore[arg-type]
         return await asyncio.wait_for(waiting, 30)
 
     assert asyncio.run(scenario()) > DEADLINE_SECONDS

@@ -6,25 +6,17 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-from clocks import replace_time
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from queued_jobs import ANY, BUNDLE, first, job, make_bundle, release, run_of
 
-from aftexport.engines import RunStoppedError, Stop
-from aftserve.model import cost_measurement
-from aftserve.model.classifier import Classifier
-from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
-from aftserve.scheduling.engine_state import Idle, Measuring, Releasing, Run, Running
-from aftserve.scheduling.job import Job, Progress
+from aftserve.model.active import ActiveBundle
+from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
+from aftserve.scheduling.job import Backlog, BundleBacklog, Job, Progress
 from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
-
-ANY: Any = object()
 
 
 @pytest.fixture(scope="module")
@@ -34,81 +26,94 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def job(loop: asyncio.AbstractEventLoop, seconds: float = 0.1) -> Job:
-    return Job(ANY, np.zeros(1, np.int64), seconds, 0.0, loop.create_future())
+def make_queue() -> JobQueue:
+    return JobQueue(MeasurementTurns())
 
 
-def run_of(jobs: Sequence[Job]) -> Run:
-    return Run(jobs, ANY, 0.0, 0.0, ANY)
-
-
-def first(jobs: Iterable[Job]) -> Run:
-    return run_of([next(iter(jobs))])
-
-
-def release(classifier: Classifier) -> Run:
-    return Run((), classifier, 0.0, 0.0, ANY)
-
-
-def measure(turns: MeasurementTurns) -> Run:
-    return Run((), ANY, 0.0, turns.measurement.next_seconds, ANY, measurement=turns.measurement)
+def next_run(queue: JobQueue) -> Run | None:
+    return queue.take(first, ANY, release)
 
 
 def take(queue: JobQueue) -> Sequence[Job]:
-    run = queue.take(first, measure)
+    run = next_run(queue)
     return run.batch if run else ()
 
 
 def test_requeued_jobs_come_first(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, jobs = JobQueue(), [job(loop) for _ in range(4)]
+    waiting, jobs = make_queue(), [job(loop) for _ in range(4)]
     for one in jobs[2:]:
         waiting.put(one)
     waiting.requeue(jobs[:2])
     assert [take(waiting)[0] for _ in jobs] == jobs
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(1e-6, 1e3)), max_size=50))
-def test_backlog_is_sum_of_jobs(
-    loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, float]]
+def parts(jobs: Iterable[Job]) -> dict[ActiveBundle, BundleBacklog]:
+    """Return the backlog of jobs that run whole, each bundle's by itself."""
+    found = dict[ActiveBundle, BundleBacklog]()
+    for one in jobs:
+        part = found.setdefault(one.active, BundleBacklog())
+        part.documents += 1
+        part.whole_nanoseconds += round(1e9 * one.seconds)
+    return found
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 2), st.booleans(), st.floats(1e-6, 1e3)),
+        max_size=50,
+    )
+)
+def test_backlog_is_exact_sum_of_jobs(
+    loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, int, bool, float]]
 ) -> None:
-    waiting, kept = JobQueue(), list[Job]()
-    for adds, seconds in moves:
+    """Each move adds a document of one of three bundles and two requests, or removes one."""
+    waiting, kept, own = make_queue(), list[Job](), Backlog()
+    bundles = [make_bundle(name) for name in "abc"]
+    for adds, number, is_own, seconds in moves:
         if adds or not kept:
-            kept.append(job(loop, seconds))
+            kept.append(job(loop, seconds, bundles[number]))
+            if is_own:
+                kept[-1].backlog = own
             waiting.put(kept[-1])
         else:
             assert waiting.remove(kept.pop(int(seconds) % len(kept)))
-        assert len(waiting) == len(kept)
-        assert waiting.backlog().seconds == pytest.approx(sum(j.seconds for j in kept), abs=1e-9)
+        assert len(waiting) == waiting.backlog().documents == len(kept)
+        assert waiting.backlog().bundles == parts(kept)
+        assert own.bundles == parts(one for one in kept if one.backlog is own)
+        others = waiting.backlog(besides=own)
+        left = {active: one for active, one in others.bundles.items() if one.documents}
+        assert left == parts(one for one in kept if one.backlog is not own)
+        assert all(one.seconds == 0 for active, one in others.bundles.items() if active not in left)
     assert waiting.close() == kept
 
 
 def test_taken_job_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = JobQueue(), job(loop)
+    waiting, one = make_queue(), job(loop)
     waiting.put(one)
     assert take(waiting) == [one]
     assert not waiting.remove(one)
 
 
 def test_take_blocks_while_queue_is_paused(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = JobQueue(), job(loop)
+    waiting, one = make_queue(), job(loop)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(take, waiting)
-        waiting.pause(True)
+        waiting.pause(BUNDLE)
         waiting.put(one)
         time.sleep(0.05)
         assert not taken.done()
-        waiting.pause(False)
+        waiting.resume(BUNDLE)
         assert taken.result(30) == [one]
 
 
 def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = JobQueue(), job(loop)
+    waiting, one = make_queue(), job(loop)
     assert not waiting.wait(0)
     assert not waiting.wait(0.01)
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(waiting.wait, math.inf)
-        waiting.pause(True)
+        waiting.pause(BUNDLE)
         assert not came.done()
         waiting.put(one)
         assert came.result(30)
@@ -118,7 +123,7 @@ def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> Non
 
 
 def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, taken = JobQueue(), list[Sequence[Job]]()
+    waiting, taken = make_queue(), list[Sequence[Job]]()
     thread = threading.Thread(target=lambda: taken.append(take(waiting)))
     thread.start()
     waiting.close()
@@ -128,10 +133,10 @@ def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
+    waiting, taken, removed = make_queue(), list[Job](), list[Job]()
 
     def take_all() -> None:
-        while run := waiting.take(lambda jobs: run_of(list(jobs)[:3]), measure):
+        while run := waiting.take(lambda jobs: run_of(list(jobs)[:3]), ANY, release):
             taken.extend(run.batch)
 
     thread = threading.Thread(target=take_all)
@@ -154,25 +159,25 @@ def partly_run_job(loop: asyncio.AbstractEventLoop) -> Job:
 
 
 def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long, other = JobQueue(), partly_run_job(loop), job(loop)
+    queue, long, other = make_queue(), partly_run_job(loop), job(loop)
     queue.put(long)
-    run = queue.take(first, measure)
+    run = next_run(queue)
     assert run is not None
     assert queue.state == Running(run)
     assert not queue.remove(long)
     queue.put(other)
     run.calibrated, run.unfinished = 0.1, True
     assert queue.end_run() is None
-    assert queue.state == Idle(run.classifier)
+    assert queue.state == Idle(run.model)
     assert long.seconds == pytest.approx(0.3)
-    assert queue.backlog().chunked_seconds == pytest.approx(0.3)
+    assert queue.backlog().bundles[BUNDLE].chunked_seconds == pytest.approx(0.3)
     assert queue.close() == [long, other]
 
 
 def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long = JobQueue(), partly_run_job(loop)
+    queue, long = make_queue(), partly_run_job(loop)
     queue.put(long)
-    run = queue.take(first, measure)
+    run = next_run(queue)
     assert run is not None
     run.unfinished = True
     long.future.cancel()
@@ -182,10 +187,10 @@ def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEve
 
 
 def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> None:
-    queue = JobQueue()
+    queue = make_queue()
     assert queue.begin_release(release) is None
     queue.put(job(loop))
-    run = queue.take(first, measure)
+    run = next_run(queue)
     assert run is not None
     assert queue.begin_release(release) is None  # a run is in progress
     queue.end_run()
@@ -201,165 +206,106 @@ def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> N
 def test_replaced_models_memory_is_not_released(
     running: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
-    queue = JobQueue()
+    queue = make_queue()
     queue.put(job(loop))
-    queue.take(first, measure)
+    next_run(queue)
     if running:
-        queue.forget_memory()
+        queue.forget(BUNDLE.model)
         queue.end_run()
     else:
         queue.end_run()
-        queue.forget_memory()
+        queue.forget(BUNDLE.model)
     assert queue.state == Idle()
     assert queue.begin_release(release) is None
 
 
-class Turns(MeasurementTurns):
-    """Turns of a real measurement, on a clock of the test.
-
-    Args:
-        seconds: time of the runs after the first ones.
-
-    Attributes:
-        now: time of the clock.
-        arrival: called 70 ms after the start of a run.
-    """
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.now, self.arrival, self._seconds = 0.0, lambda: None, 0.0
-        measurement = CostMeasurement(self._run, MeasuredRange(1, 16, 16))
-        measurement.measure_first()
-        self._seconds = seconds
-        model: Any = SimpleNamespace(measurement=measurement, classifier=ANY)
-        super().__init__(model, clock=lambda: self.now)
-
-    def _run(self, shape: Shape, stop: Stop | None) -> None:
-        if not self._seconds:
-            return
-        self.now += 0.07
-        self.arrival()
-        if stop is not None and stop.is_requested:
-            raise RunStoppedError
-        self.now += self._seconds - 0.07
-
-    def spend(self, seconds: float) -> None:
-        self.measurement.seconds += seconds
-
-
-def test_empty_queue_gives_measurement_its_turn() -> None:
-    queue, turns = JobQueue(), Turns()
-    turns.spend(1.0)
-    assert not turns.is_due
-    queue.measure(turns)
-    assert queue.wait(0)
-    run = queue.take(first, measure)
-    assert run is not None
-    assert run.measurement is turns.measurement
-    assert queue.state == Measuring(run, yields=True)
+def test_pause_of_bundle_holds_only_its_jobs(loop: asyncio.AbstractEventLoop) -> None:
+    queue, other = make_queue(), make_bundle("b")
+    held, free = job(loop), job(loop, active=other)
+    queue.put(held)
+    queue.put(free)
+    queue.pause(BUNDLE)
+    assert take(queue) == [free]
     queue.end_run()
-    assert queue.state == Idle(run.classifier)
+    queue.resume(BUNDLE)
+    assert next_run(queue).model is other.model  # type: ignore[union-attr]
+    queue.end_run()
+    assert take(queue) == [held]
 
 
-def test_arriving_job_stops_measurement(loop: asyncio.AbstractEventLoop) -> None:
-    queue, turns = JobQueue(), Turns()
-    turns.spend(1.0)
-    queue.measure(turns)
-    run = queue.take(first, measure)
-    assert run is not None
-    assert not run.stop.is_requested
+def test_other_model_waits_for_release(loop: asyncio.AbstractEventLoop) -> None:
+    queue, other = make_queue(), make_bundle("b")
     queue.put(job(loop))
-    assert run.stop.is_requested
+    take(queue)
+    queue.end_run()
+    assert queue.state == Idle(BUNDLE.model)
+    last = job(loop, active=other)
+    queue.put(last)
+    released = next_run(queue)
+    assert released is not None
+    assert queue.state == Releasing(released)
+    assert (released.model, released.batch) == (BUNDLE.model, ())
+    assert len(queue) == 1
+    queue.end_run()
+    assert take(queue) == [last]
 
 
-def test_waiting_jobs_leave_measurements_a_tenth(loop: asyncio.AbstractEventLoop) -> None:
-    """Each measurement takes a second, and each job; the queue never becomes empty."""
-    queue, turns = JobQueue(), Turns()
-    turns.spend(0.01)
-    queue.measure(turns)
-    measured = 0
-    for _ in range(1000):
-        queue.put(job(loop))
-        run = queue.take(first, measure)
+def finish(queue: JobQueue, run: Run, seconds: float) -> None:
+    run.seconds = seconds
+    queue.end_run()
+
+
+def test_short_documents_outweigh_release(loop: asyncio.AbstractEventLoop) -> None:
+    """Documents of two models alternate in the queue; each runs as long as a release."""
+    queue, bundles = make_queue(), [make_bundle(name) for name in "ab"]
+    for number in range(400):
+        queue.put(job(loop, active=bundles[number % 2]))
+    releases = runs = 0
+    while len(queue):
+        run = next_run(queue)
         assert run is not None
-        turns.now += 1.0
-        if run.measurement is not None:
-            assert queue.state == Measuring(run, yields=False)
-            turns.spend(1.0)
-            measured += 1
-        queue.end_run()
-    assert 95 <= measured <= 101
+        runs += len(run.batch)
+        releases += not run.batch
+        finish(queue, run, 0.001)
+    assert runs == 400
+    # The first model has no release before its runs.
+    assert releases <= 400 / 20 + 2
 
 
-def test_job_does_not_stop_due_measurement(loop: asyncio.AbstractEventLoop) -> None:
-    queue, turns = JobQueue(), Turns()
-    turns.now = 100.0
-    queue.measure(turns)
-    run = queue.take(first, measure)
-    assert run is not None
-    queue.put(job(loop))
-    assert not run.stop.is_requested
-
-
-def test_short_gaps_complete_measurements(
-    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+@settings(deadline=None)
+@given(
+    waiting=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    arriving=st.integers(0, 2),
+    run_seconds=st.floats(0.01, 1.0),
+    release_seconds=st.floats(1e-5, 10.0),
+)
+def test_no_model_starves(
+    loop: asyncio.AbstractEventLoop,
+    waiting: list[int],
+    arriving: int,
+    run_seconds: float,
+    release_seconds: float,
 ) -> None:
-    """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
-    queue, turns, stops = JobQueue(), Turns(seconds=0.4), 0
-    replace_time(monkeypatch, cost_measurement, perf_counter=lambda: turns.now)
-    queue.measure(turns)
-    while not turns.measurement.is_done:
-        assert turns.now < 1000
-        run = queue.take(first, measure)
+    """One model's documents arrive faster than the engine runs them."""
+    queue, bundles = make_queue(), [make_bundle(name) for name in "abc"]
+    jobs = [job(loop, active=bundles[number]) for number in waiting]
+    for one in jobs:
+        queue.put(one)
+    left, overtaken, turns = set(jobs), 0.0, 0
+    while left:
+        oldest = next(one for one in jobs if one in left)
+        queue.put(job(loop, active=bundles[arriving]))
+        run = next_run(queue)
         assert run is not None
-        if run.measurement is None:
-            turns.now += 0.001
+        if not run.batch:
+            finish(queue, run, release_seconds)
+            continue
+        finish(queue, run, run_seconds)
+        if oldest in run.batch:
+            overtaken, turns = 0.0, turns + 1
         else:
-            turns.arrival = lambda: queue.put(job(loop))
-            try:
-                run.measurement.step(run.stop)
-            except RunStoppedError:
-                stops += 1
-        queue.end_run()
-    assert stops > 10
-    assert turns.now <= 10 * turns.measurement.seconds + 0.4
-
-
-def test_paused_queue_begins_no_measurement() -> None:
-    queue, turns = JobQueue(), Turns()
-    queue.pause(True)
-    queue.measure(turns)
-    assert not queue.wait(0)
-    queue.pause(False)
-    assert queue.wait(0)
-
-
-def test_other_model_stops_measurement() -> None:
-    queue, turns = JobQueue(), Turns()
-    turns.now = 100.0
-    queue.measure(turns)
-    run = queue.take(first, measure)
-    assert run is not None
-    queue.forget_memory()
-    queue.measure(Turns())
-    assert run.stop.is_requested
-    queue.end_run()
-    assert queue.state == Idle()
-
-
-def test_complete_measurement_has_no_turns() -> None:
-    queue, turns = JobQueue(), Turns()
-    turns.measurement.measure_all()
-    queue.measure(turns)
-    assert not turns.is_due
-    assert not queue.wait(0)
-
-
-def test_delay_is_at_most_a_tenth() -> None:
-    turns = Turns()
-    assert turns.delay(20.0) == pytest.approx(2.0)
-    turns.spend(1.5)
-    assert turns.delay(20.0) == pytest.approx(0.5)
-    turns.spend(1.0)
-    assert turns.delay(20.0) == 0.0
-    turns.measurement.measure_all()
-    assert turns.delay(1000.0) == 0.0
+            overtaken += run_seconds
+            # The current model goes on for half a second at most, and ends its last run.
+            assert overtaken <= 0.5 + run_seconds
+        left -= set(run.batch)
+    assert turns

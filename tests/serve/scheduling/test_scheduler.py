@@ -28,7 +28,7 @@ from aftserve.scheduling.job import Job
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.server import load
-from aftserve.service import Service
+from aftserve.serving.service import Service
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
@@ -273,8 +273,9 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
-    service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
-    async with service.running():
+    models = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
+    (service,) = models.loaded()
+    async with models.running():
         begun.clear()
         go_on.clear()
         yield service
@@ -337,20 +338,21 @@ def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPat
     """A client's next request may come before the engine's thread notes the end of the run."""
     go_on, end_run = threading.Event(), Scheduler._end_run
 
-    def late(self: Scheduler) -> bool:
+    def late(self: Scheduler) -> None:
         if isinstance(self._queue.state, Running):
             assert go_on.wait(60)
-        return end_run(self)
+        end_run(self)
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()
-        async with service.running():
+        async with models.running():
             try:
                 await service.classify([[1, 2, 3]], math.inf)
                 assert isinstance(service.scheduler._queue.state, Running)
                 assert service.scheduler.running_documents == 0
-                assert service.scheduler.wait_seconds(in_chunks=False) == 0
+                assert service.scheduler.predictions.wait_seconds(in_chunks=False) == 0
             finally:
                 go_on.set()
 
@@ -369,22 +371,23 @@ def test_cancellation_at_run_start_stops_run(
         raise RunStoppedError
 
     def late(self: JobQueue, job: Job) -> bool:
-        self.pause(False)
+        self.resume(job.active)
         eventually(lambda: bool(stops), "the run has begun")
         return remove(self, job)
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()  # its runs would hang as well
-        async with service.running():
+        async with models.running():
             monkeypatch.setattr(service.model.classifier, "classify", hang)
             monkeypatch.setattr(JobQueue, "remove", late)
-            with service.scheduler.paused():
-                asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
-                await until(lambda: service.scheduler.waiting_documents == 1)
-                asking.cancel()
-                await asyncio.wait({asking})
-                await until(lambda: bool(stops))
+            service.scheduler._queue.pause(service.active)
+            asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+            await until(lambda: service.scheduler.waiting_documents == 1)
+            asking.cancel()
+            await asyncio.wait({asking})
+            await until(lambda: bool(stops))
             await until(lambda: stops[0].is_requested)
 
     asyncio.run(scenario())
@@ -402,15 +405,16 @@ def test_run_that_fails_after_end_logs_nothing(
         raise RunStoppedError
 
     async def scenario() -> None:
-        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        (service,) = models.loaded()
         service.model.measurement.measure_all()  # its runs would hang as well
         monkeypatch.setattr(service.model.classifier, "classify", hang)
-        async with service.running():
+        async with models.running():
             asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
             await until(begun.is_set)
         with pytest.raises(UnavailableError):
             await asking
-        run = service.scheduler._run
+        run = service.scheduler._queue.current_run
         assert run is not None
         go_on.set()
         await until(run.ended.done)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aftexport.capture.module_translations.function_translation import FunctionTranslation
-from aftexport.capture.module_translations.wide import wide
+from aftexport.capture.module_translations.state_type import to_state_type
 from aftexport.nn.functional import recurrent_linear_attention
 
 _EPS = 1e-6
@@ -25,7 +25,7 @@ def _attended(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     given = query.dtype
-    query, key, value, g, beta = (wide(x) for x in (query, key, value, g, beta))
+    query, key, value, g, beta = (to_state_type(x) for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = _normalized(query), _normalized(key)
     output, state = recurrent_linear_attention(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aftexport.capture.module_translations.function_translation import FunctionTranslation
-from aftexport.capture.module_translations.wide import wide
+from aftexport.capture.module_translations.state_type import to_state_type
 from aftexport.nn.functional import recurrent_linear_attention
 
 
@@ -34,14 +34,14 @@ def _scanned(
     if dt_softplus:
         dt = F.softplus(dt)
     least, most = dt_limit
-    steps = wide(dt.clamp(least, None if most == float("inf") else most))
-    x = wide(hidden_states)
+    steps = to_state_type(dt.clamp(least, None if most == float("inf") else most))
+    x = to_state_type(hidden_states)
     output, state = recurrent_linear_attention(
-        wide(C),
-        wide(B),
+        to_state_type(C),
+        to_state_type(B),
         x * steps.unsqueeze(-1),
         decay=A.to(x.dtype) * steps,
-        past_state=None if initial_states is None else wide(initial_states).mT,
+        past_state=None if initial_states is None else to_state_type(initial_states).mT,
         scale=1.0,
     )
     if D is not None:

@@ -6,6 +6,7 @@ as the standard ones:
 
     full_lengths, padding  lengths, which the other operators lack, and the masks that replace them
     node_values            attributes and shapes of a node, and the errors that name it
+    node_reading           a node that is read as an operator of ours
     read_linear_attention  LinearAttention -> RecurrentLinearAttention
     read_causal_conv       CausalConvWithState -> CausalDepthwiseConv
     translation            all nodes of a graph, with the transposes that cancel

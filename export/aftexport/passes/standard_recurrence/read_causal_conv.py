@@ -12,57 +12,38 @@ from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWIS
 from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
+from aftexport.passes.standard_recurrence.node_reading import NodeReading
 from aftexport.passes.standard_recurrence.node_values import (
     MICROSOFT,
     ForeignNode,
     NotTranslatable,
 )
 
-OPERATOR = CAUSAL_DEPTHWISE_CONV.op_type
 _ACTIVATIONS = {"none": "none", "silu": "silu", "swish": "silu"}
 _EXTENSIONS = {"channels_last": 0, "dilation": 1, "ndim": 1, "state_window": 0}
 _MAX_FILTER_NUMBERS = 2**24
 """The maximum numbers of a filter with zeros between its taps, 64 MiB in float32."""
 
 
-def check_causal_conv(node: ir.Node) -> None:
-    """Raise UsageError if attributes or the presence of inputs violate the definition."""
-    _Reading(ForeignNode(node, {})).check()
+class CausalConvReading(NodeReading):
+    """The reading of a CausalConvWithState."""
 
+    operator = CAUSAL_DEPTHWISE_CONV.op_type
 
-def check_conv_sizes(given: ForeignNode) -> None:
-    """Raise UsageError if the sizes in a run violate the definition."""
-    _Reading(given).check_sizes()
-
-
-def read_causal_conv(given: ForeignNode, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
-    """Add the nodes that compute the outputs of a node, and return both outputs.
-
-    Args:
-        given: the node.
-        lengths: the source of the lengths, which the other operators lack.
-        new: the place of the nodes.
-
-    Raises:
-        UsageError: if the node violates its own definition.
-        NotTranslatable: if our operator cannot express it.
-    """
-    return _Reading(given).run(lengths, new)
-
-
-class _Reading:
     def __init__(self, given: ForeignNode) -> None:
         extensions = _EXTENSIONS if given.node.domain == MICROSOFT else {}
         self._given = ForeignNode(given.node, given.run, {"activation": "none", **extensions})
         self._attributes = _EXTENSIONS | self._given.attributes()
 
     def check(self) -> None:
+        """Check the attributes and the presence of inputs; see ``NodeReading.check``."""
         self._activation()
         self._given.check(self._dilation > 0, "a dilation above 0", self._dilation)
         self._given.required(0, "input")
         self._given.required(1, "weight")
 
     def check_sizes(self) -> None:
+        """Check the sizes in the run; see ``NodeReading.check_sizes``."""
         given = self._given
         x, weight = given.required(0, "input"), given.required(1, "weight")
         shape = given.shape(weight, "weight", 3)
@@ -77,7 +58,8 @@ class _Reading:
             size = given.shape(past, "past_state", rank)[1 if self._is_last else 2]
             given.check(size == tokens, f"past_state of {tokens} tokens", size)
 
-    def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+    def translate(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+        """Add the nodes of the operator; see ``NodeReading.translate``."""
         self.check()
         self._refuse_extensions()
         self.check_sizes()
@@ -88,7 +70,7 @@ class _Reading:
         packed = self._packed(x, channels, new)
         before = None if past is None else self._packed(past, channels, new)
         node = custom_node(
-            OPERATOR,
+            self.operator,
             [packed, taps, given.input(2), before, lengths.of(packed)],
             {"activation": self._activation()},
             num_outputs=2,

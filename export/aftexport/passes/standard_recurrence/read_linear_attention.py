@@ -15,13 +15,13 @@ from aftexport.operators.mechanisms.recurrent_linear_attention import (
 from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import custom_node
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
+from aftexport.passes.standard_recurrence.node_reading import NodeReading
 from aftexport.passes.standard_recurrence.node_values import (
     MICROSOFT,
     ForeignNode,
     NotTranslatable,
 )
 
-OPERATOR = RECURRENT_LINEAR_ATTENTION.op_type
 RULES = next(a.choices for a in RECURRENT_LINEAR_ATTENTION.attributes if a.name == "update_rule")
 _EPS = next(a for a in RECURRENT_LINEAR_ATTENTION.attributes if a.name == "eps")
 _DEFAULTS: dict[str, int | float | str] = {
@@ -34,34 +34,11 @@ _DEFAULTS: dict[str, int | float | str] = {
 _INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
 
 
-def check_linear_attention(node: ir.Node) -> None:
-    """Raise UsageError if attributes or the presence of inputs violate the definition."""
-    _Reading(ForeignNode(node, {})).check()
+class LinearAttentionReading(NodeReading):
+    """The reading of a LinearAttention."""
 
+    operator = RECURRENT_LINEAR_ATTENTION.op_type
 
-def check_attention_sizes(given: ForeignNode) -> None:
-    """Raise UsageError if the sizes in a run violate the definition."""
-    _Reading(given).check_sizes()
-
-
-def read_linear_attention(
-    given: ForeignNode, lengths: FullLengths, new: NewNodes
-) -> list[ir.Value]:
-    """Add the nodes that compute the outputs of a node, and return both outputs.
-
-    Args:
-        given: the node.
-        lengths: the source of the lengths, which the other operators lack.
-        new: the place of the nodes.
-
-    Raises:
-        UsageError: if the node violates its own definition.
-        NotTranslatable: if our operator cannot express it.
-    """
-    return _Reading(given).run(lengths, new)
-
-
-class _Reading:
     def __init__(self, given: ForeignNode) -> None:
         windows = {"state_window": 0} if given.node.domain == MICROSOFT else {}
         self._given = ForeignNode(given.node, given.run, _DEFAULTS | windows)
@@ -71,15 +48,41 @@ class _Reading:
         self._heads = int(self._attributes["kv_num_heads"])
 
     def check(self) -> None:
+        """Check the attributes and the presence of inputs; see ``NodeReading.check``."""
         self._check_attributes()
         for place, name in enumerate(_INPUTS[:3]):
             self._given.required(place, name)
         self._check_presence("decay", 4, is_needed=self._rule in GATED_RULES)
         self._check_presence("beta", 5, is_needed=self._rule in DELTA_RULES)
 
-    def run(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+    def check_sizes(self) -> None:
+        """Check the sizes in the run; see ``NodeReading.check_sizes``."""
+        given, heads = self._given, self._heads
+        query, key, value = (given.required(i, n) for i, n in enumerate(_INPUTS[:3]))
+        width = max(given.shape(query, "query", 3)[2] // self._query_heads, 1)
+        values = max(given.shape(value, "value", 3)[2] // heads, 1)
+        for name, tensor, last in (
+            ("query", query, self._query_heads * width),
+            ("key", key, heads * width),
+            ("value", value, heads * values),
+        ):
+            size = given.shape(tensor, name, 3)[2]
+            given.check(size == last, f"{last} channels of {name} for its heads", size)
+        if (past := given.input(3)) is not None:
+            shape = given.shape(past, "past_state", 4)[1:]
+            expected = (heads, width, values)
+            given.check(shape == expected, f"past_state [B, {heads}, {width}, {values}]", shape)
+        if (beta := given.input(5)) is not None:
+            size = given.shape(beta, "beta", 3)[2]
+            given.check(size in (1, heads), f"1 or {heads} channels of beta", size)
+        if (decay := given.input(4)) is not None:
+            size, wide = given.shape(decay, "decay", 3)[2], heads * width
+            given.check(size in (heads, wide), f"{heads} or {wide} channels of decay", size)
+
+    def translate(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+        """Add the nodes of the operator; see ``NodeReading.translate``."""
         self.check()
-        granularity = self.check_sizes()
+        self.check_sizes()
         if window := self._attributes.get("state_window"):
             raise NotTranslatable(f"it returns a window of {window} states")
         names = [n for i, n in enumerate(_INPUTS) if self._given.input(i) is not None]
@@ -93,13 +96,13 @@ class _Reading:
             have = state if name == "past_state" else own
             values[name] = new.cast(values[name], have, inside)
         node = custom_node(
-            OPERATOR,
+            self.operator,
             [*(values.get(name) for name in _INPUTS), lengths.of(values["query"])],
             {
                 "update_rule": self._rule,
                 "direction": "forward",
                 "normalizer": "none",
-                "decay_granularity": granularity,
+                "decay_granularity": self._granularity(),
                 "q_num_heads": max(self._query_heads, self._heads),
                 "kv_num_heads": self._heads,
                 "scale": float(self._attributes["scale"]),
@@ -119,33 +122,11 @@ class _Reading:
         expected = "q_num_heads as a multiple of kv_num_heads"
         check(queries % heads == 0 or may_be_fewer, expected, counts)
 
-    def check_sizes(self) -> str:
-        """Check the channels against the heads, and return the granularity of the decay."""
-        given, heads = self._given, self._heads
-        query, key, value = (given.required(i, n) for i, n in enumerate(_INPUTS[:3]))
-        width = max(given.shape(query, "query", 3)[2] // self._query_heads, 1)
-        values = max(given.shape(value, "value", 3)[2] // heads, 1)
-        for name, tensor, last in (
-            ("query", query, self._query_heads * width),
-            ("key", key, heads * width),
-            ("value", value, heads * values),
-        ):
-            size = given.shape(tensor, name, 3)[2]
-            given.check(size == last, f"{last} channels of {name} for its heads", size)
-        if (past := given.input(3)) is not None:
-            shape = given.shape(past, "past_state", 4)[1:]
-            expected = (heads, width, values)
-            given.check(shape == expected, f"past_state [B, {heads}, {width}, {values}]", shape)
-        if (beta := given.input(5)) is not None:
-            size = given.shape(beta, "beta", 3)[2]
-            given.check(size in (1, heads), f"1 or {heads} channels of beta", size)
-        if (decay := given.input(4)) is None:
-            return "head"
-        size = given.shape(decay, "decay", 3)[2]
-        given.check(
-            size in (heads, heads * width), f"{heads} or {heads * width} channels of decay", size
-        )
-        return "head" if size == heads else "channel"
+    def _granularity(self) -> str:
+        """Return the granularity of a decay whose size was checked."""
+        decay = self._given.input(4)
+        by_head = decay is None or self._given.shape_of(decay)[2] == self._heads
+        return "head" if by_head else "channel"
 
     def _check_presence(self, name: str, place: int, *, is_needed: bool) -> None:
         is_given = self._given.input(place) is not None

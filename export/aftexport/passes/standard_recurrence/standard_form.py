@@ -10,6 +10,8 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from aftexport.errors import UsageError
 from aftexport.operators.domain import DOMAIN, operator_name
+from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
+from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
 from aftexport.passes.new_nodes import NewNodes
@@ -21,8 +23,6 @@ from aftexport.passes.standard_recurrence.node_values import (
     LINEAR_ATTENTION,
 )
 from aftexport.passes.standard_recurrence.padding import Padding
-from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
-from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR as LINEAR_OPERATOR
 from aftexport.passes.standard_recurrence.translation import cancel_transposes
 from aftexport.passes.standard_recurrence.write_causal_conv import write_causal_conv
 from aftexport.passes.standard_recurrence.write_linear_attention import (
@@ -90,7 +90,7 @@ def _replace(graph: ir.Model, form: StandardForm, opset: int | None) -> None:
         new = NewNodes(graph.graph, str(node.outputs[0].name))
         padding = Padding(new, masks)
         operator = operator_name(node.op_type)
-        is_linear = operator == LINEAR_OPERATOR
+        is_linear = operator == RECURRENT_LINEAR_ATTENTION.op_type
         write = write_linear_attention if is_linear else write_causal_conv
         outputs = write(node, padding, new)
         graph.graph.insert_before(node, new.nodes)
@@ -118,11 +118,11 @@ def _write_defaults(node: ir.Node) -> None:
 def _why_body(node: ir.Node, opset: int | None) -> str | None:
     """Return the reason for the body of a node; None for one that becomes a standard node."""
     operator = operator_name(node.op_type)
-    if operator not in (LINEAR_OPERATOR, CONV_OPERATOR):
+    if operator not in (RECURRENT_LINEAR_ATTENTION.op_type, CAUSAL_DEPTHWISE_CONV.op_type):
         return "ONNX has no such operator"
     if opset is None:
         return f"the operator of ONNX needs --opset {FIRST_OPSET}"
-    if operator == LINEAR_OPERATOR and (reason := why_not_standard(node)):
+    if operator == RECURRENT_LINEAR_ATTENTION.op_type and (reason := why_not_standard(node)):
         return f"the operator of ONNX has no {reason}"
     return None
 

@@ -1,6 +1,5 @@
 """The recurrent nodes of other domains in a graph, each replaced by an operator of ours."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -11,6 +10,7 @@ from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.nodes import take_place
 from aftexport.passes.standard_recurrence.full_lengths import FullLengths
+from aftexport.passes.standard_recurrence.node_reading import NodeReading
 from aftexport.passes.standard_recurrence.node_values import (
     CAUSAL_CONV,
     LINEAR_ATTENTION,
@@ -23,26 +23,13 @@ from aftexport.passes.standard_recurrence.node_values import (
     is_standard,
     title,
 )
-from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
-from aftexport.passes.standard_recurrence.read_causal_conv import (
-    check_causal_conv,
-    check_conv_sizes,
-    read_causal_conv,
-)
-from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR as LINEAR_OPERATOR
-from aftexport.passes.standard_recurrence.read_linear_attention import (
-    check_attention_sizes,
-    check_linear_attention,
-    read_linear_attention,
-)
+from aftexport.passes.standard_recurrence.read_causal_conv import CausalConvReading
+from aftexport.passes.standard_recurrence.read_linear_attention import LinearAttentionReading
 
-_Read = Callable[[ForeignNode, FullLengths, NewNodes], list[ir.Value]]
-_READERS: dict[str, tuple[str, _Read]] = {
-    LINEAR_ATTENTION: (LINEAR_OPERATOR, read_linear_attention),
-    CAUSAL_CONV: (CONV_OPERATOR, read_causal_conv),
+_READINGS: dict[str, type[NodeReading]] = {
+    LINEAR_ATTENTION: LinearAttentionReading,
+    CAUSAL_CONV: CausalConvReading,
 }
-_SIZE_CHECKS = {LINEAR_ATTENTION: check_attention_sizes, CAUSAL_CONV: check_conv_sizes}
-_CHECKS = {LINEAR_ATTENTION: check_linear_attention, CAUSAL_CONV: check_causal_conv}
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ def check_foreign_nodes(model: ir.Model) -> bool:
     nodes = [node for node in model.graph if is_foreign(node)]
     for node in nodes:
         try:
-            _CHECKS[node.op_type](node)
+            _READINGS[node.op_type](ForeignNode(node, {})).check()
         except NotTranslatable as reason:
             if is_standard(node):
                 raise _not_standard(ForeignNode(node, {}), reason) from reason
@@ -100,7 +87,7 @@ def _not_standard(given: ForeignNode, reason: NotTranslatable) -> UsageError:
 
 def check_sizes(node: ir.Node, run: Arrays) -> None:
     """Raise UsageError if the sizes of the inputs of a node violate its definition."""
-    _SIZE_CHECKS[node.op_type](ForeignNode(node, run))
+    _READINGS[node.op_type](ForeignNode(node, run)).check_sizes()
 
 
 def translate(model: ir.Model, run: Arrays) -> Translation:
@@ -119,11 +106,11 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
             continue
         value = str(node.outputs[0].name)
         source = title(node)
-        operator, read = _READERS[node.op_type]
+        reading = _READINGS[node.op_type]
         new = NewNodes(model.graph, value)
         given = ForeignNode(node, run)
         try:
-            outputs = read(given, FullLengths(new, known), new)
+            outputs = reading(given).translate(FullLengths(new, known), new)
         except NotTranslatable as reason:
             if is_standard(node):
                 raise _not_standard(given, reason) from reason
@@ -133,7 +120,7 @@ def translate(model: ir.Model, run: Arrays) -> Translation:
         for old, replacing in zip(node.outputs, outputs, strict=False):
             take_place(old, replacing)
         model.graph.remove(node, safe=True)
-        result.replaced.append(Replacement(source, operator, value))
+        result.replaced.append(Replacement(source, reading.operator, value))
     if result.replaced:
         model.opset_imports[DOMAIN] = VERSION
         cancel_transposes(model.graph)

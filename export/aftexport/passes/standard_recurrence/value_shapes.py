@@ -6,8 +6,8 @@ import onnx
 from onnx import helper
 
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.standard_recurrence.read_causal_conv import OPERATOR as CONV_OPERATOR
-from aftexport.passes.standard_recurrence.read_linear_attention import OPERATOR as LINEAR_OPERATOR
+from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
+from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 
 
 def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -24,9 +24,9 @@ def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_known_shape(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    if node.domain == DOMAIN and node.op_type == CONV_OPERATOR:
+    if node.domain == DOMAIN and node.op_type == CAUSAL_DEPTHWISE_CONV.op_type:
         yield helper.make_node("Identity", node.input[:1], node.output[:1])
-    elif node.domain == DOMAIN and node.op_type == LINEAR_OPERATOR:
+    elif node.domain == DOMAIN and node.op_type == RECURRENT_LINEAR_ATTENTION.op_type:
         heads = {a.name: a.i for a in node.attribute if a.name.endswith("_num_heads")}
         group = heads["q_num_heads"] // heads["kv_num_heads"]
         yield helper.make_node("Concat", [node.input[2]] * group, node.output[:1], axis=2)

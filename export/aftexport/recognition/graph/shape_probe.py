@@ -148,8 +148,10 @@ class ProbedGraph:
         is_long = len(sizes) == len(self.runs) + bool(self.long_run)
         return sizes if is_long and min(sizes) > 0 and len(set(sizes)) > 1 else None
 
-    def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
-        """Return the shape in every run, None if a run lacks the value."""
+    def shapes(self, value: ir.Value | None) -> list[tuple[int, ...]] | None:
+        """Return the shape in every run, None if there is no value or a run lacks it."""
+        if value is None:
+            return None
         array, name = self.constant(value), str(value.name)
         if array is not None:
             return [array.shape] * (len(self.runs) + bool(self.long_run))

@@ -28,15 +28,6 @@ struct Weights {
 };
 
 template <class T>
-void widen_taps(const CausalDepthwiseConv& p, float* rows) {
-  const T* weight = static_cast<const T*>(p.weight);
-  const int64_t row = p.weight_row();
-  zero(rows, p.taps * row);
-  for (int64_t c = 0; c < p.channels; ++c)
-    for (int64_t j = 0; j < p.taps; ++j) rows[j * row + c] = to_float(weight[c * p.taps + j]);
-}
-
-template <class T>
 void widen_bias(const CausalDepthwiseConv& p, float* row) {
   const T* bias = static_cast<const T*>(p.bias);
   zero(row, p.weight_row());
@@ -120,7 +111,7 @@ void run(const CausalDepthwiseConv& p, const Parallel& parallel) {
   const int64_t row = p.weight_row();
   const Scratch bias(row), taps(p.widened_weight ? 0 : p.taps * row), zeros(p.channels);
   widen_bias<T>(p, bias.data());
-  if (!p.widened_weight) widen_taps<T>(p, taps.data());
+  if (!p.widened_weight) widen_conv_weight(p, taps.data());
   const Weights weights{bias.data(), p.widened_weight ? p.widened_weight : taps.data(), row};
   zero(zeros.data(), p.channels);
   const int64_t stretches = max(1, ceil_div(p.tokens, kStretch)), blocks = ceil_div(p.channels, kBlockChannels);
@@ -147,10 +138,6 @@ void run(const CausalDepthwiseConv& p, const Parallel& parallel) {
 }
 
 }  // namespace
-
-void widen_conv_weight(const CausalDepthwiseConv& p, float* rows) {
-  with_element(p.element, [&](auto element) { widen_taps<decltype(element)>(p, rows); });
-}
 
 void causal_depthwise_conv(const CausalDepthwiseConv& p, const Parallel& parallel) {
   with_element(p.element, [&](auto element) { run<decltype(element)>(p, parallel); });

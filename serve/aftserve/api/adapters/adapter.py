@@ -12,8 +12,8 @@ from aftexport.errors import UsageError
 from aftexport.system.callables import import_callable
 from aftserve.adapter_names import ADAPTERS
 from aftserve.api.error_responses import ErrorBody
-from aftserve.api.openapi_body import Schema
-from aftserve.service import Service
+from aftserve.api.openapi_body import Describe
+from aftserve.serving.repository import ModelRepository
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Adapter:
     Attributes:
         router: the endpoints, at complete paths.
         error_body: makes the JSON of an error; None for that of ``/infer``.
-        describe: puts the limits of the active bundle into the OpenAPI document.
+        describe: puts the limits of a model into the OpenAPI document.
     """
 
     router: APIRouter
     error_body: ErrorBody | None = None
-    describe: Callable[[Schema], None] | None = None
+    describe: Describe | None = None
 
     @property
     def routes(self) -> list[APIRoute]:
@@ -41,8 +41,8 @@ class Adapter:
         return {} if self.error_body is None else {r.path: self.error_body for r in self.routes}
 
 
-CreateAdapter = Callable[[Service, Sequence[params.Depends]], Adapter]
-"""A function that makes an adapter of a service, from the checks of a request."""
+CreateAdapter = Callable[[ModelRepository, Sequence[params.Depends]], Adapter]
+"""A function that makes an adapter of the models, from the checks of a request."""
 
 
 def import_adapters(names: Iterable[str]) -> dict[str, CreateAdapter]:
@@ -54,19 +54,21 @@ def import_adapters(names: Iterable[str]) -> dict[str, CreateAdapter]:
     return {name: _import_adapter(name) for name in names}
 
 
-def create_adapters(service: Service, guards: Sequence[params.Depends]) -> dict[str, Adapter]:
+def create_adapters(
+    models: ModelRepository, guards: Sequence[params.Depends]
+) -> dict[str, Adapter]:
     """Make the adapters of the settings, by their names.
 
     Args:
-        service: the service that classifies.
+        models: the models of the server.
         guards: checks of a request before its body is read.
 
     Raises:
         UsageError: if an adapter of a user cannot be imported or made.
     """
-    functions = import_adapters(service.settings.api)
+    functions = import_adapters(models.settings.api)
     return {
-        name: create(service, guards) if name in ADAPTERS else _call(name, create, service, guards)
+        name: create(models, guards) if name in ADAPTERS else _call(name, create, models, guards)
         for name, create in functions.items()
     }
 
@@ -83,15 +85,15 @@ def _import_adapter(name: str) -> CreateAdapter:
 
 
 def _call(
-    name: str, create: CreateAdapter, service: Service, guards: Sequence[params.Depends]
+    name: str, create: CreateAdapter, models: ModelRepository, guards: Sequence[params.Depends]
 ) -> Adapter:
     """Return the adapter that a user's function makes."""
     try:
-        adapter = create(service, guards)
+        adapter = create(models, guards)
     except (Exception, SystemExit) as error:  # the user's code
         raise UsageError(
             f"--api {name}: the call raised {type(error).__name__}: {error}.",
-            "Give a callable that takes the service and the checks of a request.",
+            "Give a callable that takes the models and the checks of a request.",
         ) from error
     if not isinstance(adapter, Adapter):
         raise UsageError(

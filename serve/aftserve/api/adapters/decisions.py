@@ -7,38 +7,33 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, params
-from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictStr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, TypeAdapter
 
 from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.documents import document_of, is_document
-from aftserve.api.adapters.model_choice import check_model
+from aftserve.api.adapters.documents import document_of, is_document, validated
 from aftserve.api.adapters.openai_errors import OpenAIError, error_body
-from aftserve.api.adapters.questions import Labelled, Outputs, Statement
+from aftserve.api.adapters.questions import (
+    IGNORED_INSTRUCTIONS,
+    MAX_QUESTIONS,
+    Labelled,
+    Outputs,
+    Statement,
+)
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents, check_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body
 from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
 from aftserve.api.request_body import read_json
+from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 from aftserve.types import Document
 
 PATH = "/v1/decisions"
-MAX_QUESTIONS = 400
-Instructions = Annotated[
-    str | list[dict[str, Any]], Field(description="Ignored: an output answers its own question.")
-]
+Instructions = Annotated[str | list[dict[str, Any]], Field(description=IGNORED_INSTRUCTIONS)]
 Name = Annotated[str | None, Field(description="Name of an output, or of a label.")]
 
 
@@ -199,26 +194,26 @@ class Decision(BaseModel):
     usage: DecisionUsage
 
 
-def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
     """Build the endpoint.
 
     Args:
-        service: the service that classifies.
+        models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": OpenAIError, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["OpenAI"])
 
     @router.post(
         PATH,
-        responses={**responses(OpenAIError), 404: unknown},
+        responses=responses(OpenAIError),
         openapi_extra=body_schema(DecisionRequest),
     )
     async def decide(request: Request, deadline_seconds: DeadlineSeconds = None) -> Decision:
         """Answer questions about one document. One that no output answers is refused."""
-        service.check_open()
+        models.check_open()
         body = await read_json(request, DecisionRequest, max_entries={})
-        check_model(body.model, service)
+        service = await requested(request, body.model)
+        service.check_open()
         document = _document(body.input)
         outputs = Outputs(service.active.bundle.manifest.heads)
         found = [_find(question, outputs) for question in body.questions]
@@ -240,12 +235,12 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
             usage=DecisionUsage(input_tokens=tokens, total_tokens=tokens),
         )
 
-    def describe(document: Schema) -> None:
-        forms = document_schemas(service.model.classifier)
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
+        forms = document_schemas(classifier)
         message = {"$ref": f"{COMPONENTS}InputMessage"}
         if TEXT in forms:
             forms.append({"type": "array", "items": message, "minItems": 1, "maxItems": 1})
-        served = {"enum": [service.settings.served_name]}
+        served = {"enum": [*names]}
         put_body(document, InputMessage, {})
         put_body(document, DecisionRequest, {"input": any_of(forms), "model": served})
 
@@ -259,13 +254,7 @@ def _document(given: Any) -> Document:
     """Return the document of the field ``input``."""
     if is_document(given) or not isinstance(given, list):
         return document_of(given, ("input",))
-    try:
-        (message,) = _MESSAGES.validate_python(given[:2])
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [one | {"loc": ("input", *one["loc"])} for one in found]
-        ) from None
+    (message,) = validated(_MESSAGES, given[:2], ("input",))
     content = message.content
     return content if isinstance(content, str) else content[0].text
 

@@ -1,7 +1,7 @@
 """The documents in a field of a body: texts, or token ids."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +12,7 @@ from aftserve.errors import DocumentTooLongError
 from aftserve.schemas import TokenIds
 from aftserve.types import Document
 
+T = TypeVar("T")
 _IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
 
 
@@ -74,8 +75,22 @@ def document_of(given: Any, place: Sequence[str | int]) -> Document:
             f"{'.'.join(map(str, place))} must be a text or token ids, got {kind_of(given)}.",
             "Send documents of these two forms only.",
         )
+    return validated(_IDS, given, place)
+
+
+def validated(kind: TypeAdapter[T], given: Any, place: Sequence[str | int]) -> T:
+    """Return a checked value of a body.
+
+    Args:
+        kind: the expected type.
+        given: a JSON value.
+        place: place of the value in the body, for the error message.
+
+    Raises:
+        RequestValidationError: if the value is of another type.
+    """
     try:
-        return _IDS.validate_python(given)
+        return kind.validate_python(given)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         raise RequestValidationError(

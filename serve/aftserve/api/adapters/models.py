@@ -9,18 +9,19 @@ https://github.com/typesafe-ai/typesafe-sdk-python (_schemas/models.py)
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter, params
+from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, Field
 
 from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.model_choice import check_model
 from aftserve.api.adapters.openai_errors import OpenAIError, error_body
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.service import Service
+from aftserve.api.model_choice import requested, visible
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
 
 
 class Model(BaseModel):
-    """The model, as OpenAI describes one."""
+    """A model, as OpenAI describes one."""
 
     id: str
     object: Literal["model"] = "model"
@@ -29,7 +30,7 @@ class Model(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """The model, as TypeSafe describes one."""
+    """A model, as TypeSafe describes one."""
 
     name: str
     description: str = Field(description="The outputs, with the task of each.")
@@ -37,48 +38,50 @@ class ModelMetadata(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The only model of the server."""
+    """The models of the server."""
 
     object: Literal["list"] = "list"
     data: list[Model]
     models: list[ModelMetadata]
 
 
-def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
     """Build the endpoints.
 
     Args:
-        service: the service with the model.
+        models: the models of the server.
         guards: checks of a request.
     """
     problems = responses(OpenAIError)
-    unknown = {"model": OpenAIError, "description": "The model is unknown."}
     router = APIRouter(
         dependencies=guards,
         tags=["OpenAI"],
         responses={status: problems[status] for status in GUARDED},
     )
 
-    def model() -> Model:
-        created = int(service.active.since.timestamp())
-        return Model(id=service.settings.served_name, created=created)
-
     @router.get("/v1/models")
-    async def models() -> ModelList:
-        """The only model of the server."""
-        active = service.active
-        heads = active.bundle.manifest.heads.items()
-        metadata = ModelMetadata(
-            name=service.settings.served_name,
-            description=", ".join(f"{name}: {head.task}" for name, head in heads),
-            release_date=active.since.date().isoformat(),
-        )
-        return ModelList(data=[model()], models=[metadata])
+    async def list_models(request: Request) -> ModelList:
+        """The models of the server; below /models/NAME only that one."""
+        found = visible(request)
+        return ModelList(data=[*map(_model, found)], models=[*map(_metadata, found)])
 
-    @router.get("/v1/models/{name}", responses={404: unknown})
-    async def one_model(name: str) -> Model:
-        """The model."""
-        check_model(name, service)
-        return model()
+    @router.get("/v1/models/{name}", responses={404: problems[404]})
+    async def one_model(request: Request, name: str) -> Model:
+        """One model."""
+        return _model(await requested(request, name))
 
     return Adapter(router, error_body)
+
+
+def _model(service: Service) -> Model:
+    return Model(id=service.name, created=int(service.active.since.timestamp()))
+
+
+def _metadata(service: Service) -> ModelMetadata:
+    active = service.active
+    heads = active.bundle.manifest.heads.items()
+    return ModelMetadata(
+        name=service.name,
+        description=", ".join(f"{name}: {head.task}" for name, head in heads),
+        release_date=active.since.date().isoformat(),
+    )

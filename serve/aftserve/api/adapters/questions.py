@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aftexport.heads import BinaryClassification, Head, SingleLabelClassification
-from aftserve.api.adapters.model_choice import WITH_LABELS
+from aftserve.api.adapters.output_choice import WITH_LABELS
 from aftserve.model.results import DocumentAnswer
 
+MAX_QUESTIONS = 400
+"""Maximum number of questions in a request."""
+IGNORED_INSTRUCTIONS = "Ignored: an output answers its own question."
+"""Description of the field that has the text of a question."""
 _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
 _SHOWN_LABELS = 20
 

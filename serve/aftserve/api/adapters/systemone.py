@@ -13,22 +13,28 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from aftexport.errors import InputError
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of
-from aftserve.api.adapters.model_choice import check_model
-from aftserve.api.adapters.questions import Labelled, Outputs, Statement
+from aftserve.api.adapters.questions import (
+    IGNORED_INSTRUCTIONS,
+    MAX_QUESTIONS,
+    Labelled,
+    Outputs,
+    Statement,
+)
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, put_body
 from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
+from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 
 PATH = "/v1/systemone"
-MAX_QUESTIONS = 400
 Content = str | dict[str, Any] | list[Any] | None
-Instructions = Annotated[Content, Field(description="Ignored: an output answers its own question.")]
+Instructions = Annotated[Content, Field(description=IGNORED_INSTRUCTIONS)]
 
 
 class NoulQuestion(BaseModel):
@@ -148,28 +154,28 @@ class SystemOneProblem(BaseModel):
     detail: str | list[InvalidValue]
 
 
-def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
     """Build the endpoint.
 
     Args:
-        service: the service that classifies.
+        models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": SystemOneProblem, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["TypeSafe"])
 
     @router.post(
         PATH,
-        responses={**responses(SystemOneProblem), 404: unknown},
+        responses=responses(SystemOneProblem),
         openapi_extra=body_schema(SystemOneRequest),
     )
     async def system_one(
         request: Request, deadline_seconds: DeadlineSeconds = None
     ) -> SystemOneResponse:
         """Answer questions about one document. Each must have an output that answers it."""
-        service.check_open()
+        models.check_open()
         body = await read_json(request, SystemOneRequest, max_entries={})
-        check_model(body.model, service)
+        service = await requested(request, body.model)
+        service.check_open()
         document = document_of(body.state, ("state",))
         found = _find_all(body.questions, Outputs(service.active.bundle.manifest.heads))
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
@@ -183,9 +189,9 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
             usage=SystemOneUsage(input_tokens=answer.result.tokens_used),
         )
 
-    def describe(document: Schema) -> None:
-        served = {"enum": [service.settings.served_name]}
-        state = any_of(document_schemas(service.model.classifier))
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
+        served = {"enum": [*names]}
+        state = any_of(document_schemas(classifier))
         put_body(document, SystemOneRequest, {"state": state, "model": served})
 
     return Adapter(router, error_body, describe)

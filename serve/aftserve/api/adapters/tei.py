@@ -19,7 +19,7 @@ from aftserve.api.adapters.documents import (
     documents_of,
     is_document,
 )
-from aftserve.api.adapters.model_choice import (
+from aftserve.api.adapters.output_choice import (
     WITH_LABELS,
     Output,
     choose_head,
@@ -30,12 +30,15 @@ from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body, several
 from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import ChosenModel
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
 from aftserve.errors import RefusedError
+from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
 from aftserve.types import Document
 
 PREDICT, EMBED = "/predict", "/embed"
@@ -94,11 +97,11 @@ class TeiError(BaseModel):
     error_type: ErrorType
 
 
-def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
     """Build the endpoints.
 
     Args:
-        service: the service that classifies.
+        models: the models that classify.
         guards: checks of a request.
     """
     other_kind = {"model": TeiError, "description": "The model has no such output."}
@@ -108,16 +111,12 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         responses={**responses(TeiError), 424: other_kind},
     )
 
-    async def answer(
-        request: Request, documents: Sequence[Document], name: str, seconds: float | None
-    ) -> list[DocumentAnswer]:
-        deadline = deadline_of(request, seconds, service.settings.deadline_seconds)
-        options = AnswerOptions(outputs=[name])
-        return await answer_documents(request, service, documents, deadline, options=options)
-
     @router.post(PREDICT, openapi_extra=body_schema(PredictRequest))
     async def predict(
-        request: Request, output: Output = None, deadline_seconds: DeadlineSeconds = None
+        request: Request,
+        service: ChosenModel,
+        output: Output = None,
+        deadline_seconds: DeadlineSeconds = None,
     ) -> list[Prediction] | list[list[Prediction]]:
         """Classify documents; the most probable label is first."""
         service.check_open()
@@ -125,13 +124,16 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         body = await read_json(request, PredictRequest, max_entries={})
         documents, is_one = _predicted_documents(body.inputs, service.settings.max_documents)
         name = choose_head(_labelled(service.active.bundle.manifest), output)
-        answers = await answer(request, documents, name, deadline_seconds)
+        answers = await _answer(request, service, documents, name, deadline_seconds)
         rows = [_predictions(one, name, raw=body.raw_scores) for one in answers]
         return rows[0] if is_one else rows
 
     @router.post(EMBED, openapi_extra=body_schema(EmbedRequest))
     async def embed(
-        request: Request, output: Output = None, deadline_seconds: DeadlineSeconds = None
+        request: Request,
+        service: ChosenModel,
+        output: Output = None,
+        deadline_seconds: DeadlineSeconds = None,
     ) -> list[list[float]]:
         """Return a vector of each document."""
         service.check_open()
@@ -139,24 +141,34 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
         body = await read_json(request, EmbedRequest, max_entries={})
         documents = documents_of(body.inputs, "inputs", service.settings.max_documents)
         name = choose_head(_embeddings(service.active.bundle.manifest), output)
-        answers = await answer(request, documents, name, deadline_seconds)
+        answers = await _answer(request, service, documents, name, deadline_seconds)
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 
-    return Adapter(router, error_body, lambda document: _describe(document, service))
+    return Adapter(router, error_body, _describe)
 
 
-def _describe(document: Schema, service: Service) -> None:
-    """Put the limits of the active bundle into an OpenAPI document."""
-    classifier = service.model.classifier
+async def _answer(
+    request: Request,
+    service: Service,
+    documents: Sequence[Document],
+    name: str,
+    seconds: float | None,
+) -> list[DocumentAnswer]:
+    deadline = deadline_of(request, seconds, service.settings.deadline_seconds)
+    options = AnswerOptions(outputs=[name])
+    return await answer_documents(request, service, documents, deadline, options=options)
+
+
+def _describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
+    """Put the limits of a model into an OpenAPI document."""
     forms = document_schemas(classifier)
     lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
     singles = [TEXT, *lists] if TEXT in forms else lists
     predicted = [*singles, several(any_of(lists))] if forms else []
     put_body(document, PredictRequest, {"inputs": any_of(predicted)})
     put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
-    manifest = classifier.manifest
-    put_outputs(document, PREDICT, heads_for_documents(manifest, *WITH_LABELS))
-    put_outputs(document, EMBED, heads_for_documents(manifest, FeatureExtraction))
+    put_outputs(document, PREDICT, classifier, *WITH_LABELS)
+    put_outputs(document, EMBED, classifier, FeatureExtraction)
 
 
 def _labelled(manifest: Manifest) -> list[str]:

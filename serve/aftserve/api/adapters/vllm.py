@@ -16,24 +16,24 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import documents_of
-from aftserve.api.adapters.model_choice import (
+from aftserve.api.adapters.output_choice import (
     WITH_LABELS,
     Output,
-    check_model,
     choose_head,
     heads_for_documents,
-    model_schema,
     put_outputs,
 )
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, put_body, several
 from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
+from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
 
 PATHS = ("/classify", "/v1/classify")
 """The path of vLLM, and that of SGLang."""
@@ -113,23 +113,23 @@ class ErrorResponse(BaseModel):
     error: ErrorInfo
 
 
-def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
+def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
     """Build the endpoints.
 
     Args:
-        service: the service that classifies.
+        models: the models that classify.
         guards: checks of a request.
     """
-    unknown = {"model": ErrorResponse, "description": "The model is unknown."}
     router = APIRouter(dependencies=guards, tags=["vLLM"])
 
     async def classify(
         request: Request, output: Output = None, deadline_seconds: DeadlineSeconds = None
     ) -> ClassificationResponse:
         """Classify documents: texts, or token ids."""
-        service.check_open()
+        models.check_open()
         body = await read_json(request, ClassificationRequest, max_entries={})
-        check_model(body.model, service)
+        service = await requested(request, body.model)
+        service.check_open()
         documents = documents_of(body.input, "input", service.settings.max_documents)
         name = choose_head(_heads(service.active.bundle.manifest), output)
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
@@ -137,23 +137,22 @@ def create(service: Service, guards: Sequence[params.Depends]) -> Adapter:
             request, service, documents, deadline, options=AnswerOptions(outputs=[name])
         )
         given = body.request_id or body.rid or request.state.fields["request_id"]
-        return _response(answers, name, f"classify-{given}", body, service.settings.served_name)
+        return _response(answers, name, f"classify-{given}", body, service.name)
 
     for path in PATHS:
         router.post(
             path,
-            responses={**responses(ErrorResponse), 404: unknown},
+            responses=responses(ErrorResponse),
             openapi_extra=body_schema(ClassificationRequest),
         )(classify)
 
-    def describe(document: Schema) -> None:
-        classifier = service.model.classifier
+    def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         forms = document_schemas(classifier)
         field = any_of([*forms, *map(several, forms)])
-        changes = {"input": field, "model": model_schema(service)}
+        changes = {"input": field, "model": {"enum": [*names, None]}}
         put_body(document, ClassificationRequest, changes)
         for path in PATHS:
-            put_outputs(document, path, heads_for_documents(classifier.manifest, *WITH_LABELS))
+            put_outputs(document, path, classifier, *WITH_LABELS)
 
     return Adapter(router, error_body, describe)
 

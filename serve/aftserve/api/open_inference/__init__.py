@@ -8,4 +8,5 @@ https://github.com/triton-inference-server/server (docs/protocol/extension_binar
 ``messages`` a request's documents, and the response with their results
 ``descriptions`` of the server and its model
 ``routes``   the endpoints below ``/v2``
+``repository_requests``, ``repository_routes`` the list of the models, their loads and unloads
 """

@@ -1,4 +1,4 @@
-"""Descriptions of the server and its model, the same over HTTP and gRPC."""
+"""Descriptions of the server and its models, the same over HTTP and gRPC."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,20 @@ from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import outputs_of
 from aftserve.api.open_inference.schemas import ModelMetadata, ServerMetadata, TensorMetadata
 from aftserve.errors import NotFoundError
-from aftserve.service import Service
+from aftserve.serving.service import Service
 
 VERSION = "1"
-"""Version of the model; a server has only this one."""
+"""Version of every model; a server has only this one."""
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 
 
-def check_model(service: Service, name: str, version: str) -> None:
-    """Raise NotFoundError unless the server has a model of this name and version."""
-    model_name = service.settings.served_name
-    if (name, version) != (model_name, VERSION):
+def check_version(name: str, version: str) -> None:
+    """Raise NotFoundError unless a model has this version."""
+    if version != VERSION:
         raise NotFoundError(
-            f"Expected the model {model_name!r} of version {VERSION}, got {name[:100]!r} of "
-            f"version {version[:100]!r}.",
-            "Name the expected model.",
+            f"Expected the model {name[:100]!r} of version {VERSION}, got version "
+            f"{version[:100]!r}.",
+            "Name the expected version.",
         )
 
 
@@ -33,7 +32,7 @@ def describe_server(extensions: Sequence[str]) -> ServerMetadata:
 def describe_model(service: Service) -> ModelMetadata:
     """Return the metadata of the model."""
     return ModelMetadata(
-        name=service.settings.served_name,
+        name=service.name,
         versions=[VERSION],
         platform=platform_of(service),
         inputs=list(inputs_of(service)),

@@ -12,15 +12,17 @@ from aftexport.errors import InputError
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.model_choice import readiness, requested, visible
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
     VERSION,
-    check_model,
+    check_version,
     describe_model,
     describe_server,
 )
 from aftserve.api.open_inference.model_config import ModelConfig, model_config
+from aftserve.api.open_inference.repository_requests import EXTENSION
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -31,24 +33,24 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.open_inference.statistics import Statistics, statistics_of
+from aftserve.api.open_inference.statistics import ModelStatistics, Statistics, statistics_of
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.wanted import AnswerOptions
-from aftserve.service import Service
+from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
 
 _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PROBLEMS = responses(ProtocolProblem)
-_PROBLEMS[404] = {"model": ProtocolProblem, "description": "The model is unknown."}
 # These paths are complete, because responses are counted by the path of their route. It lacks the
 # prefixes of nested routers.
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", EXTENSION, "statistics"]
 PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
 """The paths that load balancers ask every few seconds."""
 
@@ -58,21 +60,22 @@ JsonBytes = Annotated[
 ]
 
 
-def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+async def _named(request: Request, name: str) -> Service:
+    return await requested(request, name)
+
+
+NamedModel = Annotated[Service, Depends(_named)]
+"""The model that the path names after ``/v2/models``. The checks of the router come before it."""
+
+
+def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
     """Build the endpoints of the protocol.
 
     Args:
-        service: the service that classifies.
-        guards: checks of a request for the model.
+        models: the models that classify.
+        guards: checks of a request for a model.
     """
-    model_name = service.settings.served_name
-    router = _server_router(service)
-
-    def check_version(name: str, version: str) -> None:
-        check_model(service, name, version)
-
-    def check_name(name: str) -> None:
-        check_version(name, VERSION)
+    router = _server_router()
 
     @router.get(
         f"{_ROOT}/models/stats",
@@ -80,18 +83,17 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         dependencies=guards,
         responses={status: _PROBLEMS[status] for status in GUARDED},
     )
-    async def stats() -> Statistics:
-        """The statistics of all models; the server has one."""
-        return statistics_of(service.metrics.inference, model_name, VERSION)
+    async def stats(request: Request) -> Statistics:
+        """The statistics of all models; below /models/NAME only of that one."""
+        return Statistics(model_stats=[*map(_statistics, visible(request))])
 
-    for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
-        checks = [*guards, Depends(check)]
-        router.include_router(_model_router(service, path, checks))
-        router.include_router(_infer_router(service, path, checks))
+    for path, checks in ((_MODEL, guards), (_VERSIONED, [*guards, Depends(_check_version)])):
+        router.include_router(_model_router(path, checks))
+        router.include_router(_infer_router(models, path, checks))
     return router
 
 
-def _server_router(service: Service) -> APIRouter:
+def _server_router() -> APIRouter:
     router = APIRouter(tags=["Open Inference Protocol"])
 
     @router.get(_ROOT)
@@ -105,31 +107,32 @@ def _server_router(service: Service) -> APIRouter:
         return Live(live=True)
 
     @router.get(f"{_ROOT}/health/ready", responses={503: {"model": Ready}})
-    async def ready(response: Response) -> Ready:
+    async def ready(request: Request, response: Response) -> Ready:
         """The server takes requests."""
-        response.status_code = 200 if service.health.ready else 503
-        return Ready(ready=service.health.ready)
+        is_ready, _ = readiness(request)
+        response.status_code = 200 if is_ready else 503
+        return Ready(ready=is_ready)
 
     return router
 
 
-def _model_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints that describe the model below a path."""
+def _model_router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoints that describe a model below a path."""
     router = _router(path, guards)
 
     @router.get("/ready", responses={503: {"model": ModelReady}})
-    async def model_ready(name: str, response: Response) -> ModelReady:
+    async def model_ready(service: NamedModel, response: Response) -> ModelReady:
         """The model answers."""
         response.status_code = 200 if service.health.ready else 503
-        return ModelReady(name=name, ready=service.health.ready)
+        return ModelReady(name=service.name, ready=service.health.ready)
 
     @router.get("", response_model_exclude_none=True)
-    async def metadata(name: str) -> ModelMetadata:
+    async def metadata(service: NamedModel) -> ModelMetadata:
         """The model's inputs and outputs; send ``text``, ``input_ids`` or ``input_features``."""
         return describe_model(service)
 
     @router.get("/config")
-    async def config(name: str) -> ModelConfig:
+    async def config(service: NamedModel) -> ModelConfig:
         """The model's configuration, by Triton's extension of the protocol."""
         classifier = service.model.classifier
         return model_config(
@@ -144,16 +147,18 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         )
 
     @router.get("/stats")
-    async def stats(name: str) -> Statistics:
+    async def stats(service: NamedModel) -> Statistics:
         """Counts and times since the server started, by Triton's extension of the protocol."""
-        return statistics_of(service.metrics.inference, name, VERSION)
+        return Statistics(model_stats=[_statistics(service)])
 
     return router
 
 
-def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
+def _infer_router(
+    models: ModelRepository, path: str, guards: Sequence[params.Depends]
+) -> APIRouter:
     """Build the endpoint that classifies below a path."""
-    settings, names = service.settings, OutputNames()
+    settings, names = models.settings, OutputNames()
     router = _router(path, guards)
 
     @router.post(
@@ -164,6 +169,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
     )
     async def infer(
         request: Request,
+        service: NamedModel,
         json_bytes: JsonBytes = None,
         deadline_seconds: DeadlineSeconds = None,
     ) -> Response:
@@ -190,7 +196,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
             messages.respond,
             message,
             answers,
-            name=settings.served_name,
+            name=service.name,
             version=VERSION,
             deadline=deadline,
         )
@@ -201,6 +207,14 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         return await run_until_disconnect(building, request.receive, deadline)
 
     return router
+
+
+async def _check_version(name: str, version: str) -> None:
+    check_version(name, version)
+
+
+def _statistics(service: Service) -> ModelStatistics:
+    return statistics_of(service.metrics.inference, service.name, VERSION)
 
 
 def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, WithJsonSchema
 
 from aftexport.extra_inputs import MAX_INPUTS
+from aftserve.serving.model_entry import State
 
 Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
 
@@ -109,6 +110,48 @@ class ModelReady(BaseModel):
 
     name: str
     ready: bool
+
+
+class _RepositoryRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class RepositoryIndexRequest(_RepositoryRequest):
+    """The models that a list has."""
+
+    ready: bool = Field(False, description="Whether the list has only models that are ready.")
+
+
+class RepositoryLoadRequest(_RepositoryRequest):
+    """A load, which takes no parameters: names and settings of models are those of the server."""
+
+    parameters: Annotated[
+        dict[str, Any] | None, WithJsonSchema({"type": ["object", "null"], "maxProperties": 0})
+    ] = None
+
+
+class RepositoryUnloadRequest(_RepositoryRequest):
+    """An unload; no model depends on another."""
+
+    parameters: Annotated[
+        dict[str, Any] | None,
+        WithJsonSchema(
+            {
+                "type": ["object", "null"],
+                "properties": {"unload_dependents": {"const": False}},
+                "additionalProperties": False,
+            }
+        ),
+    ] = None
+
+
+class ModelIndex(BaseModel):
+    """The state of a model that is loaded or can be."""
+
+    name: str
+    version: str
+    state: State
+    reason: str = Field(description="The reason why the model is not ready; empty if it is.")
 
 
 class ProtocolProblem(BaseModel):

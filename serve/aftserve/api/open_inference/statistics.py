@@ -1,4 +1,4 @@
-"""The statistics of the model, by Triton's extension of the protocol."""
+"""The statistics of a model, by Triton's extension of the protocol."""
 
 from pydantic import BaseModel, Field
 
@@ -35,7 +35,7 @@ class BatchStatistics(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """The statistics of the model since the server started."""
+    """The statistics of a model since the server started."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class ModelStatistics(BaseModel):
 
 
 class Statistics(BaseModel):
-    """The statistics of all models of the server, which has one."""
+    """The statistics of models of the server."""
 
     model_stats: list[ModelStatistics]
 
@@ -55,7 +55,7 @@ class Statistics(BaseModel):
 _NONE = StatisticDuration(count=0, ns=0)
 
 
-def statistics_of(stats: InferenceStats, name: str, version: str) -> Statistics:
+def statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStatistics:
     """Return the statistics of a model in the form of the protocol.
 
     Args:
@@ -81,7 +81,7 @@ def statistics_of(stats: InferenceStats, name: str, version: str) -> Statistics:
         )
         for size, total in sorted(stats.runs.items())
     ]
-    model = ModelStatistics(
+    return ModelStatistics(
         name=name,
         version=version,
         last_inference=int(stats.last_request * 1000),
@@ -90,7 +90,6 @@ def statistics_of(stats: InferenceStats, name: str, version: str) -> Statistics:
         inference_stats=inference,
         batch_stats=batches,
     )
-    return Statistics(model_stats=[model])
 
 
 def _duration(total: TotalTime) -> StatisticDuration:

@@ -7,6 +7,7 @@ import {
 } from "./elements.js";
 import { describeHeads, showHeads } from "./heads.js";
 import { bodyOf, describeInputs } from "./inputs.js";
+import { showModels } from "./models.js";
 import { chooseSeries, describeSeries, drawSeries, features, series } from "./series_field.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
@@ -121,14 +122,18 @@ async function classify() {
 
 /** Show the server, its model and its parity with PyTorch. */
 async function describe() {
+  let isAnswered = true;
   try {
     const [info, parity] = await Promise.all([request("info"), request("parity")]);
     showInfo(info);
     showParity(parity);
   } catch (problem) {
+    isAnswered = problem.code !== 404; // the server has no model for this path
     byId("about").hidden = byId("parity").hidden = true;
-    byId("model").textContent = problem.code === 401 && !key.value ? "" : problem.message;
+    byId("model").textContent = problem.code === 401 && !key.value || !isAnswered ? "" : problem.message;
   }
+  const { model_stats: models } = await request("v2/models/stats").catch(() => ({ model_stats: [] }));
+  showModels(models.map(({ name }) => name), isAnswered);
 }
 
 function show(id) {

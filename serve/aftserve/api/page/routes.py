@@ -13,6 +13,7 @@ _FILES = {
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/elements.js": ("elements.js", "text/javascript"),
     "/page/heads.js": ("heads.js", "text/javascript"),
+    "/page/models.js": ("models.js", "text/javascript"),
     "/page/inputs.js": ("inputs.js", "text/javascript"),
     "/page/series.js": ("series.js", "text/javascript"),
     "/page/series_field.js": ("series_field.js", "text/javascript"),

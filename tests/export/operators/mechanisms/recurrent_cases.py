@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import onnx
 import torch
+from recurrent_graphs import RULES, has_beta, has_decay
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import RECURRENT_OPERATORS, Operator
@@ -41,7 +42,6 @@ class Form:
         return {a.name: values[a.name] for a in ATTENTION.attributes}
 
 
-RULES = ("linear", "gated", "delta", "gated_delta")
 FORMS = [
     Form(rule, direction, normalizer, granularity, has_past)
     for rule, direction, normalizer, granularity, has_past in product(
@@ -51,9 +51,16 @@ FORMS = [
         ("head", "channel"),
         (False, True),
     )
-    if ("gated" in rule or granularity == "head") and ("delta" not in rule or normalizer == "none")
+    if (has_decay(rule) or granularity == "head") and (not has_beta(rule) or normalizer == "none")
 ]
 """Every choice of settings, with and without a past state."""
+
+
+def absent_inputs(form: Form) -> set[str]:
+    """Return the optional inputs that a node of this form lacks."""
+    rule = form.update_rule
+    present = {"past_state": form.has_past, "decay": has_decay(rule), "beta": has_beta(rule)}
+    return {name for name, is_present in present.items() if not is_present}
 
 
 def draw(
@@ -65,7 +72,7 @@ def draw(
     """
     rng = np.random.default_rng(zlib.crc32(f"{form} {tokens} {lengths}".encode()))
     batch, heads, (dk, dv) = len(lengths), form.kv_num_heads, widths
-    is_summed, is_gated = form.normalizer == "sum", "gated" in form.update_rule
+    is_summed = form.normalizer == "sum"
     states = heads * (2 if form.direction == "bidirectional" else 1)
     inputs = {
         "query": rng.normal(size=(batch, tokens, form.q_num_heads * dk)),
@@ -80,9 +87,8 @@ def draw(
     if is_summed:
         inputs["query"], inputs["key"] = abs(inputs["query"]), abs(inputs["key"])
         inputs["past_state"][..., -1] = abs(inputs["past_state"][..., -1])
-    absent = {"past_state": not form.has_past, "decay": not is_gated}
-    absent["beta"] = "delta" not in form.update_rule
-    kept = {n: x.astype(np.float16) for n, x in inputs.items() if not absent.get(n, False)}
+    absent = absent_inputs(form)
+    kept = {n: x.astype(np.float16) for n, x in inputs.items() if n not in absent}
     return kept | {"lengths": np.array(lengths, np.int64)}
 
 

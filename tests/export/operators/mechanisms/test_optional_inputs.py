@@ -12,7 +12,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.operators.portable_bodies import attach_bodies
 
-from .recurrent_cases import ATTENTION, Form, node_of
+from .recurrent_cases import ATTENTION, Form, absent_inputs, node_of
 
 
 class Layers(nn.Module):
@@ -72,9 +72,7 @@ def model_of(*forms: Form) -> onnx.ModelProto:
     """Return a graph of one node for each form."""
     nodes = []
     for form in forms:
-        absent = {"past_state": not form.has_past, "decay": "gated" not in form.update_rule}
-        absent["beta"] = "delta" not in form.update_rule
-        present = frozenset(n for n in ATTENTION.inputs if not absent.get(n, False))
+        present = frozenset(ATTENTION.inputs) - absent_inputs(form)
         nodes.append(node_of(ATTENTION, present, form.attributes))
     graph = onnx.helper.make_graph(nodes, "graph", [], [])
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])

@@ -8,13 +8,13 @@ import pytest
 import torch
 from onnx_runtimes import RUNTIMES
 from oracles.recurrent import recurrent_linear_attention
+from recurrent_graphs import RULES, has_beta, has_decay
 
 from aftexport.parity import TOLERANCES
 
 from .recurrent_cases import (
     ATTENTION,
     FORMS,
-    RULES,
     Arrays,
     Form,
     body_model,
@@ -113,7 +113,7 @@ def test_body_has_only_standard_operators(form: Form, opset: int) -> None:
     assert error([results[n] for n in ATTENTION.outputs], expected) < FP32
 
 
-GATED = [f for f in FORMS if "gated" in f.update_rule and f.direction == "bidirectional"]
+GATED = [f for f in FORMS if has_decay(f.update_rule) and f.direction == "bidirectional"]
 
 
 def hard(form: Form, decays: str) -> Arrays:
@@ -394,7 +394,8 @@ def test_beta_may_be_shared_by_heads() -> None:
 @pytest.mark.parametrize(("rule", "present"), list(product(RULES, ["", "decay", "beta"])))
 def test_body_needs_inputs_of_rule(rule: str, present: str) -> None:
     given = {present} - {""}
-    needed = {n for n, part in (("decay", "gated"), ("beta", "delta")) if part in rule}
+    takes = {"decay": has_decay(rule), "beta": has_beta(rule)}
+    needed = {name for name, is_taken in takes.items() if is_taken}
     settings = {a.name: str(a.default) for a in ATTENTION.settings} | {"update_rule": rule}
     if given == needed:
         assert ATTENTION.function(settings, 20, given).name == "RecurrentLinearAttention"

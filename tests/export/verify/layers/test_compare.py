@@ -124,22 +124,15 @@ def test_a_broken_kernel_is_found(
 
 def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the fused kernels by bodies, one of them wrong."""
-    make_options, load = ort.session_options, ort.session
-    fused = False
+    load = ort.session
 
-    def session_options(**given: Any) -> Any:
-        nonlocal fused
-        fused = given["fused"]
-        return make_options(**given | {"fused": False})
-
-    def session(model: Path | bytes, *options: Any, **others: Any) -> Any:
+    def session(model: Path | bytes, *options: Any, fused: bool, **others: Any) -> Any:
         changed = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
         if fused and any(node.op_type == fault.name for node in changed.graph.node):
             fault.plant(changed)
-        return load(changed.SerializeToString(), *options, **others)
+        return load(changed.SerializeToString(), *options, fused=False, **others)
 
     monkeypatch.setattr(ort, "session", session)
-    monkeypatch.setattr(ort, "session_options", session_options)
     monkeypatch.setattr(compare, "operator_paths", lambda *_, **__: {fault.name: "fused"})
 
 

@@ -41,8 +41,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a server, with the adapter that the page shows."""
     (tmp_path / SHOWN.marked).write_text(SHOWN.text)
     (tmp_path / "clashing.py").write_text(CLASHING)
-    (tmp_path / "wrong.py").write_text("def create(service, guards):\n    return guards\n")
-    (tmp_path / "broken.py").write_text("def create(service, guards):\n    return guards[5]\n")
+    (tmp_path / "wrong.py").write_text("def create(models, guards):\n    return guards\n")
+    (tmp_path / "broken.py").write_text("def create(models, guards):\n    return guards[5]\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -93,7 +93,7 @@ def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) 
         assert client.post("/plain", **own).text == f"{label}\n"
         assert "has no tokens" in client.post("/plain", content="").json()["problem"]
         assert "/plain" in client.get("/openapi.json").json()["paths"]
-        assert "aftserve_responses_total{path=\"/plain\",status=\"401\"}" in client.get(
+        assert "aftserve_responses_total{model=\"\",path=\"/plain\",status=\"401\"}" in client.get(
             "/metrics"
         ).text  # fmt: skip
     assert "Traceback" not in (here / "log").read_text("utf-8")
@@ -103,8 +103,8 @@ def included(name: str) -> FastAPI:
     """Return an application with POST /infer and an adapter."""
     app = FastAPI()
     app.post("/infer")(lambda: None)
-    service: Any = SimpleNamespace(settings=SimpleNamespace(api=[name]))
-    include_adapters(app, create_adapters(service, []))
+    models: Any = SimpleNamespace(settings=SimpleNamespace(api=[name]))
+    include_adapters(app, create_adapters(models, []))
     return app
 
 

@@ -1,5 +1,6 @@
 """Decisions, by OpenAI's own client."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +105,17 @@ def test_usage_counts_tokens(client: openai.OpenAI) -> None:
         usage = decision.usage
         assert (usage.input_tokens, usage.total_tokens, usage.output_tokens) == (tokens, tokens, 0)
         assert decision.model == "heads"
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"), [("legal", ["tokenize", "queue", "compute"]), ("none", ["tokenize"])]
+)
+def test_response_times_its_stages(name: str, stages: list[str], client: openai.OpenAI) -> None:
+    """A decision of refusals only has the time of the check of its document."""
+    response = client.decisions.with_raw_response.create(
+        model="heads", input="abcde", questions=[predicate(name)]
+    )
+    assert re.findall(r"(\w+);dur=\d", response.headers["Server-Timing"]) == stages
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ NAMES = (
     "page.js",
     "heads.js",
     "inputs.js",
+    "models.js",
     "tokens.js",
     "series.js",
     "series_field.js",

@@ -4,6 +4,6 @@ import torch
 from torch import Tensor
 
 
-def wide(x: Tensor) -> Tensor:
+def to_state_type(x: Tensor) -> Tensor:
     """Return a tensor in float32 or float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

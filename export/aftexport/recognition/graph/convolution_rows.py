@@ -17,7 +17,7 @@ _MAPS = frozenset(("Abs", "Elu", "Exp", "LeakyRelu", "Neg", "Relu", "Sigmoid", "
 """Functions of one number."""
 _MAPS_WITH_NUMBERS = frozenset(("Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub"))
 """Functions of one number whose other inputs are constants."""
-_RANK = 3
+SEQUENCE_RANK = 3
 """The rank of ``[B, C, T]``; images have more dims."""
 
 
@@ -63,7 +63,7 @@ def is_pointwise(node: ir.Node, probed: ProbedGraph) -> bool:
 
 def channel_dims(value: ir.Value, channels: int, probed: ProbedGraph) -> tuple[int, ...] | None:
     """Return the fixed dims after the batch that together are the channels, None without such."""
-    shapes = probed.shapes(value) if probed.has(value) else None
+    shapes = probed.shapes(value)
     if not shapes:
         return None
     products = list(accumulate(shapes[0][1:], lambda a, b: a * b))
@@ -107,7 +107,7 @@ def convolution_rows(value: ir.Value, probed: ProbedGraph) -> ConvolutionRows | 
 def slice_rows(node: ir.Node, output: ir.Value, probed: ProbedGraph) -> Rows | None:
     """Return the channels of an image that an output of a node is, None if it is another node."""
     source = node.inputs[0] if node.op_type in ("Slice", "Split") else None
-    shapes = probed.shapes(source) if source is not None and probed.has(source) else None
+    shapes = probed.shapes(source)
     if not shapes or not probed.has(output) or _axis(node, probed) != 1:
         return None
     return _TAKEN[node.op_type](node, output, shapes[0][1:2], probed)
@@ -115,21 +115,20 @@ def slice_rows(node: ir.Node, output: ir.Value, probed: ProbedGraph) -> Rows | N
 
 def rank_of(value: ir.Value | None, probed: ProbedGraph) -> int:
     """Return the number of dims of a value, 0 if the graph did not have it when it was probed."""
-    shapes = probed.shapes(value) if value is not None and probed.has(value) else None
+    shapes = probed.shapes(value)
     return len(shapes[0]) if shapes else 0
 
 
 def channels_of(value: ir.Value, probed: ProbedGraph) -> int | None:
     """Return the number of channels of ``[B, C, T]``, which may be a Reshape without a shape."""
-    if probed.has(value):
-        shapes = probed.shapes(value) or []
-        sizes = {shape[1] for shape in shapes if len(shape) == _RANK}
+    if (shapes := probed.shapes(value)) is not None:
+        sizes = {shape[1] for shape in shapes if len(shape) == SEQUENCE_RANK}
         return sizes.pop() if len(sizes) == 1 else None
     node = value.producer()
     if node is None or node.op_type != "Reshape":
         return None
     shape = probed.constant(node.inputs[1])
-    if shape is None or shape.size != _RANK or shape[1] <= 0:
+    if shape is None or shape.size != SEQUENCE_RANK or shape[1] <= 0:
         return None
     batch, channels = (int(size) for size in shape[:2])
     return channels if batch in (0, _fixed_batch(node.inputs[0], probed)) else None
@@ -137,7 +136,7 @@ def channels_of(value: ir.Value, probed: ProbedGraph) -> int | None:
 
 def _fixed_batch(value: ir.Value | None, probed: ProbedGraph) -> int | None:
     """Return the first dim of a value if it is the same in all runs, None otherwise."""
-    shapes = probed.shapes(value) if value is not None and probed.has(value) else None
+    shapes = probed.shapes(value)
     sizes = {shape[:1] for shape in shapes or ()}
     return next(iter(sizes.pop()), None) if len(sizes) == 1 else None
 
@@ -179,8 +178,7 @@ def _of_same_batch(
 
 
 def _axis(node: ir.Node, probed: ProbedGraph) -> int | None:
-    source = node.inputs[0]
-    shapes = probed.shapes(source) if source is not None else None
+    shapes = probed.shapes(node.inputs[0])
     if not shapes:
         return None
     axis = node.attributes.get_int("axis", 0)

@@ -1,39 +1,30 @@
-"""From a request's documents to their results, with the active bundle."""
+"""One model: from the documents of a request to their results, with the active bundle."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from aftexport.bundle.bundle import Bundle
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Answer, Decoding
 from aftserve.model.evidence import add_evidence, explain
-from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
 from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
 from aftserve.model.results import DocumentAnswer, document_answer
-from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.model.wanted import EVERY_HEAD, NO_HEAD, NO_OPTIONS, AnswerOptions, Wanted
-from aftserve.observability.health import Health
-from aftserve.observability.metrics import Metrics
-from aftserve.observability.tracing import Traces
+from aftserve.observability.health import ModelHealth
 from aftserve.parity.breach_handler import BreachHandler
 from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.parity.schemas import ParityCheck
-from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.request_record import RequestRecord
-from aftserve.scheduling.scheduler import Scheduler
-from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Timings
+from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
 
@@ -41,79 +32,74 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """The server behind its HTTP interface.
+    """One model behind the interfaces of the server.
 
     Args:
-        bundle: a checked bundle.
-        model: the loaded model of the bundle.
-        settings: settings of the server.
-        traces: traces of the requests; none by default.
+        name: name of the model.
+        active: its bundle and the loaded model.
+        settings: settings of the model: those of the server, and its own.
+        shared: the parts that all models share.
+        reloader: the reloads of its bundle.
+
+    Attributes:
+        health: health of this model.
+        metrics: metrics of this model.
     """
 
     def __init__(
         self,
-        bundle: Bundle,
-        model: LoadedModel,
+        name: str,
+        active: ActiveBundle,
         settings: Settings,
-        traces: Traces | None = None,
+        shared: SharedResources,
+        reloader: Reloader,
     ) -> None:
+        self.name = name
         self.settings = settings
-        self.traces = traces or Traces()
-        self.active = ActiveBundle(bundle, model)
-        self.health = Health()
-        self.metrics = Metrics()
-        self.scheduler = Scheduler(
-            self.metrics,
-            budget_tokens=settings.budget_tokens,
-            stall_seconds=settings.stall_seconds,
-            idle_seconds=settings.idle_seconds,
-        )
-        self.scheduler.measure(model)
-        self.parity = self._monitor(self.active)
-        self.reloader = Reloader(settings, self._activate, self.metrics)
-        self._admission = Admission(self.scheduler, settings.max_queue_seconds)
-        self._tokenizers = TokenizerPool()
-        self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
+        self.shared = shared
+        self.active = active
+        self.reloader = reloader
+        self.health = ModelHealth(shared.health)
+        self.metrics = shared.metrics.of(name)
+        self.scheduler = shared.scheduler
+        self.traces = shared.traces
+        self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler)
-        self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
-        self.metrics.slowdown.set_function(lambda: self.scheduler.slowdown.value)
-        self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
-        self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
-        self.metrics.idle.set_function(lambda: self.scheduler.idle)
-        self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
+        self.metrics.slowdown.set_function(lambda: self.model.slowdown.value)
+        self._begin(active)
 
     @property
     def model(self) -> LoadedModel:
         """The model that answers new requests."""
         return self.active.model
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Answer requests within the block."""
-        scheduling = asyncio.create_task(self.scheduler.serve())
-        scheduling.add_done_callback(self._end_with_scheduler)
-        # When the scheduler ends, it gives every waiting client an error.
-        self.health.when_failed(scheduling.cancel)
-        self.health.phase = "ready"
+    def check_breach(self) -> None:
+        """React to golden cases that are out of bound; the event loop runs."""
         if self.model.breach is not None:
             self._handle_breach(self.active, self.model.breach)
-        async with watched_loop(self.settings.stall_seconds):
-            yield
-        self.reloader.close()
+
+    async def retire(self) -> None:
+        """Wait until the accepted requests are answered, and free what belongs to the model."""
+        await self._breaches.wait()
+        await self.parity.retire()
+        await self.parity.released()
+        self.scheduler.forget(self.model)
+
+    async def close(self) -> None:
+        """Cancel the comparisons with PyTorch, and end its process."""
         await self.parity.close()
-        scheduling.cancel()
 
     def check_open(self) -> None:
-        """Check that the server takes requests, before it reads one.
+        """Check that the model takes requests, before the server reads one.
 
         Raises:
-            UnavailableError: if the server answers no requests.
+            UnavailableError: if the model answers no requests.
             BusyError: if the queue is too long.
         """
         if not self.health.answers:
             raise UnavailableError(f"The server is {self.health.status}.", "Ask another one.", 1)
-        self._admission.check_queue()
+        self.shared.admission.check_queue()
 
     async def classify(
         self,
@@ -167,15 +153,22 @@ class Service:
         record.trace(self.traces, inputs, done)
         return results
 
-    async def check(self, documents: Sequence[Document]) -> None:
+    async def check(self, documents: Sequence[Document]) -> float:
         """Check documents without running the model on them.
+
+        Returns:
+            The longest time of the tokenizer for a document, in seconds.
 
         Raises:
             InputError: if a document cannot be classified.
             DocumentTooLongError: if it is over a limit.
         """
         async with self.parity.held() as parity:
-            await self._tokenize(parity.active, documents, None, NO_HEAD, None)
+            began = time.monotonic()
+            inputs = await self._tokenize(parity.active, documents, None, NO_HEAD, None)
+        total = sum(len(one.ids) for one in inputs)
+        self.traces.record("tokenize", began, time.monotonic(), documents=len(inputs), tokens=total)
+        return max(one.tokenize_seconds for one in inputs)
 
     async def compare(self, document: Document, deadline: float, given: ExtraFields) -> ParityCheck:
         """Classify a document and compare the outputs with PyTorch; see ``classify``.
@@ -187,7 +180,7 @@ class Service:
         async with self.parity.held() as parity:
             active = parity.active
             classifier = active.model.classifier
-            one = await tokenize_document(self._tokenizers, classifier, 0, document, given)
+            one = await tokenize_document(self.shared.tokenizers, classifier, 0, document, given)
             if classifier.in_chunks(len(one.ids)):
                 raise DocumentTooLongError(
                     f"A document for PyTorch must have at most {classifier.whole_tokens} tokens, "
@@ -207,7 +200,7 @@ class Service:
     ) -> list[TokenizedDocument]:
         """Tokenize documents and count the tokens that are answered inline."""
         inputs = await tokenize_documents(
-            self._tokenizers, active.model.classifier, documents, given, wanted
+            self.shared.tokenizers, active.model.classifier, documents, given, wanted
         )
         if inline is not None:
             heads = active.bundle.manifest.heads
@@ -247,7 +240,7 @@ class Service:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
         lengths = [len(one.used) for one in documents]
-        predicted = await self._admission.admit(active.model, lengths, deadline, backlog)
+        predicted = await self.shared.admission.admit(active.model, lengths, deadline, backlog)
         now = time.monotonic()
         futures = [
             self.scheduler.submit(
@@ -306,13 +299,8 @@ class Service:
         explaining = partial(
             explain, classifier, one.document, answer, first=one.first, max_spans=options.spans
         )
-        explained = await self._tokenizers.run(one.document, explaining)
+        explained = await self.shared.tokenizers.run(one.document, explaining)
         add_evidence(result, answer, explained, is_chosen=bool(options.explain))
-
-    def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled():
-            logger.critical("the scheduler has ended", exc_info=task.exception())
-            self.health.fail()
 
     def _monitor(self, active: ActiveBundle) -> ParityMonitor:
         settings = self.settings
@@ -326,14 +314,19 @@ class Service:
             metrics=self.metrics,
         )
 
-    async def _activate(self, active: ActiveBundle) -> None:
+    async def activate(self, active: ActiveBundle) -> None:
         """Answer new requests with a bundle; accepted requests stay with the bundle before."""
         await self._breaches.wait()
+        self.scheduler.forget(self.model)
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
+        self._begin(active)
+        await before.retire()
+
+    def _begin(self, active: ActiveBundle) -> None:
+        """Measure the costs of a bundle that answers from now on."""
         self.scheduler.measure(active.model)
         self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
-        await before.retire()
 
     def _handle_breach(self, active: ActiveBundle, reason: str) -> None:
         logger.error("parity is broken: %s", reason)

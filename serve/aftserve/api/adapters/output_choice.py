@@ -1,4 +1,4 @@
-"""The model and the output that a request in another format asks for."""
+"""The output that a request in another format asks for."""
 
 from typing import Annotated
 
@@ -13,8 +13,7 @@ from aftexport.heads import (
     SingleLabelClassification,
 )
 from aftserve.api.openapi_body import Schema
-from aftserve.errors import NotFoundError
-from aftserve.service import Service
+from aftserve.model.classifier import Classifier
 
 Output = Annotated[
     str | None,
@@ -31,20 +30,6 @@ WITH_LABELS: tuple[type[Head], ...] = (
     MultiLabelClassification,
 )
 """The heads whose answers have a probability of every label."""
-
-
-def check_model(name: str | None, service: Service) -> None:
-    """Raise NotFoundError if a request names another model than the served one."""
-    served = service.settings.served_name
-    if name not in (None, served):
-        raise NotFoundError(
-            f"Expected the model {served!r}, got {str(name)[:100]!r}.", "Name the expected model."
-        )
-
-
-def model_schema(service: Service) -> Schema:
-    """Return the schema of an optional name of the model."""
-    return {"enum": [service.settings.served_name, None]}
 
 
 def heads_for_documents(manifest: Manifest, *kinds: type[Head]) -> list[str]:
@@ -77,14 +62,18 @@ def choose_head(names: list[str], wanted: str | None) -> str:
     return wanted
 
 
-def put_outputs(document: Schema, path: str, names: list[str]) -> None:
+def put_outputs(
+    document: Schema, path: str, classifier: Classifier | None, *kinds: type[Head]
+) -> None:
     """Put the names of the heads that fit a format into an OpenAPI document.
 
     Args:
         document: the document.
         path: path of an endpoint with a parameter ``Output``.
-        names: names of the heads.
+        classifier: the classifier with the heads; None if any model may answer.
+        kinds: the kinds of heads that fit.
     """
+    names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
     for parameter in document["paths"][path]["post"]["parameters"]:
         if parameter["name"] == "output" and names:
             parameter["schema"] = {"type": "string", "enum": names}

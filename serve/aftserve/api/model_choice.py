@@ -1,0 +1,163 @@
+"""The model that a request asks for: in its path, in its body, or neither."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aftserve.errors import NotFoundError
+from aftserve.serving.model_entry import ModelState
+from aftserve.serving.repository import ModelRepository, named_in
+from aftserve.serving.service import Service
+
+PREFIX = "/models/"
+"""Start of the paths below which the server is that of one model."""
+_MODEL_PATH = re.compile(rf"({PREFIX}([^/]+))/")
+_PATH_NAME = "path_model"
+
+
+class ModelPathMiddleware:
+    """ASGI middleware that takes ``/models/NAME`` from the start of a path.
+
+    The rest of the path is that of a server with one model. The name goes into the state of the
+    request, and ``/models/NAME`` to the end of ``root_path``, which routers leave out.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] == "http":
+            root_path = scope.get("root_path", "")
+            found = _MODEL_PATH.match(scope["path"].removeprefix(root_path))
+            if found is not None:
+                start, name = found.groups()
+                # In place: other middleware reads the route from this scope.
+                scope["root_path"] = root_path + start
+                scope.setdefault("state", {})[_PATH_NAME] = name
+        await self._app(scope, receive, send)
+
+
+def models_of(request: Request) -> ModelRepository:
+    """Return the models of the server that received a request."""
+    models: ModelRepository = request.app.state.models
+    return models
+
+
+def path_name(request: Request) -> str | None:
+    """Return the name in the path of a request: NAME of ``/models/NAME``; None without one."""
+    name: str | None = getattr(request.state, _PATH_NAME, None)
+    return name
+
+
+def visible(request: Request) -> Sequence[Service]:
+    """Return the models that a request may name: below ``/models/NAME`` only that one.
+
+    Raises:
+        NotFoundError: if the path names a model that is not loaded.
+    """
+    models, name = models_of(request), path_name(request)
+    return models.loaded() if name is None else [models.named(name)]
+
+
+def chosen_or_none(request: Request) -> Service | None:
+    """Return the model of a request's path; None for the default if there is none.
+
+    Raises:
+        NotFoundError: if the path names a model that is not loaded.
+    """
+    models, name = models_of(request), path_name(request)
+    return models.default if name is None else models.named(name)
+
+
+async def chosen(request: Request) -> Service:
+    """Return the model of a request's path: the model that it names, or the default.
+
+    Raises:
+        NotFoundError: if that model is not loaded, or there is no default.
+    """
+    service = chosen_or_none(request)
+    if service is None:
+        names = [service.name for service in models_of(request).loaded()]
+        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+        raise NotFoundError(
+            f"Expected a path with the name of a model, got {path}; the server has "
+            f"{', '.join(names) or 'no model'}.",
+            f"Send the request to {PREFIX}{names[0] if names else 'NAME'}{path}.",
+        )
+    return _noted(request, service)
+
+
+ChosenModel = Annotated[Service, Depends(chosen)]
+"""The model of a request's path. The checks of the router come before it."""
+
+
+async def requested(request: Request, name: str | None) -> Service:
+    """Return the model that a body or the rest of a path names.
+
+    Args:
+        request: the request.
+        name: the name; None for the model of the request's path.
+
+    Raises:
+        NotFoundError: if that model is not loaded, or ``/models/NAME`` names another one.
+    """
+    if name is None:
+        return await chosen(request)
+    return _noted(request, named_in(visible(request), name))
+
+
+def _noted(request: Request, service: Service) -> Service:
+    """Return a model whose name counts the response to the request."""
+    request.state.model = service.name
+    return service
+
+
+def check_name(request: Request, name: str) -> None:
+    """Check that the path of a request allows the name of a model, which need not be loaded.
+
+    Raises:
+        NotFoundError: if ``/models/NAME`` names another model.
+    """
+    expected = path_name(request)
+    if expected not in (None, name):
+        raise NotFoundError(
+            f"Expected the model {expected!r}, got {name[:100]!r}.", "Name the expected model."
+        )
+
+
+def visible_states(request: Request) -> Sequence[ModelState]:
+    """Return the states of the models, loaded or not; below ``/models/NAME`` only of that one.
+
+    Raises:
+        NotFoundError: if the path names a model that the server does not know.
+    """
+    states, name = models_of(request).index(), path_name(request)
+    if name is None:
+        return states
+    found = [one for one in states if one.name == name]
+    if not found:
+        names = ", ".join(repr(one.name) for one in states) or "none"
+        raise NotFoundError(
+            f"Expected one of the models {names}, got {name[:100]!r}.", "Name an expected model."
+        )
+    return found
+
+
+def readiness(request: Request) -> tuple[bool, str]:
+    """Return whether the server takes requests, or the model of ``/models/NAME``, and its status.
+
+    Raises:
+        NotFoundError: if the path names a model that is not loaded.
+    """
+    models, name = models_of(request), path_name(request)
+    if name is None:
+        return models.ready, models.status
+    health = models.named(name).health
+    return health.ready, health.status

@@ -1,0 +1,111 @@
+"""The endpoints of the extension for model repositories, below ``/v2/repository``.
+
+https://github.com/triton-inference-server/server (docs/protocol/extension_model_repository.md)
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response, params
+from pydantic import BaseModel
+
+from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import check_name, visible_states
+from aftserve.api.open_inference.repository_requests import check_load, check_unload, index_of
+from aftserve.api.open_inference.schemas import (
+    ModelIndex,
+    ProtocolProblem,
+    RepositoryIndexRequest,
+    RepositoryLoadRequest,
+    RepositoryUnloadRequest,
+)
+from aftserve.api.request_body import parse, receive
+from aftserve.serving.repository import ModelRepository
+
+# Complete paths, as those of ``aftserve.api.open_inference.routes``.
+_INDEX = "/v2/repository/index"
+_MODEL = "/v2/repository/models/{name}"
+_TAGS: list[Any] = ["Open Inference Protocol"]
+_BODY_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429)
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def create_router(guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoint that lists the models.
+
+    Args:
+        guards: checks of a request.
+    """
+    router = APIRouter(tags=_TAGS, dependencies=guards, responses=_problems(_BODY_STATUSES))
+
+    @router.post(_INDEX, openapi_extra=_body_schema(RepositoryIndexRequest))
+    async def index(request: Request) -> list[ModelIndex]:
+        """The models that are loaded or can be; below /models/NAME only that one."""
+        body = await _read(request, RepositoryIndexRequest)
+        return index_of(visible_states(request), ready=body.ready)
+
+    return router
+
+
+def create_admin_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoints that load and unload models.
+
+    Args:
+        models: the models of the server.
+        guards: checks of a request; they require an API key that is marked admin.
+    """
+    problems = _problems((*_BODY_STATUSES, 503))
+    problems[403] = {"model": ProtocolProblem, "description": "The API key is not marked admin."}
+    router = APIRouter(tags=_TAGS, dependencies=guards, responses=problems)
+    refused = {"model": ProtocolProblem, "description": "The bundle cannot be used."}
+
+    @router.post(
+        f"{_MODEL}/load",
+        response_class=Response,
+        responses={409: refused},
+        openapi_extra=_body_schema(RepositoryLoadRequest),
+    )
+    async def load(request: Request, name: str) -> Response:
+        """Load a model, or load the bundle of a loaded model again.
+
+        If the bundle cannot be used, the previous one answers on. The API key must be marked admin.
+        """
+        check_name(request, name)
+        body = await _read(request, RepositoryLoadRequest)
+        check_load(body.parameters or {})
+        await models.load(name)
+        return Response()
+
+    @router.post(
+        f"{_MODEL}/unload",
+        response_class=Response,
+        openapi_extra=_body_schema(RepositoryUnloadRequest),
+    )
+    async def unload(request: Request, name: str) -> Response:
+        """Refuse new requests for a model, answer the accepted ones, and free its memory.
+
+        The API key must be marked admin.
+        """
+        check_name(request, name)
+        body = await _read(request, RepositoryUnloadRequest)
+        check_unload(body.parameters or {})
+        await models.unload(name)
+        return Response()
+
+    return router
+
+
+async def _read(request: Request, model: type[Body]) -> Body:
+    """Receive and check a body, which may be empty and of any content type."""
+    return parse(await receive(request) or b"{}", model, max_entries={})
+
+
+def _problems(statuses: Sequence[int]) -> dict[int | str, dict[str, Any]]:
+    described = responses(ProtocolProblem)
+    return {status: described[status] for status in statuses}
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a route's description of a body that may be empty."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": False, "content": content}}

@@ -1,0 +1,12 @@
+// The models of the server, with links to the page of each.
+
+import { byId, element, fill } from "./elements.js";
+
+/** Show links to the pages of the models, if the server has several or none answers this page. */
+export function showModels(names, isAnswered) {
+  byId("models").hidden = isAnswered && names.length < 2;
+  byId("form").hidden = !isAnswered;
+  fill("model-links", names.map((name) => (
+    element("li", {}, element("a", { href: `models/${encodeURIComponent(name)}/` }, name))
+  )));
+}

@@ -1,0 +1,62 @@
+"""The predicted time until a document has its turn."""
+
+import time
+
+from aftserve.scheduling.engine_state import Measuring
+from aftserve.scheduling.job import Backlog
+from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.queue import JobQueue
+
+
+class Predictions:
+    """Predictions from the queue and the current run; each model has its own slowdown.
+
+    Args:
+        queue: queue of the documents.
+        turns: turns of measurements beside the documents.
+    """
+
+    def __init__(self, queue: JobQueue, turns: MeasurementTurns) -> None:
+        self._queue = queue
+        self._turns = turns
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Predicted time until every accepted document is answered."""
+        return self.wait_seconds(in_chunks=True)
+
+    def wait_seconds(self, *, in_chunks: bool, besides: Backlog | None = None) -> float:
+        """Return the predicted time until a document that arrives now has its turn.
+
+        Args:
+            in_chunks: whether the document runs in chunks. Then it waits for all parts of other
+                such documents; otherwise it runs between their parts.
+            besides: documents that are left out of the prediction.
+        """
+        run, waiting = self._queue.current_run, self._queue.backlog(besides)
+        if run is not None and run.measures:
+            run = None  # see measurement_seconds
+        if run is not None and besides and all(job.backlog is besides for job in run.batch):
+            run = None
+        seconds = sum(
+            (one.seconds + (one.chunked_seconds if in_chunks else 0.0))
+            * active.model.slowdown.value
+            for active, one in waiting.bundles.items()
+        )
+        if run is None:
+            return seconds
+        # A run that is late by some time is expected to take as long again.
+        running = abs(run.started + run.predicted - time.monotonic())
+        after = run.seconds_after
+        if not in_chunks:
+            # At most one part of a long document runs before each document.
+            after = min(after, waiting.documents * run.calibrated)
+        return running + seconds + after * run.model.slowdown.value
+
+    def measurement_seconds(self, seconds: float) -> float:
+        """Return the maximum time of measurements within the next ``seconds`` of documents."""
+        state, now = self._queue.state, time.monotonic()
+        delay = self._turns.delay(seconds)
+        if isinstance(state, Measuring) and not state.yields:
+            delay += abs(state.run.started + state.run.predicted - now)
+        return delay

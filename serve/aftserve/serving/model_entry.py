@@ -1,0 +1,73 @@
+"""A model that the server knows, loaded or not, and its state."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aftserve.model.reload import Reloader
+from aftserve.serving.service import Service
+from aftserve.settings import Settings
+
+State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+"""The states of a model in the protocol's extension for repositories."""
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The state of a model that the server knows.
+
+    Attributes:
+        name: name of the model.
+        state: READY if it takes requests.
+        reason: reason why it does not; empty otherwise.
+    """
+
+    name: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    """A model that the server knows.
+
+    Attributes:
+        name: name of the model.
+        path: path of its bundle.
+        settings: settings of the model.
+        reloader: the loads of its bundle.
+        service: its service; None while it is not loaded.
+        is_unloaded: whether an administrator unloaded it, so that only an administrator loads it.
+        unloading: number of its services that answer their last requests.
+        problem: reason why its bundle cannot be chosen; None if it can.
+    """
+
+    name: str
+    path: Path
+    settings: Settings
+    reloader: Reloader
+    service: Service | None = None
+    is_unloaded: bool = False
+    unloading: int = 0
+    problem: str | None = None
+
+    @property
+    def state(self) -> ModelState:
+        """The state of the model."""
+        if self.service is not None:
+            health = self.service.health
+            if health.ready:
+                return ModelState(self.name, "READY")
+            return ModelState(self.name, "UNAVAILABLE", health.status)
+        if self.unloading:
+            return ModelState(self.name, "UNLOADING", "accepted requests are answered")
+        if self.reloader.running:
+            return ModelState(self.name, "LOADING")
+        return ModelState(self.name, "UNAVAILABLE", self._reason)
+
+    @property
+    def _reason(self) -> str:
+        """The reason why the model is not loaded."""
+        last = self.reloader.last
+        failed = last.problem if last is not None else None
+        return "unloaded" if self.is_unloaded else self.problem or failed or "not loaded"

@@ -1,0 +1,265 @@
+"""The models of a server in this process: loads, unloads, and the paths of bundles."""
+
+import asyncio
+import gc
+import shutil
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundle_swaps import damage, digest, documents, expected_scores, load_models
+
+from aftexport.errors import AftexportError, UsageError
+from aftserve.errors import NotFoundError, UnavailableError
+from aftserve.model.reload import ReloadError
+from aftserve.serving.repository import ModelRepository
+from aftserve.settings import Settings
+
+
+@pytest.fixture
+def folder(bundle_folder: Path, other_bundle: Path, tmp_path: Path) -> Path:
+    """A folder of bundles, a and b."""
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    shutil.copytree(bundle_folder, folder / "a.bundle")
+    shutil.copytree(other_bundle, folder / "b.bundle")
+    return folder
+
+
+def states(models: ModelRepository) -> dict[str, str]:
+    return {one.name: one.state for one in models.index()}
+
+
+def names(models: ModelRepository) -> list[str]:
+    return [service.name for service in models.loaded()]
+
+
+def test_default_is_first_bundle_named(folder: Path) -> None:
+    first, second = folder / "b.bundle", folder / "a.bundle"
+    models = load_models(first, str(second))
+    assert models.default is models.named("b")
+    assert names(models) == ["a", "b"]
+
+
+def test_folder_beside_bundle_keeps_default(
+    folder: Path, bundle_folder: Path, tmp_path: Path
+) -> None:
+    single = Path(shutil.copytree(bundle_folder, tmp_path / "single"))
+    models = load_models(folder, str(single))
+    assert models.default is models.named("single")
+    assert names(models) == ["a", "b", "single"]
+
+
+def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> None:
+    expected = expected_scores(other_bundle)
+
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            service = models.named("b")
+            with models.shared.scheduler.paused(service.active):
+                accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
+                while models.shared.scheduler.waiting_documents < len(documents()):
+                    await asyncio.sleep(0.01)
+                unloading = asyncio.create_task(models.unload("b"))
+                while states(models)["b"] != "UNLOADING":
+                    await asyncio.sleep(0.01)
+                with pytest.raises(NotFoundError, match="Expected the model 'a', got 'b'"):
+                    models.named("b")
+                assert not unloading.done()
+            await unloading
+            for answer, ids in zip(await accepted, documents(), strict=True):
+                scores = list(answer.result.scores.values())
+                np.testing.assert_allclose(scores, expected[tuple(ids)], atol=1e-5)
+            assert states(models) == {"a": "READY", "b": "UNAVAILABLE"}
+
+    asyncio.run(scenario())
+
+
+def test_unload_frees_memory_and_metrics(folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            service = models.named("b")
+            await service.classify(documents(), time.monotonic() + 60)
+            classifier = weakref.ref(service.model.classifier)
+            assert b'model="b"' in models.shared.metrics.exposition()[0]
+            del service
+            await models.unload("b")
+            assert b'model="b"' not in models.shared.metrics.exposition()[0]
+            assert b'model="a"' in models.shared.metrics.exposition()[0]
+            for _ in range(1000):
+                # The engine's thread may still stop a measurement, whose error refers to itself.
+                gc.collect()
+                if classifier() is None:
+                    break
+                await asyncio.sleep(0.01)
+            assert classifier() is None
+
+    asyncio.run(scenario())
+
+
+def test_unloaded_model_returns_by_load_only(folder: Path, other_bundle: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            await models.unload("b")
+            await models.unload("b")
+            await models.rescan()
+            assert names(models) == ["a"]
+            assert models.index()[1].reason == "unloaded"
+            assert (await models.load("b")).bundle == digest(other_bundle)
+            assert states(models) == {"a": "READY", "b": "READY"}
+            await models.unload("a")
+            await models.unload("b")
+            assert (models.ready, models.status) == (False, "not ready: no model is loaded")
+
+    asyncio.run(scenario())
+
+
+def test_load_finds_new_bundle(folder: Path, bundle_folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            with pytest.raises(NotFoundError, match="the name of a bundle, 'a' or 'b', got 'c'"):
+                await models.load("c")
+            with pytest.raises(NotFoundError, match=r"got '\.\./bundles/a'"):
+                await models.load("../bundles/a")
+            with pytest.raises(NotFoundError):
+                await models.unload("c")
+            shutil.copytree(bundle_folder, folder / "c.bundle")
+            assert states(models)["c"] == "UNAVAILABLE"
+            await models.load("c")
+            assert states(models)["c"] == "READY"
+
+    asyncio.run(scenario())
+
+
+def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            damage(Path(shutil.copytree(bundle_folder, folder / "c")))
+            with pytest.raises(ReloadError, match=r"model\.onnx was changed"):
+                await models.load("c")
+            (state,) = [one for one in models.index() if one.name == "c"]
+            assert state.state == "UNAVAILABLE"
+            assert "model.onnx was changed" in state.reason
+            assert str(folder) not in state.reason
+            damage(folder / "a.bundle")
+            await models.rescan()
+            assert states(models)["a"] == "READY"  # the bundle before answers
+            assert "model.onnx was changed" in str(models.named("a").reloader.last)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_second_bundle_of_name_waits(folder: Path, other_bundle: Path, bundle_folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            for name in ("a", "c", "c.bundle"):
+                shutil.copytree(other_bundle, folder / name)
+            await models.rescan()
+            assert names(models) == ["a", "b"]
+            assert models.named("a").active.bundle.digest == digest(bundle_folder)
+            (state,) = [one for one in models.index() if one.name == "c"]
+            assert "several bundles have it" in state.reason
+            with pytest.raises(ReloadError, match="several bundles have it"):
+                await models.load("c")
+            shutil.rmtree(folder / "c")
+            await models.rescan()
+            assert names(models) == ["a", "b", "c"]
+
+    asyncio.run(scenario())
+
+
+def test_unreadable_folder_keeps_models(folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            folder.rename(folder.with_name("moved"))
+            await models.rescan()
+            assert names(models) == ["a", "b"]
+            assert models.ready
+
+    asyncio.run(scenario())
+
+
+def clash(folder: Path) -> list[str]:
+    shutil.copytree(folder / "a.bundle", folder / "a")
+    return [str(folder)]
+
+
+def clash_of_words(folder: Path) -> list[str]:
+    return [str(folder), str(shutil.copytree(folder / "b.bundle", folder.parent / "b"))]
+
+
+def empty_folder(folder: Path) -> list[str]:
+    (folder.parent / "empty").mkdir()
+    return [str(folder.parent / "empty")]
+
+
+def broken(folder: Path) -> list[str]:
+    damage(folder / "b.bundle")
+    return [str(folder)]
+
+
+def unprintable(folder: Path) -> list[str]:
+    return [str((folder / "b.bundle").rename(folder / "b\n"))]
+
+
+def unknown_section(folder: Path) -> list[str]:
+    config = folder.parent / "config.toml"
+    config.write_text("[models.c]\nshadow = 1\n")
+    return [str(folder), "--config", str(config)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (clash, r"one bundle of the name 'a', got .*a and .*a\.bundle"),
+        (clash_of_words, r"one bundle of the name 'b', got .*b and .*b\.bundle"),
+        (empty_folder, "empty: not a bundle"),
+        (broken, r"b\.bundle: .*model.onnx was changed"),
+        (unprintable, "a name of printable characters"),
+        (unknown_section, r"\[models\.c\] .* expected the name of a model, a, b"),
+        (lambda folder: [str(folder), "--reference", "x"], "--reference belongs to the model of"),
+        (
+            lambda folder: [
+                str(folder / "a.bundle"),
+                str(folder / "b.bundle"),
+                "--model-name",
+                "x",
+            ],
+            "--model-name names the model of one bundle",
+        ),
+    ],
+    ids=["clash", "clash of words", "empty", "broken", "name", "section", "reference", "renamed"],
+)
+def test_start_refuses(words: Callable[[Path], list[str]], message: str, folder: Path) -> None:
+    first, *others = words(folder)
+    with pytest.raises(AftexportError, match=message):
+        load_models(Path(first), *others)
+
+
+def test_only_bundle_of_several_is_refused() -> None:
+    settings = Settings.read(["a", "b"])
+    with pytest.raises(UsageError, match="Expected one bundle, got a, b"):
+        _ = settings.bundle
+
+
+def test_stop_refuses_unload(folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            models.stop_loads()
+            with pytest.raises(UnavailableError, match="The server is stopping"):
+                await models.unload("a")
+            assert names(models) == ["a", "b"]
+
+    asyncio.run(scenario())
