@@ -15,6 +15,8 @@ from load.storm_clients import OK, Outcome
 
 _RESPONSES = "aftserve_responses_total"
 _QUIET = ("debug", "info")
+_UNLOADED = "The model was unloaded meanwhile."
+"""The outcome of a reload by SIGHUP during which an administrator unloads the model."""
 
 
 class Metrics:
@@ -64,7 +66,7 @@ def log_faults(events: Sequence[dict[str, Any]], refused_reloads: int) -> Iterab
     refused = 0
     for event in events:
         if event.get("logger") == "aftserve.reloading" and event["level"] == "error":
-            refused += 1
+            refused += _UNLOADED not in event["message"]
         elif event.get("level") not in _QUIET or "exception" in event:
             yield f"log: {event}"
     if refused != refused_reloads:

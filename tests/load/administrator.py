@@ -1,4 +1,4 @@
-"""An administrator of a server under load: reloads by request and by SIGHUP, and their results."""
+"""An administrator of a server under load: loads, reloads and unloads, and their results."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ class Administrator:
     """
 
     def __init__(self, address: str, process: "subprocess.Popen[bytes]", key: str) -> None:
-        self._connection = Connection(address)
+        self._address = address
         self._process = process
         self._key = key
         self.faults: list[str] = []
@@ -38,6 +38,17 @@ class Administrator:
             prefix: path of the model, without a slash at its end.
         """
         return await self._ask("POST", f"{prefix}/reload")
+
+    async def change(self, name: str, verb: str) -> None:
+        """Load or unload a model by the Open Inference Protocol.
+
+        Args:
+            name: name of the model.
+            verb: ``load`` or ``unload``.
+        """
+        response = await self._ask("POST", f"/v2/repository/models/{name}/{verb}")
+        if response.status != 200:
+            self.faults.append(f"{verb} of {name}: {response.status} {response.body!r}")
 
     async def hang_up(self, staying: Sequence[str] = (), leaving: Sequence[str] = ()) -> None:
         """Send SIGHUP, and wait until it has taken effect.
@@ -66,12 +77,8 @@ class Administrator:
             await asyncio.sleep(_LOOK_SECONDS)
         self.faults.append(f"{prefix or 'the model'} does not answer by {digest} after SIGHUP")
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
     async def _last_reload(self, prefix: str) -> Any:
-        return (await self._info(prefix)).get("last_reload")
+        return (await self._info(prefix)).get("last_reload", "not loaded")
 
     async def _info(self, prefix: str) -> dict[str, Any]:
         """Return the description of a model, or of the error."""
@@ -80,4 +87,8 @@ class Administrator:
         return content
 
     async def _ask(self, method: str, path: str) -> Response:
-        return await self._connection.exchange(method, path, headers={"X-API-Key": self._key})
+        connection = Connection(self._address)  # of its own, as requests overlap
+        try:
+            return await connection.exchange(method, path, headers={"X-API-Key": self._key})
+        finally:
+            connection.close()

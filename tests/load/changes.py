@@ -63,7 +63,7 @@ class Changes:
         administrator: a client with rights to reload.
         keys: the file of API keys.
         staying: the model whose bundle is replaced and reloaded.
-        leaving: a model that leaves the folder of its bundle and returns; None without one.
+        leaving: a model that is unloaded and loaded again; None without one.
 
     Attributes:
         stopping: whether no further change may begin.
@@ -101,7 +101,6 @@ class Changes:
         if self._leaving is not None:
             changing.append(self._leave(self._leaving, seed))
         await asyncio.gather(*changing)
-        self._administrator.close()
 
     async def _reload(self, seed: int) -> None:
         """Replace the bundle, and reload it by POST /reload or by SIGHUP in turn.
@@ -146,26 +145,38 @@ class Changes:
         )
 
     async def _leave(self, place: Place, seed: int) -> None:
-        """Move a bundle out of its folder and another one in, each time with SIGHUP."""
+        """Unload a model, and load it with another bundle: by SIGHUP and by requests in turn."""
         generator, model = np.random.default_rng([seed, 1]), place.model
         while not self.stopping:
+            by_request = self.returns % 2 == 1
+            await asyncio.sleep(generator.uniform(0.1, 0.5))
+            if by_request:
+                model.presence.written += 1
+                await self._administrator.change(model.name, "unload")
+            else:
+                async with self._turn:
+                    model.presence.written += 1
+                    await asyncio.to_thread(place.clear)
+                    await self._hang_up()
+            model.presence.show(model.presence.written)
             await asyncio.sleep(generator.uniform(0.1, 0.5))
             async with self._turn:
-                model.presence.written += 1
-                await asyncio.to_thread(place.clear)
-                await self._hang_up()
-                model.presence.show(model.presence.written)
-            await asyncio.sleep(generator.uniform(0.1, 0.5))
-            async with self._turn:
-                model.generations.written += 1
-                model.presence.written += 1
-                await asyncio.to_thread(place.put, model.generations.written)
-                await self._administrator.hang_up([self._staying.model.prefix])
-                digest = model.digest(model.generations.written)
-                await self._administrator.wait_for_bundle(model.prefix, digest)
-                model.generations.show(model.generations.written)
-                model.presence.show(model.presence.written)
+                await self._return(place, by_request=by_request)
             self.returns += 1
+
+    async def _return(self, place: Place, *, by_request: bool) -> None:
+        model = place.model
+        model.generations.written += 1
+        model.presence.written += 1
+        await asyncio.to_thread(place.put, model.generations.written)
+        if by_request:
+            await self._administrator.change(model.name, "load")
+        else:
+            await self._administrator.hang_up([self._staying.model.prefix])
+        digest = model.digest(model.generations.written)
+        await self._administrator.wait_for_bundle(model.prefix, digest)
+        model.generations.show(model.generations.written)
+        model.presence.show(model.presence.written)
 
     async def _rotate_keys(self, seed: int) -> None:
         """Replace the file of API keys, each time once the newest key is in use."""

@@ -201,9 +201,10 @@ def storm(setting: Setting, report: Report) -> None:
     report.at_most("storm: growth per 1000 requests", grown, _STORM_GROWTH_MIB, "MiB")
     opened = found.open_files[measured]
     report.at_most("storm: growth of open files", opened[-1] - opened[0], 1, "")
-    shared = replace(plan, rounds=1, shares_runs=True)
-    found = storms.run(bundles, documents, folder, shared, is_measured=True)
-    _show_storm("storm of shared runs", found, report)
+    several = replace(plan, rounds=2, shares_runs=True, several_models=True)
+    found = storms.run(bundles, documents, folder, several, is_measured=True)
+    _show_storm("storm of two models with shared runs", found, report)
+    report.at_least("storm of two models: loads", found.returns, 1, "")
 
 
 PARTS: dict[str, Callable[[Setting, Report], None]] = {

@@ -90,11 +90,18 @@ def test_comparison_sees_last_bit() -> None:
     assert not is_answer({"bundle": "c"}, expected, BOUND)
 
 
+@pytest.mark.parametrize("several_models", [False, True])
 @pytest.mark.parametrize("shares_runs", [False, True])
 def test_storm_finds_no_fault(
-    shares_runs: bool, bundles: list[Path], documents: list[Document], tmp_path: Path
+    shares_runs: bool,
+    several_models: bool,
+    bundles: list[Path],
+    documents: list[Document],
+    tmp_path: Path,
 ) -> None:
-    found = run(bundles, documents, tmp_path, shares_runs=shares_runs)
+    found = run(
+        bundles, documents, tmp_path, shares_runs=shares_runs, several_models=several_models
+    )
     assert found.faults == []
     assert all(found.answered[one.name] for one in INTERFACES)
     assert sum(found.statuses.values()) == 240
@@ -102,6 +109,7 @@ def test_storm_finds_no_fault(
     assert found.statuses["401"] > 0
     assert found.reloads > 0
     assert found.rotations > 0
+    assert (found.returns > 0) == several_models
 
 
 @pytest.mark.parametrize(
