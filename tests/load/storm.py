@@ -1,4 +1,4 @@
-"""All interfaces of one server at once, while its bundle is reloaded and its keys are rotated."""
+"""All interfaces of one server at once, while its bundles, models and API keys change."""
 
 import asyncio
 import re
