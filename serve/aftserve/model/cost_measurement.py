@@ -13,7 +13,13 @@ BATCH_LENGTHS = (16, 64, 256, 1024)
 """Longer documents have single runs: on CPUs, no batch of them was faster."""
 
 _FIRST_SECONDS = 0.5
-"""Maximum predicted time of the runs for the first estimates, besides the first run."""
+"""Maximum time of the runs for the first estimates, besides the first run."""
+_LINEAR_TOKENS = 64
+"""Length up to which the time of the next first run is predicted by its length, not by the square.
+
+Most of the time of such a run does not depend on its length, and by the square one slow moment of
+the machine in the run of one token would end the series, and count millions of times.
+"""
 _ROUNDS = 5
 _SLOW_SECONDS = 0.1
 _MAX_SECONDS = 0.5
@@ -112,8 +118,11 @@ class CostMeasurement:
     def measure_first(self) -> None:
         """Do the first step, and further ones as long as they are runs of new, quick lengths."""
         longest = self._plan.lengths[-1]
-        while self.step().tokens < longest:
-            if self.seconds + self.next_seconds > _FIRST_SECONDS:
+        while (tokens := self.step().tokens) < longest:
+            predicted = self.next_seconds
+            if tokens < _LINEAR_TOKENS and (shape := self.next) is not None:
+                predicted = self.costs.single(tokens) * shape.tokens / tokens
+            if self.seconds + predicted > _FIRST_SECONDS:
                 break
 
     def measure_all(self) -> None:
