@@ -73,7 +73,7 @@ def shows_names(request: Request) -> bool:
 
 
 async def _check_path(request: Request) -> None:
-    """Check that the model is loaded which the path of a request without an API key names.
+    """Check that the model in the path of a request is loaded; it needs no API key.
 
     Raises:
         NotFoundError: if it is not; the error lists the models if the server has no API keys.
