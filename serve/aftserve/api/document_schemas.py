@@ -1,6 +1,6 @@
 """Schemas of documents in the OpenAPI document, with the limits of a bundle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -45,6 +45,16 @@ def any_of(schemas: list[Schema]) -> Schema:
 def several(schema: Schema) -> Schema:
     """Return the schema of a list of at least one value."""
     return {"type": "array", "items": schema, "minItems": 1}
+
+
+def name_schema(names: Sequence[str], *others: None) -> Schema:
+    """Return the schema of the name of a model.
+
+    Args:
+        names: the names; empty if the document leaves them out.
+        others: None if the name may be null.
+    """
+    return {"enum": [*names, *others]} if names else {"type": ["string", *["null" for _ in others]]}
 
 
 def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, Schema]) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,6 +67,33 @@ def visible(request: Request) -> Sequence[Service]:
     return models.loaded() if name is None else [models.named(name)]
 
 
+def shows_names(request: Request) -> bool:
+    """Return whether requests without an API key may see the names of all models."""
+    return models_of(request).settings.api_keys is None
+
+
+async def _check_path(request: Request) -> None:
+    """Check that the model in the path of a request is loaded; it needs no API key.
+
+    Raises:
+        NotFoundError: if it is not; the error lists the models if the server has no API keys.
+    """
+    name = path_name(request)
+    if name is None:
+        return
+    if shows_names(request):
+        models_of(request).named(name)
+    elif all(service.name != name for service in models_of(request).loaded()):
+        raise NotFoundError(
+            f"Expected the name of a loaded model, got {name[:100]!r}.",
+            "POST /v2/repository/index with an API key lists the names.",
+        )
+
+
+OPEN = (Depends(_check_path),)
+"""The checks of a router that needs no API key."""
+
+
 def chosen_or_none(request: Request) -> Service | None:
     """Return the model of a request's path; None for the default if there is none.
 
@@ -89,7 +117,7 @@ async def chosen(request: Request) -> Service:
         raise NotFoundError(
             f"Expected a path with the name of a model, got {path}; the server has "
             f"{', '.join(names) or 'no model'}.",
-            f"Send the request to {PREFIX}{names[0] if names else 'NAME'}{path}.",
+            f"Send the request to {PREFIX}{quote(names[0]) if names else 'NAME'}{path}.",
         )
     return _noted(request, service)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, FastAPI, Request
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
 from aftserve.api.document_schemas import TEXT, ids_schema, put_body, several
-from aftserve.api.model_choice import chosen_or_none, visible
+from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.openapi_body import Describe, Schema
 from aftserve.api.streaming import BYTES
@@ -31,25 +32,37 @@ def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
         app: the application.
         describers: functions of adapters that put the limits into their part of a document.
     """
-    router = APIRouter(include_in_schema=False)
-    # No key is needed, so repeated requests must stay cheap.
-    documents: WeakKeyDictionary[object, tuple[Sequence[str], Schema]] = WeakKeyDictionary()
+    router = APIRouter(include_in_schema=False, dependencies=OPEN)
+    # No key is needed, so repeated requests must stay cheap. By the name in the path, a classifier
+    # has at most two documents: below its name, and that without a name.
+    documents: WeakKeyDictionary[object, dict[str | None, tuple[Sequence[str], Schema]]]
+    documents = WeakKeyDictionary()
 
     @router.get(PATH)
     async def openapi(request: Request) -> JSONResponse:
         """The OpenAPI document."""
         service = chosen_or_none(request)
         classifier = None if service is None else service.model.classifier
-        names = [service.name for service in visible(request)]
-        known, document = documents.get(classifier or app, (None, {}))
+        start = path_name(request)
+        is_named = start is not None or shows_names(request)
+        names = [service.name for service in visible(request)] if is_named else []
+        of_model = documents.setdefault(classifier or app, {})
+        known, document = of_model.get(start, (None, {}))
         if known != names:
             document = _described(app, classifier, names, describers)
-            documents[classifier or app] = (names, document)
-        root_path = request.scope.get("root_path", "")
-        servers = {"servers": [{"url": root_path}]} if root_path else {}
-        return JSONResponse(document | servers)
+            of_model[start] = (names, document)
+        return JSONResponse(document | _servers(request))
 
     return router
+
+
+def _servers(request: Request) -> Schema:
+    """Return the part of the document that tells the start of the paths."""
+    if (name := path_name(request)) is not None:
+        # Relative to the document, because a proxy may strip a prefix. "." would end in a slash.
+        return {"servers": [{"url": f"../{quote(name, safe='')}"}]}
+    root_path = request.scope.get("root_path", "")
+    return {"servers": [{"url": quote(root_path)}]} if root_path else {}
 
 
 def _described(

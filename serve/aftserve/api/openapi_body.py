@@ -13,7 +13,8 @@ Describe = Callable[[Schema, Classifier | None, Sequence[str]], None]
 """A function that puts the limits of a model into an OpenAPI document.
 
 It gets the document, the classifier of the model, and the names of the models that a request may
-name. Without a model, which is None, the document has no limits.
+name. Without a model, which is None, the document has no limits. The names are empty if the
+document leaves them out.
 """
 
 

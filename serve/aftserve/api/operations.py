@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response, params
 
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.info import describe
-from aftserve.api.model_choice import ChosenModel, readiness
+from aftserve.api.model_choice import OPEN, ChosenModel, readiness
 from aftserve.api.request_body import accepted_type
 from aftserve.observability.metrics import OPENMETRICS
 from aftserve.schemas import Info, Problem, Reload, Status
@@ -35,12 +35,14 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
     refusals: dict[int | str, dict[str, Any]] = {status: problems[status] for status in GUARDED}
     router = APIRouter()
 
-    @router.get("/healthz")
+    unknown: dict[int | str, dict[str, Any]] = {404: problems[404]}
+
+    @router.get("/healthz", dependencies=OPEN, responses=unknown)
     async def healthz() -> Status:
         """The process is alive."""
         return Status(status="alive")
 
-    @router.get("/readyz", responses={503: {"model": Status}})
+    @router.get("/readyz", dependencies=OPEN, responses={**unknown, 503: {"model": Status}})
     async def readyz(request: Request, response: Response) -> Status:
         """The server takes requests: a model answers, and the server is not about to stop."""
         is_ready, status = readiness(request)

@@ -16,6 +16,7 @@ from servers import serving
 from aftserve.api.api_keys import make_key
 from aftserve.client import Client
 
+PROBES = ("v2/health/live", "v2/health/ready")
 DOCUMENTS: dict[str, Any] = {"texts": ["An invoice.", "A contract about one house.", "é" * 300]}
 
 
@@ -96,6 +97,9 @@ def test_lists_have_all_models(both: str) -> None:
         ("POST", "/models/c/infer", {"text": "a"}),
         ("GET", "/models/c/info", None),
         ("GET", "/models/c/readyz", None),
+        ("GET", "/models/c/healthz", None),
+        ("GET", "/models/c/", None),
+        ("GET", "/models/c/v2", None),
         ("GET", "/models/c/openapi.json", None),
         ("GET", "/v2/models/c", None),
         ("GET", "/v1/models/c", None),
@@ -137,28 +141,6 @@ def test_client_takes_address_of_model(both: str, alone: dict[str, Any]) -> None
     with Client(f"{both}/models/b") as client:
         result = client.infer("An invoice.")
         assert result.bundle == alone["b"]["infer"][0][0]
-
-
-def test_openapi_has_limits_of_model(
-    bundle_folder: Path, feature_bundle: Path, tmp_path: Path
-) -> None:
-    text, features = (
-        deploy(bundle_folder, tmp_path / "text.bundle"),
-        deploy(feature_bundle, tmp_path / "features.bundle"),
-    )
-    with serving(text, tmp_path / "log", str(features)) as (address, _):
-
-        def fields(start: str) -> set[str]:
-            document = http.get(f"{address}{start}/openapi.json").json()
-            forms = document["components"]["schemas"]["InferRequest"]["oneOf"]
-            return {name for form in forms for name in form["required"]}
-
-        assert fields("/models/features") == {"input_features"}
-        assert fields("/models/text") == fields("") == {"text", "texts", "input_ids"}
-        below = http.get(f"{address}/models/text/openapi.json").json()
-        assert below["servers"] == [{"url": "/models/text"}]
-        body = below["components"]["schemas"]["ClassificationRequest"]
-        assert body["properties"]["model"] == {"enum": ["text", None]}
 
 
 @pytest.fixture
@@ -270,6 +252,22 @@ def test_api_key_comes_before_names(folder: Path, tmp_path: Path) -> None:
             refused = client.post(path, json={"text": "a"})
             assert refused.status_code == 401
             assert "'a'" not in refused.text
+        for path in (
+            "healthz",
+            "readyz",
+            "openapi.json",
+            "v2",
+            "v2/health/ready",
+            "",
+            "page/page.js",
+        ):
+            unknown = client.get(f"/models/c/{path}")
+            assert (unknown.status_code, "'c'" in unknown.text) == (404, True), path
+            assert "'a'" not in unknown.text
+            assert client.get(f"/models/a/{path}").status_code == 200
+        for start, model in (("", {"type": ["string"]}), ("/models/a", {"enum": ["a"]})):
+            schemas = client.get(f"{start}/openapi.json").json()["components"]["schemas"]
+            assert schemas["DecisionRequest"]["properties"]["model"] == model
         client.headers["X-API-Key"] = key
         assert client.post("/models/c/infer", json={"text": "a"}).status_code == 404
         assert client.post("/models/b/reload").json()["bundle"] == served_by(client, "b")

@@ -12,6 +12,7 @@ from aftexport.errors import UsageError
 from aftexport.system.callables import import_callable
 from aftserve.adapter_names import ADAPTERS
 from aftserve.api.error_responses import ErrorBody
+from aftserve.api.model_choice import PREFIX
 from aftserve.api.openapi_body import Describe
 from aftserve.serving.repository import ModelRepository
 
@@ -107,10 +108,17 @@ def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:
     """Add the endpoints of adapters to an application.
 
     Raises:
-        UsageError: if the application has an endpoint of the same path and method.
+        UsageError: if the application has an endpoint of the same path and method, or the path is
+            that of a model.
     """
     for name, adapter in adapters.items():
         for route in adapter.routes:
+            if route.path.startswith(PREFIX):
+                raise UsageError(
+                    f"--api {name}: expected a path that does not begin with {PREFIX}, got "
+                    f"{route.path}; the addresses of the models begin so.",
+                    "Choose another path.",
+                )
             for method in sorted(route.methods or ()):
                 if _has_endpoint(app, route.path, method):
                     raise UsageError(

@@ -21,7 +21,7 @@ from aftserve.api.adapters.questions import (
 )
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents, check_documents
-from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body
+from aftserve.api.document_schemas import TEXT, any_of, document_schemas, name_schema, put_body
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
@@ -240,9 +240,8 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         message = {"$ref": f"{COMPONENTS}InputMessage"}
         if TEXT in forms:
             forms.append({"type": "array", "items": message, "minItems": 1, "maxItems": 1})
-        served = {"enum": [*names]}
         put_body(document, InputMessage, {})
-        put_body(document, DecisionRequest, {"input": any_of(forms), "model": served})
+        put_body(document, DecisionRequest, {"input": any_of(forms), "model": name_schema(names)})
 
     return Adapter(router, error_body, describe)
 

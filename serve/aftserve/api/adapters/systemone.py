@@ -22,7 +22,7 @@ from aftserve.api.adapters.questions import (
 )
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
-from aftserve.api.document_schemas import any_of, document_schemas, put_body
+from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import Schema, body_schema
@@ -190,9 +190,8 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         )
 
     def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
-        served = {"enum": [*names]}
         state = any_of(document_schemas(classifier))
-        put_body(document, SystemOneRequest, {"state": state, "model": served})
+        put_body(document, SystemOneRequest, {"state": state, "model": name_schema(names)})
 
     return Adapter(router, error_body, describe)
 

@@ -25,7 +25,7 @@ from aftserve.api.adapters.output_choice import (
 )
 from aftserve.api.deadline import DeadlineSeconds, deadline_of
 from aftserve.api.document_answers import answer_documents
-from aftserve.api.document_schemas import any_of, document_schemas, put_body, several
+from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body, several
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
 from aftserve.api.openapi_body import Schema, body_schema
@@ -149,7 +149,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
     def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         forms = document_schemas(classifier)
         field = any_of([*forms, *map(several, forms)])
-        changes = {"input": field, "model": {"enum": [*names, None]}}
+        changes = {"input": field, "model": name_schema(names, None)}
         put_body(document, ClassificationRequest, changes)
         for path in PATHS:
             put_outputs(document, path, classifier, *WITH_LABELS)

@@ -12,7 +12,7 @@ from aftexport.errors import InputError
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import readiness, requested, visible
+from aftserve.api.model_choice import OPEN, readiness, requested, visible
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
@@ -94,7 +94,9 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
 
 
 def _server_router() -> APIRouter:
-    router = APIRouter(tags=["Open Inference Protocol"])
+    router = APIRouter(
+        tags=["Open Inference Protocol"], dependencies=OPEN, responses={404: _PROBLEMS[404]}
+    )
 
     @router.get(_ROOT)
     async def server() -> ServerMetadata:

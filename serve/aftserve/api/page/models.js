@@ -4,7 +4,7 @@ import { byId, element, fill } from "./elements.js";
 
 /** Show links to the pages of the models, if the server has several or none answers this page. */
 export function showModels(names, isAnswered) {
-  byId("models").hidden = isAnswered && names.length < 2;
+  byId("models").hidden = names.length < (isAnswered ? 2 : 1);
   byId("form").hidden = !isAnswered;
   fill("model-links", names.map((name) => (
     element("li", {}, element("a", { href: `models/${encodeURIComponent(name)}/` }, name))

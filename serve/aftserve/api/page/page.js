@@ -122,17 +122,19 @@ async function classify() {
 
 /** Show the server, its model and its parity with PyTorch. */
 async function describe() {
-  let isAnswered = true;
+  let failure = null;
   try {
     const [info, parity] = await Promise.all([request("info"), request("parity")]);
     showInfo(info);
     showParity(parity);
   } catch (problem) {
-    isAnswered = problem.code !== 404; // the server has no model for this path
+    failure = problem;
     byId("about").hidden = byId("parity").hidden = true;
-    byId("model").textContent = problem.code === 401 && !key.value || !isAnswered ? "" : problem.message;
   }
   const { model_stats: models } = await request("v2/models/stats").catch(() => ({ model_stats: [] }));
+  const isAnswered = failure?.code !== 404; // otherwise the server has no model for this path
+  const hasRemedy = isAnswered ? failure?.code === 401 && !key.value : models.length > 0; // the key, or the links
+  if (failure) byId("model").textContent = hasRemedy ? "" : failure.message;
   showModels(models.map(({ name }) => name), isAnswered);
 }
 

@@ -4,8 +4,12 @@ import re
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from importlib.resources import files
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
+
+from aftserve.api.model_choice import OPEN, PREFIX
+from aftserve.errors import NotFoundError
 
 _FILES = {
     "/": ("index.html", "text/html"),
@@ -45,9 +49,19 @@ _HEADERS = {
 
 def create_router() -> APIRouter:
     """Build the endpoints of the page; they need no API key and are not in the OpenAPI document."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(include_in_schema=False, dependencies=OPEN)
     for path, (name, media_type) in _FILES.items():
         router.add_api_route(path, _file(name, media_type))
+
+    # The page there would look for its files beside the model, not below it.
+    @router.api_route(f"{PREFIX}{{name}}", methods=["GET", "POST"])
+    async def without_slash(name: str) -> None:
+        address = PREFIX + quote(name)
+        raise NotFoundError(
+            f"Expected an address below {address}/, got {address}.",
+            f"The page of the model is {address}/.",
+        )
+
     return router
 
 

@@ -34,6 +34,7 @@ REFUSALS = {
 }
 """The fields of an error at each path."""
 CLASHING = SHOWN.text.replace("/plain", "/infer")
+SHADOWED = SHOWN.text.replace("/plain", "/models/plain/infer")
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a server, with the adapter that the page shows."""
     (tmp_path / SHOWN.marked).write_text(SHOWN.text)
     (tmp_path / "clashing.py").write_text(CLASHING)
+    (tmp_path / "shadowed.py").write_text(SHADOWED)
     (tmp_path / "wrong.py").write_text("def create(models, guards):\n    return guards\n")
     (tmp_path / "broken.py").write_text("def create(models, guards):\n    return guards[5]\n")
     monkeypatch.chdir(tmp_path)
@@ -125,6 +127,7 @@ def test_only_registry_names_adapters() -> None:
     ("name", "message"),
     [
         ("clashing:create", "expected a free path, got POST /infer, which another endpoint has"),
+        ("shadowed:create", "does not begin with /models/, got /models/plain/infer"),
         ("wrong:create", "must return an Adapter, got a list"),
         ("broken:create", "the call raised IndexError"),
         ("absent_module:create", "the import raised ModuleNotFoundError"),

@@ -1,11 +1,13 @@
 """The page of a server with several models: links, and the page of each model."""
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bundle_swaps import digest
+from clients import eventually, http
 from page_driver import classify
 from playwright.sync_api import Page, expect
 from servers import serving
@@ -57,3 +59,16 @@ def test_page_of_default_links_others(folder: Path, tmp_path: Path, page: Page) 
         page.press("#key", "Tab")
         expect(page.locator("#model-links a")).to_have_text(["a", NAME])
         assert classify(page, "An invoice.")["bundle"] == digest(folder / "a.bundle")
+
+
+def test_page_without_models_tells_so(tmp_path: Path, bundle_folder: Path, page: Page) -> None:
+    """The folder of the only model goes away, and the server unloads the model."""
+    bundle = Path(shutil.copytree(bundle_folder, tmp_path / "bundles" / "a.bundle"))
+    with serving(bundle.parent, tmp_path / "log") as (address, process):
+        shutil.rmtree(bundle)
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "a is unloaded")
+        page.goto(address)
+        expect(page.locator("#model")).to_contain_text("the server has no model")
+        expect(page.locator("#models")).to_be_hidden()
+        expect(page.locator("#form")).to_be_hidden()
