@@ -1,5 +1,6 @@
 """The sources of settings beside flags: environment variables, and the file of ``--config``."""
 
+import json
 import os
 import re
 import tomllib
@@ -16,7 +17,10 @@ from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
-_WITHOUT_FLAG = ("bundles", "models")
+_ONLY_IN_FILE = ("models",)
+_WITHOUT_FLAG = ("bundles", *_ONLY_IN_FILE)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A name that needs no quotes in TOML."""
 _PORTS = (f"{PREFIX}PORT", f"{PREFIX}GRPC_PORT")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
@@ -73,7 +77,7 @@ def check_variables(names: Collection[str]) -> None:
     Raises:
         UsageError: if there is such a variable.
     """
-    known = [f"{PREFIX}{name.upper()}" for name in names]
+    known = [f"{PREFIX}{name.upper()}" for name in names if name not in _ONLY_IN_FILE]
     for name, value in os.environ.items():
         name = name.upper()
         if name == f"{PREFIX}API_KEYS" and not value:
@@ -131,6 +135,42 @@ def split_words(
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def section(*names: str) -> str:
+    """Return the title of the section of a model in the file of ``--config``, as in TOML.
+
+    Args:
+        names: parts of the model's name, between which there are dots.
+    """
+    name = ".".join(names)
+    return f"[models.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)}]"
+
+
+def unknown_in_section(name: str, field: str, value: Any, known: Collection[str]) -> UsageError:
+    """Return the error of an unknown setting in the section of a model.
+
+    Args:
+        name: name of the model.
+        field: name of the setting.
+        value: value of the setting; a table if the name of a section lacks its quotes.
+        known: names of the settings of a model.
+    """
+    if isinstance(value, Mapping):
+        parts = [name, field]
+        while len(value) == 1:
+            ((part, inner),) = value.items()
+            if not isinstance(inner, Mapping):
+                break
+            parts, value = [*parts, part], inner
+        return UsageError(
+            f"[models.{'.'.join(parts)}] in the file of --config is not the section of a model.",
+            f"Write {section(*parts)} if {'.'.join(parts)} is the name of the model.",
+        )
+    return UsageError(
+        f"{section(name)} {field} in the file of --config is not a setting of a model.",
+        f"Remove it, or see {suggest(field, known)}.",
+    )
 
 
 def suggest(name: str, known: Collection[str]) -> str:

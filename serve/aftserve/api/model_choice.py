@@ -132,13 +132,13 @@ def check_name(request: Request, name: str) -> None:
         )
 
 
-def visible_states(request: Request) -> Sequence[ModelState]:
+async def visible_states(request: Request) -> Sequence[ModelState]:
     """Return the states of the models, loaded or not; below ``/models/NAME`` only of that one.
 
     Raises:
         NotFoundError: if the path names a model that the server does not know.
     """
-    states, name = models_of(request).index(), path_name(request)
+    states, name = await models_of(request).index(), path_name(request)
     if name is None:
         return states
     found = [one for one in states if one.name == name]
