@@ -17,8 +17,9 @@ from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
-_ONLY_IN_FILE = ("models",)
-_WITHOUT_FLAG = ("bundles", *_ONLY_IN_FILE)
+ONLY_IN_FILE = ("models",)
+"""The settings that have neither a flag nor a variable."""
+_WITHOUT_FLAG = ("bundles", *ONLY_IN_FILE)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A name that needs no quotes in TOML."""
 _PORTS = (f"{PREFIX}PORT", f"{PREFIX}GRPC_PORT")
@@ -77,7 +78,7 @@ def check_variables(names: Collection[str]) -> None:
     Raises:
         UsageError: if there is such a variable.
     """
-    known = [f"{PREFIX}{name.upper()}" for name in names if name not in _ONLY_IN_FILE]
+    known = [f"{PREFIX}{name.upper()}" for name in names if name not in ONLY_IN_FILE]
     for name, value in os.environ.items():
         name = name.upper()
         if name == f"{PREFIX}API_KEYS" and not value:
