@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
@@ -148,29 +149,56 @@ def section(*names: str) -> str:
     return f"[models.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)}]"
 
 
-def unknown_in_section(name: str, field: str, value: Any, known: Collection[str]) -> UsageError:
-    """Return the error of an unknown setting in the section of a model.
+def explain(
+    error: ValidationError, known: Collection[str], known_of_models: Collection[str]
+) -> UsageError:
+    """Return the error of the first value that cannot be used, by the name that the user gave.
 
     Args:
-        name: name of the model.
-        field: name of the setting.
-        value: value of the setting; a table if the name of a section lacks its quotes.
-        known: names of the settings of a model.
+        error: error of the settings; flags and variables have known names.
+        known: names of the settings.
+        known_of_models: names of the settings of one model.
     """
-    if isinstance(value, Mapping):
-        parts = [name, field]
-        while len(value) == 1:
-            ((part, inner),) = value.items()
-            if not isinstance(inner, Mapping):
-                break
-            parts, value = [*parts, part], inner
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    match first["type"], first["loc"]:
+        case "extra_forbidden", ("models", str(model), str(setting)):
+            return _unknown_in_section(model, setting, first["input"], known_of_models)
+        case "extra_forbidden", _:
+            return UsageError(
+                f"{name} in the file of --config is not a setting.",
+                f"Remove it, or see {suggest(name, known)}.",
+            )
+        case _, ("bundles", *_):
+            given = "bundle"
+        case _, ("models", *_):
+            given = f"{name} in the file of --config"
+        case _:
+            given = _flag(name)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return UsageError(f"{given}: {message}.", "See aftserve --help.")
+
+
+def _unknown_in_section(name: str, setting: str, value: Any, known: Collection[str]) -> UsageError:
+    """Return the error of an unknown setting of a model.
+
+    A table in place of its value is the rest of a model's name, which lacks quotes.
+    """
+    if not isinstance(value, Mapping):
         return UsageError(
-            f"[models.{'.'.join(parts)}] in the file of --config is not the section of a model.",
-            f"Write {section(*parts)} if {'.'.join(parts)} is the name of the model.",
+            f"{section(name)} {setting} in the file of --config is not a setting of a model.",
+            f"Remove it, or see {suggest(setting, known)}.",
         )
+    parts = [name, setting]
+    while len(value) == 1:
+        ((part, inner),) = value.items()
+        if not isinstance(inner, Mapping):
+            break
+        parts, value = [*parts, part], inner
+    whole = ".".join(parts)
     return UsageError(
-        f"{section(name)} {field} in the file of --config is not a setting of a model.",
-        f"Remove it, or see {suggest(field, known)}.",
+        f"[models.{whole}] in the file of --config is not the section of a model.",
+        f"Write {section(*parts)} if {whole} is the name of the model.",
     )
 
 

@@ -33,9 +33,8 @@ from aftserve.setting_sources import (
     Variables,
     check_flags,
     check_variables,
+    explain,
     split_words,
-    suggest,
-    unknown_in_section,
 )
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -384,26 +383,7 @@ class Settings(BaseSettings):
         try:
             return cls(_cli_parse_args=flags, **named)  # type: ignore[call-arg]
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            match first["type"], first["loc"]:
-                case "extra_forbidden", ("models", str(model), str(field)):
-                    known = ModelSettings.model_fields
-                    raise unknown_in_section(model, field, first["input"], known) from error
-            if first["type"] == "extra_forbidden":  # flags and variables are checked before
-                raise UsageError(
-                    f"{name} in the file of --config is not a setting.",
-                    f"Remove it, or see {suggest(name, cls.model_fields)}.",
-                ) from error
-            match first["loc"]:
-                case ("bundles", *_):
-                    flag = "bundle"
-                case ("models", *_):
-                    flag = f"{name} in the file of --config"
-                case _:
-                    flag = "--" + name.replace("_", "-")
-            message = first["msg"][:1].lower() + first["msg"][1:]
-            raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
+            raise explain(error, cls.model_fields, ModelSettings.model_fields) from error
         except SettingsError as error:
             raise UsageError(f"{error}.", "See aftserve --help.") from error
 

@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftserve.errors import NotFoundError
 from aftserve.serving.model_entry import ModelState
-from aftserve.serving.repository import ModelRepository, named_in
+from aftserve.serving.model_names import named_in
+from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
 PREFIX = "/models/"

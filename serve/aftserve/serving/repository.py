@@ -17,6 +17,7 @@ from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
 from aftserve.serving.bundle_paths import BundlePaths, FoundBundles
 from aftserve.serving.model_entry import ModelEntry, ModelState
+from aftserve.serving.model_names import named_in
 from aftserve.serving.resources import SharedResources
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
@@ -301,22 +302,3 @@ class ModelRepository:
                 f"Expected the name of a bundle, {names}, got {name[:100]!r}.",
                 "Put the bundle into a folder that the server serves.",
             )
-
-
-def named_in(models: Sequence[Service], name: str) -> Service:
-    """Return the model with a name.
-
-    Raises:
-        NotFoundError: if none of the models has it.
-    """
-    for model in models:
-        if model.name == name:
-            return model
-    names = ", ".join(repr(model.name) for model in models)
-    expected = f"one of the models {names}" if len(models) > 1 else f"the model {names}"
-    if not models:
-        raise NotFoundError(
-            f"Expected the name of a loaded model, got {name[:100]!r}; no model is loaded.",
-            "Load one first.",
-        )
-    raise NotFoundError(f"Expected {expected}, got {name[:100]!r}.", "Name an expected model.")
