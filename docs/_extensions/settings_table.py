@@ -6,6 +6,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
+from aftserve.setting_sources import ONLY_IN_FILE
 from aftserve.settings import Settings
 
 Schema = dict[str, Any]
@@ -51,7 +52,10 @@ class ServerSettings(Directive):
                 default = ", ".join(default)
             default = "none" if default in (None, "", ".", {}) else str(default)
             facts = nodes.paragraph()
-            facts += nodes.literal(text=f"AFTSERVE_{name.upper()}")
+            if name in ONLY_IN_FILE:
+                facts += nodes.Text("only in the file of --config")
+            else:
+                facts += nodes.literal(text=f"AFTSERVE_{name.upper()}")
             facts += nodes.Text(f" · {describe_type(schema)} · default: {default}")
             meaning = nodes.paragraph(text=schema.get("description", ""))
             item = nodes.definition_list_item()

@@ -43,9 +43,10 @@ from aftserve.observability import container_memory, tracing
 from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
 from aftserve.observability.output_queue import flush_output
 from aftserve.observability.tracing import Traces
-from aftserve.serving.bundle_paths import BundlePaths, only_path
+from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.resources import SharedResources
+from aftserve.setting_sources import section
 from aftserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -144,29 +145,36 @@ def check_grpc(settings: Settings) -> None:
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> ModelRepository:
     """Load the bundles of the settings; raise AftexportError if one cannot be served."""
     paths = BundlePaths(settings)
-    found = {name: only_path(name, places) for name, places in paths.find().items()}
-    for name in settings.models.keys() - found.keys():
+    found = paths.find()
+    for refusal in found.refused:
+        raise refusal
+    for problem in found.problems:
+        logger.warning("%s", problem)
+    for name in settings.models.keys() - found.paths.keys():
         raise UsageError(
-            f"[models.{name}] in the file of --config: expected the name of a model, "
-            f"{', '.join(found)}.",
+            f"{section(name)} in the file of --config: expected the name of a model, "
+            f"{', '.join(found.paths)}.",
             "Correct the name, or remove the section.",
         )
-    for name in found:
-        _check_reference(settings.of_model(name))
+    for name in found.paths:
+        _check_reference(name, settings)
     models = ModelRepository(paths, SharedResources(settings, traces))
-    for name, path in found.items():
+    for name, (path, *_) in found.paths.items():
         models.add(name, path, _load_bundle(path, settings.of_model(name), console))
     _warn_about_memory(models)
     return models
 
 
-def _check_reference(settings: Settings) -> None:
+def _check_reference(name: str, settings: Settings) -> None:
     """Raise UsageError if the PyTorch model of a bundle cannot be loaded."""
-    if settings.reference is None:
+    reference, own = settings.of_model(name).reference, settings.models.get(name)
+    if reference is None:
         return
-    if not settings.reference.exists():
+    if not reference.exists():
+        is_own = own is not None and own.reference is not None
+        option = f"{section(name)} reference" if is_own else "--reference"
         raise UsageError(
-            f"--reference {settings.reference} does not exist.",
+            f"{option} {reference} does not exist.",
             "Name the model file that the bundle was exported from.",
         )
     check_installed("torch")

@@ -1,5 +1,6 @@
 """The sources of settings beside flags: environment variables, and the file of ``--config``."""
 
+import json
 import os
 import re
 import tomllib
@@ -8,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
@@ -16,7 +18,11 @@ from aftexport.system.suggestions import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""
-_WITHOUT_FLAG = ("bundles", "models")
+ONLY_IN_FILE = ("models",)
+"""The settings that have neither a flag nor a variable."""
+_WITHOUT_FLAG = ("bundles", *ONLY_IN_FILE)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A name that needs no quotes in TOML."""
 _PORTS = (f"{PREFIX}PORT", f"{PREFIX}GRPC_PORT")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
@@ -73,7 +79,7 @@ def check_variables(names: Collection[str]) -> None:
     Raises:
         UsageError: if there is such a variable.
     """
-    known = [f"{PREFIX}{name.upper()}" for name in names]
+    known = [f"{PREFIX}{name.upper()}" for name in names if name not in ONLY_IN_FILE]
     for name, value in os.environ.items():
         name = name.upper()
         if name == f"{PREFIX}API_KEYS" and not value:
@@ -131,6 +137,69 @@ def split_words(
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def section(*names: str) -> str:
+    """Return the title of the section of a model in the file of ``--config``, as in TOML.
+
+    Args:
+        names: parts of the model's name, between which there are dots.
+    """
+    name = ".".join(names)
+    return f"[models.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)}]"
+
+
+def explain(
+    error: ValidationError, known: Collection[str], known_of_models: Collection[str]
+) -> UsageError:
+    """Return the error of the first value that cannot be used, by the name that the user gave.
+
+    Args:
+        error: error of the settings; flags and variables have known names.
+        known: names of the settings.
+        known_of_models: names of the settings of one model.
+    """
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    match first["type"], first["loc"]:
+        case "extra_forbidden", ("models", str(model), str(setting)):
+            return _unknown_in_section(model, setting, first["input"], known_of_models)
+        case "extra_forbidden", _:
+            return UsageError(
+                f"{name} in the file of --config is not a setting.",
+                f"Remove it, or see {suggest(name, known)}.",
+            )
+        case _, ("bundles", *_):
+            given = "bundle"
+        case _, ("models", *_):
+            given = f"{name} in the file of --config"
+        case _:
+            given = _flag(name)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return UsageError(f"{given}: {message}.", "See aftserve --help.")
+
+
+def _unknown_in_section(name: str, setting: str, value: Any, known: Collection[str]) -> UsageError:
+    """Return the error of an unknown setting of a model.
+
+    A table in place of its value is the rest of a model's name, which lacks quotes.
+    """
+    if not isinstance(value, Mapping):
+        return UsageError(
+            f"{section(name)} {setting} in the file of --config is not a setting of a model.",
+            f"Remove it, or see {suggest(setting, known)}.",
+        )
+    parts = [name, setting]
+    while len(value) == 1:
+        ((part, inner),) = value.items()
+        if not isinstance(inner, Mapping):
+            break
+        parts, value = [*parts, part], inner
+    whole = ".".join(parts)
+    return UsageError(
+        f"[models.{whole}] in the file of --config is not the section of a model.",
+        f"Write {section(*parts)} if {whole} is the name of the model.",
+    )
 
 
 def suggest(name: str, known: Collection[str]) -> str:

@@ -33,8 +33,8 @@ from aftserve.setting_sources import (
     Variables,
     check_flags,
     check_variables,
+    explain,
     split_words,
-    suggest,
 )
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -299,11 +299,19 @@ class Settings(BaseSettings):
         """The only bundle.
 
         Raises:
-            UsageError: if there are several.
+            UsageError: if there are several, or a folder of bundles.
         """
+        from aftexport.bundle.bundle_folder import folder_or_none  # slow: it imports onnx
+
         if len(self.bundles) > 1:
             raise UsageError(
                 f"Expected one bundle, got {', '.join(map(str, self.bundles))}.", "Name one."
+            )
+        folder = folder_or_none(self.bundles[0])
+        if folder is not None and folder.bundles:
+            raise UsageError(
+                f"Expected one bundle, got {self.bundles[0]}, a folder of bundles.",
+                f"Name one, such as {folder.bundles[0]}.",
             )
         return self.bundles[0]
 
@@ -339,10 +347,11 @@ class Settings(BaseSettings):
         return int(self.max_buffered_mib * _MIB)
 
     @property
-    def absolute_paths(self) -> dict[str, Path | list[Path]]:
-        """All files and folders of the settings, as absolute paths."""
-        paths = {name: path.absolute() for name, path in self if isinstance(path, Path)}
-        return paths | {"bundles": [path.absolute() for path in self.bundles]}
+    def absolute_paths(self) -> dict[str, Any]:
+        """The settings with files and folders, whose paths are absolute."""
+        models = {name: own.model_copy(update=_absolute(own)) for name, own in self.models.items()}
+        bundles = [path.absolute() for path in self.bundles]
+        return {**_absolute(self), "bundles": bundles, "models": models}
 
     @classmethod
     def settings_customise_sources(
@@ -374,21 +383,11 @@ class Settings(BaseSettings):
         try:
             return cls(_cli_parse_args=flags, **named)  # type: ignore[call-arg]
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "extra_forbidden":  # flags and variables are checked before
-                raise UsageError(
-                    f"{name} in the file of --config is not a setting.",
-                    f"Remove it, or see {suggest(name, cls.model_fields)}.",
-                ) from error
-            match first["loc"]:
-                case ("bundles", *_):
-                    flag = "bundle"
-                case ("models", *_):
-                    flag = f"{name} in the file of --config"
-                case _:
-                    flag = "--" + name.replace("_", "-")
-            message = first["msg"][:1].lower() + first["msg"][1:]
-            raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
+            raise explain(error, cls.model_fields, ModelSettings.model_fields) from error
         except SettingsError as error:
             raise UsageError(f"{error}.", "See aftserve --help.") from error
+
+
+def _absolute(settings: BaseModel) -> dict[str, Path]:
+    """Return the paths of settings, as absolute paths."""
+    return {name: path.absolute() for name, path in settings if isinstance(path, Path)}

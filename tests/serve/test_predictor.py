@@ -276,6 +276,12 @@ def test_closed_predictor_is_refused(bundle_folder: Path) -> None:
         loaded("a")
 
 
+def test_folder_of_bundles_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.bundle").symlink_to(bundle_folder)
+    with pytest.raises(UsageError, match=r"Expected one bundle, got .* Name one, .*a\.bundle"):
+        Predictor(tmp_path)
+
+
 def test_wrong_arguments_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="threads: input should be greater than 0"):
         Predictor(bundle_folder, threads=0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import shutil
 import time
 import weakref
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from bundle_swaps import damage, digest, documents, expected_scores, load_models
 
-from aftexport.errors import AftexportError, UsageError
+from aftexport.errors import AftexportError, BundleError, UsageError
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.reload import ReloadError
 from aftserve.serving.repository import ModelRepository
@@ -29,8 +30,15 @@ def folder(bundle_folder: Path, other_bundle: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def states(models: ModelRepository) -> dict[str, str]:
-    return {one.name: one.state for one in models.index()}
+async def states(models: ModelRepository) -> dict[str, str]:
+    return {one.name: one.state for one in await models.index()}
+
+
+async def reason(models: ModelRepository, name: str) -> str:
+    """Return the reason why a model is not ready."""
+    (state,) = [one for one in await models.index() if one.name == name]
+    assert state.state == "UNAVAILABLE"
+    return state.reason
 
 
 def names(models: ModelRepository) -> list[str]:
@@ -65,7 +73,7 @@ def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> N
                 while models.shared.scheduler.waiting_documents < len(documents()):
                     await asyncio.sleep(0.01)
                 unloading = asyncio.create_task(models.unload("b"))
-                while states(models)["b"] != "UNLOADING":
+                while (await states(models))["b"] != "UNLOADING":
                     await asyncio.sleep(0.01)
                 with pytest.raises(NotFoundError, match="Expected the model 'a', got 'b'"):
                     models.named("b")
@@ -74,7 +82,7 @@ def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> N
             for answer, ids in zip(await accepted, documents(), strict=True):
                 scores = list(answer.result.scores.values())
                 np.testing.assert_allclose(scores, expected[tuple(ids)], atol=1e-5)
-            assert states(models) == {"a": "READY", "b": "UNAVAILABLE"}
+            assert await states(models) == {"a": "READY", "b": "UNAVAILABLE"}
 
     asyncio.run(scenario())
 
@@ -110,9 +118,9 @@ def test_unloaded_model_returns_by_load_only(folder: Path, other_bundle: Path) -
             await models.unload("b")
             await models.rescan()
             assert names(models) == ["a"]
-            assert models.index()[1].reason == "unloaded"
+            assert await reason(models, "b") == "unloaded"
             assert (await models.load("b")).bundle == digest(other_bundle)
-            assert states(models) == {"a": "READY", "b": "READY"}
+            assert await states(models) == {"a": "READY", "b": "READY"}
             await models.unload("a")
             await models.unload("b")
             assert (models.ready, models.status) == (False, "not ready: no model is loaded")
@@ -131,9 +139,9 @@ def test_load_finds_new_bundle(folder: Path, bundle_folder: Path) -> None:
             with pytest.raises(NotFoundError):
                 await models.unload("c")
             shutil.copytree(bundle_folder, folder / "c.bundle")
-            assert states(models)["c"] == "UNAVAILABLE"
+            assert (await states(models))["c"] == "UNAVAILABLE"
             await models.load("c")
-            assert states(models)["c"] == "READY"
+            assert (await states(models))["c"] == "READY"
 
     asyncio.run(scenario())
 
@@ -145,13 +153,12 @@ def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> None:
             damage(Path(shutil.copytree(bundle_folder, folder / "c")))
             with pytest.raises(ReloadError, match=r"model\.onnx was changed"):
                 await models.load("c")
-            (state,) = [one for one in models.index() if one.name == "c"]
-            assert state.state == "UNAVAILABLE"
-            assert "model.onnx was changed" in state.reason
-            assert str(folder) not in state.reason
+            shown = await reason(models, "c")
+            assert "model.onnx was changed" in shown
+            assert str(folder) not in shown
             damage(folder / "a.bundle")
             await models.rescan()
-            assert states(models)["a"] == "READY"  # the bundle before answers
+            assert (await states(models))["a"] == "READY"  # the bundle before answers
             assert "model.onnx was changed" in str(models.named("a").reloader.last)
 
     asyncio.run(scenario())
@@ -167,9 +174,7 @@ def test_second_bundle_of_name_waits(folder: Path, other_bundle: Path, bundle_fo
             await models.rescan()
             assert names(models) == ["a", "b"]
             assert models.named("a").active.bundle.digest == digest(bundle_folder)
-            (state,) = [one for one in models.index() if one.name == "c"]
-            assert "several bundles have it" in state.reason
-            with pytest.raises(ReloadError, match="several bundles have it"):
+            with pytest.raises(ReloadError, match="several bundles have its name"):
                 await models.load("c")
             shutil.rmtree(folder / "c")
             await models.rescan()
@@ -178,16 +183,119 @@ def test_second_bundle_of_name_waits(folder: Path, other_bundle: Path, bundle_fo
     asyncio.run(scenario())
 
 
-def test_unreadable_folder_keeps_models(folder: Path) -> None:
+def test_unreadable_folder_hides_only_its_models(
+    folder: Path, bundle_folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(bundle_folder, other / "c")
+    shutil.copytree(bundle_folder, other / "d")
+
+    async def scenario() -> None:
+        models = load_models(folder, str(other))
+        async with models.running():
+            folder.rename(folder.with_name("moved"))
+            shutil.rmtree(other / "c")
+            (other / "d").rename(other / "e")
+            await models.rescan()
+            assert names(models) == ["a", "b", "e"]
+            for name in ("a", "unknown"):
+                with pytest.raises(ReloadError, match="the folder 'bundles' cannot be read") as got:
+                    await models.load(name)
+                assert str(tmp_path) not in str(got.value)
+            await models.load("e")
+            assert set((await states(models)).values()) == {"READY"}
+
+    asyncio.run(scenario())
+
+
+def test_unreadable_subfolder_is_skipped(
+    folder: Path, bundle_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = folder / "lost+found"
+    loop.symlink_to(loop)  # unreadable for root too
+
+    async def scenario() -> None:
+        models = load_models(folder)
+        assert "lost+found': the folder cannot be read" in caplog.text
+        async with models.running():
+            caplog.clear()
+            assert await states(models) == {"a": "READY", "b": "READY"}
+            assert not caplog.records
+            shutil.copytree(bundle_folder, folder / "c")
+            await models.rescan()
+            assert "lost+found': the folder cannot be read" in caplog.text
+            assert names(models) == ["a", "b", "c"]
+            with pytest.raises(ReloadError, match=r"the folder 'lost\+found' cannot be read"):
+                await models.load("lost+found")
+            with pytest.raises(NotFoundError, match="'a' or 'b' or 'c', got 'd'"):
+                await models.load("d")
+
+    asyncio.run(scenario())
+
+
+def test_load_follows_renamed_bundle(folder: Path, other_bundle: Path) -> None:
     async def scenario() -> None:
         models = load_models(folder)
         async with models.running():
-            folder.rename(folder.with_name("moved"))
-            await models.rescan()
-            assert names(models) == ["a", "b"]
-            assert models.ready
+            shutil.rmtree(folder / "a.bundle")
+            shutil.copytree(other_bundle, folder / "a")
+            assert (await models.load("a")).bundle == digest(other_bundle)
+            await models.unload("a")
+            (folder / "a").rename(folder / "a.bundle")
+            await models.load("a")
+            shutil.rmtree(folder / "a.bundle")
+            with pytest.raises(ReloadError, match=r"^a\.bundle: no such folder"):
+                await models.load("a")
+            assert names(models) == ["a", "b"]  # the bundle before answers
+            await models.unload("a")
+            with pytest.raises(NotFoundError, match="the name of a bundle, 'b', got 'a'"):
+                await models.load("a")
 
     asyncio.run(scenario())
+
+
+def test_load_sees_end_of_clash(folder: Path, bundle_folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            for name in ("c", "c.bundle"):
+                shutil.copytree(bundle_folder, folder / name)
+            assert await reason(models, "c") == "several bundles have its name"
+            with pytest.raises(ReloadError, match="several bundles have its name"):
+                await models.load("c")
+            shutil.rmtree(folder / "c")
+            assert await reason(models, "c") == "not loaded"
+            await models.load("c")
+            assert names(models) == ["a", "b", "c"]
+
+    asyncio.run(scenario())
+
+
+def test_unusable_name_is_left_out(
+    folder: Path, bundle_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        models = load_models(folder)
+        async with models.running():
+            shutil.copytree(bundle_folder, os.fsdecode(bytes(folder) + b"/x\xff.bundle"))
+            assert await states(models) == {"a": "READY", "b": "READY"}
+            await models.rescan()
+            assert "a name of printable characters, got 'x\\udcff'" in caplog.text
+            assert names(models) == ["a", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_bundle_named_twice_counts_once(folder: Path) -> None:
+    models = load_models(folder, str(folder / "b.bundle"))
+    assert names(models) == ["a", "b"]
+    assert models.default is models.named("b")
+
+
+def test_path_that_cannot_be_read_is_a_bundle() -> None:
+    """The check of the bundle gives the reason."""
+    with pytest.raises(BundleError, match="cannot be read"):
+        load_models(Path("x" * 300))
 
 
 def clash(folder: Path) -> list[str]:
@@ -213,6 +321,12 @@ def unprintable(folder: Path) -> list[str]:
     return [str((folder / "b.bundle").rename(folder / "b\n"))]
 
 
+def missing_reference(folder: Path) -> list[str]:
+    config = folder.parent / "config.toml"
+    config.write_text('[models.a]\nreference = "/absent"\n')
+    return [str(folder), "--config", str(config)]
+
+
 def unknown_section(folder: Path) -> list[str]:
     config = folder.parent / "config.toml"
     config.write_text("[models.c]\nshadow = 1\n")
@@ -224,10 +338,15 @@ def unknown_section(folder: Path) -> list[str]:
     [
         (clash, r"one bundle of the name 'a', got .*a and .*a\.bundle"),
         (clash_of_words, r"one bundle of the name 'b', got .*b and .*b\.bundle"),
-        (empty_folder, "empty: not a bundle"),
+        (empty_folder, "empty: not a bundle, and the folder has none"),
         (broken, r"b\.bundle: .*model.onnx was changed"),
         (unprintable, "a name of printable characters"),
         (unknown_section, r"\[models\.c\] .* expected the name of a model, a, b"),
+        (missing_reference, r"\[models\.a\] reference /absent does not exist"),
+        (
+            lambda folder: [str(folder / "a.bundle"), "--reference", "/absent"],
+            "--reference /absent does not exist",
+        ),
         (lambda folder: [str(folder), "--reference", "x"], "--reference belongs to the model of"),
         (
             lambda folder: [
@@ -239,7 +358,18 @@ def unknown_section(folder: Path) -> list[str]:
             "--model-name names the model of one bundle",
         ),
     ],
-    ids=["clash", "clash of words", "empty", "broken", "name", "section", "reference", "renamed"],
+    ids=[
+        "clash",
+        "clash of words",
+        "empty",
+        "broken",
+        "name",
+        "section",
+        "absent",
+        "absent of one",
+        "reference",
+        "renamed",
+    ],
 )
 def test_start_refuses(words: Callable[[Path], list[str]], message: str, folder: Path) -> None:
     first, *others = words(folder)
@@ -250,6 +380,12 @@ def test_start_refuses(words: Callable[[Path], list[str]], message: str, folder:
 def test_only_bundle_of_several_is_refused() -> None:
     settings = Settings.read(["a", "b"])
     with pytest.raises(UsageError, match="Expected one bundle, got a, b"):
+        _ = settings.bundle
+
+
+def test_folder_in_place_of_bundle_is_refused(folder: Path) -> None:
+    settings = Settings.read([str(folder)])
+    with pytest.raises(UsageError, match=r"got .*bundles, a folder of bundles\. .*a\.bundle"):
         _ = settings.bundle
 
 

@@ -38,6 +38,11 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
         ("max_token = 1", "max_tokens"),
         ("port = 'x'", "--port"),
         ("port =", "aftserve.toml"),
+        ("[models.a.v1]\nshadow = 1", r'Write \[models\."a\.v1"\] if a\.v1 is the name'),
+        ("[models.a.v1.2]\nshadow = 1", r'Write \[models\."a\.v1\.2"\]'),
+        ("[models.a]\nreferense = 'x'", r"\[models\.a\] referense .* see reference or"),
+        ("[models.'a b']\nport = 1", r'\[models\."a b"\] port .* is not a setting of a model'),
+        ("[models.a]\nshadow = 2", r"models\.a\.shadow in the file of --config"),
     ],
 )
 def test_invalid_file_names_the_cause(content: str, message: str, file: Path) -> None:
@@ -113,7 +118,7 @@ def test_invalid_origin_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) 
         Settings.read(["bundle"])
 
 
-@pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"api_keys"}))
+@pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"api_keys", "models"}))
 def test_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AFTSERVE_{name.upper()}", "")
     assert Settings.read([]) == Settings()
@@ -178,6 +183,7 @@ def test_kubernetes_service_variables_are_ignored(monkeypatch: pytest.MonkeyPatc
         ("AFTSERVE_THREAD", "AFTSERVE_THREADS"),
         ("AFTSERVE_API_KEYS_FILE", "AFTSERVE_API_KEYS"),
         ("AFTSERVE_SOMETHING", "aftserve --help"),
+        ("AFTSERVE_MODELS", "AFTSERVE_MODELS is not a setting"),
     ],
 )
 def test_unknown_variable_is_refused(
@@ -196,3 +202,12 @@ def test_only_port_may_be_kubernetes_link(monkeypatch: pytest.MonkeyPatch) -> No
 def test_variable_names_ignore_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("aftserve_port", "81")
     assert Settings.read(["bundle"]).port == 81
+
+
+def test_absolute_paths_have_references_of_models(file: Path) -> None:
+    file.write_text('[models.a]\nreference = "a.pt"\n[models.b]\nshadow = 1\n')
+    settings = Settings.read(["bundle", "--config", str(file), "--spill", "spill"])
+    moved = settings.model_copy(update=settings.absolute_paths)
+    assert moved.of_model("a").reference == Path.cwd() / "a.pt"
+    assert moved.of_model("b") == moved.model_copy(update={"shadow": 1})
+    assert (moved.bundle, moved.spill) == (Path.cwd() / "bundle", Path.cwd() / "spill")

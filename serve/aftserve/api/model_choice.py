@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftserve.errors import NotFoundError
 from aftserve.serving.model_entry import ModelState
-from aftserve.serving.repository import ModelRepository, named_in
+from aftserve.serving.model_names import named_in
+from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
 PREFIX = "/models/"
@@ -160,13 +161,13 @@ def check_name(request: Request, name: str) -> None:
         )
 
 
-def visible_states(request: Request) -> Sequence[ModelState]:
+async def visible_states(request: Request) -> Sequence[ModelState]:
     """Return the states of the models, loaded or not; below ``/models/NAME`` only of that one.
 
     Raises:
         NotFoundError: if the path names a model that the server does not know.
     """
-    states, name = models_of(request).index(), path_name(request)
+    states, name = await models_of(request).index(), path_name(request)
     if name is None:
         return states
     found = [one for one in states if one.name == name]

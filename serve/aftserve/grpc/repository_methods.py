@@ -23,7 +23,7 @@ def repository_methods(models: ModelRepository, *, has_admins: bool) -> Mapping[
 
     async def index(content: bytes, call: Call) -> bytes:
         request = _parse("RepositoryIndexRequest", content)
-        found = index_of(models.index(), ready=request.ready)
+        found = index_of(await models.index(), ready=request.ready)
         return write_message("RepositoryIndexResponse", models=[one.model_dump() for one in found])
 
     async def load(content: bytes, call: Call) -> bytes:

@@ -71,6 +71,7 @@ class Reloader:
         metrics: function that returns the metrics of the model, which begin again after an unload.
 
     Attributes:
+        path: path of the bundle at the next reload.
         last: result of the last reload; None before the first.
     """
 
@@ -83,7 +84,7 @@ class Reloader:
         metrics: Callable[[], ModelMetrics],
     ) -> None:
         self.last: Reload | None = None
-        self._path = path
+        self.path = path
         self._settings = settings
         self._loader = loader
         self._activate = activate
@@ -131,12 +132,12 @@ class Reloader:
 
     async def _reload(self) -> Reload:
         async with self._loader.turn:
-            self._next = None
-            logger.info("reloading %s", self._path)
+            self._next, path = None, self.path
+            logger.info("reloading %s", path)
             start = time.monotonic()
             problem, digest = None, None
             try:
-                active = await self._loader.load(self._path, self._settings)
+                active = await self._loader.load(path, self._settings)
                 digest = active.bundle.digest
                 await self._activate(active)
             except AftexportError as error:
@@ -146,9 +147,9 @@ class Reloader:
                 problem = f"The reload has failed: {error!r}. See the server's log."
             seconds = time.monotonic() - start
             shown = problem
-            for path in (self._path, self._path.absolute()):
-                if shown and path.parent.name:  # only the log shows the path on this machine
-                    shown = shown.replace(f"{path.parent}/", "")
+            for place in (path, path.absolute()):
+                if shown and place.parent.name:  # only the log shows the path on this machine
+                    shown = shown.replace(f"{place.parent}/", "")
             self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=shown)
             self._metrics().reloads.labels("refused" if problem else "served").inc()
             if problem is None:

@@ -1,12 +1,53 @@
 """The bundles that the settings name: single ones, and those in folders of bundles."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from aftexport.bundle.bundle import is_bundle
+from aftexport.bundle.bundle_folder import folder_or_none, read_folder
 from aftexport.errors import UsageError
 from aftserve.model.load import model_name
 from aftserve.settings import Settings
+
+_CHECK = "Check the folder and its permissions."
+
+
+@dataclass(frozen=True)
+class FoundBundles:
+    """The bundles on the disk at one time.
+
+    Attributes:
+        paths: the paths of each name; a model with several cannot be loaded.
+        refused: the reasons why bundles cannot be loaded, with their paths.
+        unread: the folders that cannot be read, each with its error.
+    """
+
+    paths: Mapping[str, Sequence[Path]]
+    refused: Sequence[UsageError]
+    unread: Mapping[Path, OSError]
+
+    @property
+    def problems(self) -> Sequence[UsageError]:
+        """All problems, with paths of this machine."""
+        unread = [
+            UsageError(f"{str(path)!r}: the folder cannot be read ({error.strerror}).", _CHECK)
+            for path, error in self.unread.items()
+        ]
+        return [*self.refused, *unread]
+
+    def clash(self, name: str) -> str | None:
+        """Return the reason why no bundle can be chosen for a name; None if one can."""
+        return "several bundles have its name" if len(self.paths.get(name, ())) > 1 else None
+
+    def is_gone(self, path: Path) -> bool:
+        """Return whether nothing lies at a path where a bundle was; False if it cannot be seen."""
+        if path in self.unread or path.parent in self.unread:
+            return False
+        try:
+            return not path.exists()
+        except OSError:
+            return False
 
 
 class BundlePaths:
@@ -18,7 +59,7 @@ class BundlePaths:
         settings: settings of the server.
 
     Raises:
-        UsageError: if a folder cannot be read, or the settings fit one bundle only.
+        UsageError: if a folder has no bundle, or the settings fit one bundle only.
 
     Attributes:
         default_name: name of the only or first bundle that the settings name themselves; None if
@@ -26,63 +67,75 @@ class BundlePaths:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._folders = [path for path in settings.bundles if _bundles_in(path)]
-        self._single = [path for path in settings.bundles if path not in self._folders]
+        self._folders, self._single = list[Path](), list[Path]()
+        for path in settings.bundles:
+            folder = folder_or_none(path)
+            if folder is None:
+                self._single.append(path)
+            elif folder.bundles:
+                self._folders.append(path)
+            else:
+                raise UsageError(
+                    f"{path}: not a bundle, and the folder has none.",
+                    "Name a folder written by aftexport, or a folder of such folders.",
+                )
         self._settings = settings
         if self._folders or len(self._single) > 1:
             _check_fits_several(settings)
         self.default_name = model_name(self._single[0], settings) if self._single else None
 
-    def find(self) -> dict[str, Sequence[Path]]:
-        """Return the paths of each name; several of one name are an error of that model.
+    def find(self) -> FoundBundles:
+        """Look for the bundles, in the order of the settings, single bundles first.
 
-        Raises:
-            UsageError: if a folder cannot be read.
+        A bundle that the settings name twice counts once. A folder that cannot be read hides only
+        its own bundles.
         """
-        found = dict[str, list[Path]]()
-        for path in [*self._single, *(one for folder in self._folders for one in _inside(folder))]:
-            found.setdefault(model_name(path, self._settings), []).append(path)
-        return dict(found)
+        places, unread = [*self._single], dict[Path, OSError]()
+        for path in self._folders:
+            try:
+                folder = read_folder(path)
+            except OSError as error:
+                unread[path] = error
+            else:
+                places += folder.bundles
+                unread |= folder.unread
+        paths, refused = dict[str, list[Path]](), list[UsageError]()
+        for place in places:
+            name = model_name(place, self._settings)
+            if not name or not name.isprintable() or name in (".", ".."):
+                refused.append(_unusable(name, place))
+            elif not any(_is_same(place, one) for one in paths.get(name, ())):
+                paths.setdefault(name, []).append(place)
+        refused += [_clash(name, several) for name, several in paths.items() if len(several) > 1]
+        return FoundBundles(paths, refused, unread)
+
+    def obstacle(self, name: str, found: FoundBundles) -> str | None:
+        """Return the reason why a bundle of a name may be there though it was not found.
+
+        It tells the names of folders, and no other part of their paths.
+        """
+        for path, error in found.unread.items():
+            if path in self._folders or model_name(path, self._settings) == name:
+                return f"the folder {path.absolute().name!r} cannot be read ({error.strerror})"
+        return None
 
 
-def only_path(name: str, paths: Sequence[Path]) -> Path:
-    """Return the path of a model.
-
-    Raises:
-        UsageError: if several bundles have its name, or it cannot be part of an address.
-    """
-    if len(paths) > 1:
-        raise UsageError(
-            f"Expected one bundle of the name {name!r}, got {' and '.join(map(str, paths))}.",
-            "Rename the folder of one, or leave it out.",
-        )
-    if not name or not name.isprintable() or name in (".", ".."):
-        raise UsageError(
-            f"Expected a name of printable characters, got {name!r} of {str(paths[0])!r}.",
-            "Rename the folder.",
-        )
-    return paths[0]
+def _is_same(first: Path, second: Path) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
-def _bundles_in(path: Path) -> list[Path]:
-    """Return the bundles of a folder of bundles; none if the path is another one."""
-    return _inside(path) if path.is_dir() and not is_bundle(path) else []
+def _unusable(name: str, path: Path) -> UsageError:
+    return UsageError(
+        f"Expected a name of printable characters, got {name!r} of {str(path)!r}.",
+        "Rename the folder.",
+    )
 
 
-def _inside(folder: Path) -> list[Path]:
-    """Return the bundles in a folder, in the order of their names; hidden folders do not count.
-
-    Raises:
-        UsageError: if the folder cannot be read.
-    """
-    try:
-        children = [one for one in folder.iterdir() if not one.name.startswith(".")]
-        return sorted(one for one in children if is_bundle(one))
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: the folder of bundles cannot be read ({error.strerror}).",
-            "Check the folder and its permissions.",
-        ) from error
+def _clash(name: str, paths: Sequence[Path]) -> UsageError:
+    return UsageError(
+        f"Expected one bundle of the name {name!r}, got {' and '.join(map(str, paths))}.",
+        "Rename the folder of one, or leave it out.",
+    )
 
 
 def _check_fits_several(settings: Settings) -> None:

@@ -33,23 +33,26 @@ class ModelEntry:
 
     Attributes:
         name: name of the model.
-        path: path of its bundle.
         settings: settings of the model.
         reloader: the loads of its bundle.
         service: its service; None while it is not loaded.
         is_unloaded: whether an administrator unloaded it, so that only an administrator loads it.
         unloading: number of its services that answer their last requests.
-        problem: reason why its bundle cannot be chosen; None if it can.
+        problem: reason why no bundle can be chosen for it; None if one can.
     """
 
     name: str
-    path: Path
     settings: Settings
     reloader: Reloader
     service: Service | None = None
     is_unloaded: bool = False
     unloading: int = 0
     problem: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Path of its bundle."""
+        return self.reloader.path
 
     @property
     def state(self) -> ModelState:

@@ -11,13 +11,13 @@ from typing import Any
 
 import anyio.to_thread
 
-from aftexport.errors import UsageError
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
-from aftserve.serving.bundle_paths import BundlePaths, only_path
+from aftserve.serving.bundle_paths import BundlePaths, FoundBundles
 from aftserve.serving.model_entry import ModelEntry, ModelState
+from aftserve.serving.model_names import named_in
 from aftserve.serving.resources import SharedResources
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
@@ -25,6 +25,7 @@ from aftserve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _RENAME = "Rename the folder of the bundle."
+_CHECK = "Check the folder and its permissions, and load the model again."
 
 
 class ModelRepository:
@@ -121,11 +122,15 @@ class ModelRepository:
         """
         self._begin(self._know(name, path), active)
 
-    def index(self) -> Sequence[ModelState]:
+    async def index(self) -> Sequence[ModelState]:
         """Return the states of all models that are loaded or can be, by their names in order."""
-        states = {name: entry.state for name, entry in self._entries.items()}
-        for name in self._find() or ():
-            states.setdefault(name, ModelState(name, "UNAVAILABLE", "not loaded"))
+        found = await anyio.to_thread.run_sync(self._paths.find)
+        self._note(found)
+        states = {
+            name: ModelState(name, "UNAVAILABLE", found.clash(name) or "not loaded")
+            for name in found.paths
+        }
+        states |= {name: entry.state for name, entry in self._entries.items()}
         return [states[name] for name in sorted(states)]
 
     async def load(self, name: str) -> Reload:
@@ -133,15 +138,17 @@ class ModelRepository:
 
         Raises:
             NotFoundError: if no bundle has this name.
-            ReloadError: if its bundle cannot be used.
+            ReloadError: if its bundle cannot be read or used.
             UnavailableError: if the server stops meanwhile.
         """
-        if name not in self._entries:
-            found = await anyio.to_thread.run_sync(self._find) or {}
-            self._check_known(name, {*self._entries, *found})
-            if name not in self._entries:  # another request may have added it meanwhile
-                self._refresh(name, found[name])
-        entry = self._entries[name]
+        found = await self._find()
+        if name in found.paths:
+            entry = self._refresh(name, found)
+        elif obstacle := self._paths.obstacle(name, found):
+            raise ReloadError(f"The model {name!r} has no bundle: {obstacle}.", _CHECK)
+        else:
+            self._check_known(name, {*found.paths, *(one.name for one in self.loaded())})
+            entry = self._entries[name]  # a loaded model, which keeps its bundle
         if entry.problem is not None and entry.service is None:
             raise ReloadError(f"The model {name!r} has no bundle: {entry.problem}.", _RENAME)
         entry.is_unloaded = False
@@ -169,13 +176,12 @@ class ModelRepository:
         A failure is logged and part of ``index``, and the other models go on. A model that an
         administrator unloaded stays so.
         """
-        found = await anyio.to_thread.run_sync(self._find)
-        if found is not None:
-            for name, entry in [*self._entries.items()]:
-                if entry.path not in found.get(name, ()) and not entry.path.exists():
-                    self._run(self._end(self._entries.pop(name)))
-            for name, paths in found.items():
-                self._refresh(name, paths)
+        found = await self._find()
+        for name, entry in [*self._entries.items()]:
+            if name not in found.paths and found.is_gone(entry.path):
+                self._run(self._end(self._entries.pop(name)))
+        for name in found.paths:
+            self._refresh(name, found)
         entries = self._entries.values()
         wanted = [
             one for one in entries if not one.is_unloaded and (one.service or not one.problem)
@@ -210,25 +216,27 @@ class ModelRepository:
         for service in self.loaded():
             service.check_breach()
 
-    def _find(self) -> dict[str, Sequence[Path]] | None:
-        """Return the paths of the bundles by name; None if a folder cannot be read."""
-        try:
-            return self._paths.find()
-        except UsageError as error:
-            logger.error("%s", error)
-            return None
+    async def _find(self) -> FoundBundles:
+        """Look for the bundles, and log the problems."""
+        found = await anyio.to_thread.run_sync(self._paths.find)
+        for problem in found.problems:
+            logger.error("%s", problem)
+        self._note(found)
+        return found
 
-    def _refresh(self, name: str, paths: Sequence[Path]) -> None:
-        """Know a model by the paths that were found for it."""
-        problem = None
-        try:
-            path = only_path(name, paths)
-        except UsageError as error:
-            logger.error("%s", error)
-            problem, path = "its name cannot be used, or several bundles have it", paths[0]
-        if name not in self._entries:
-            self._know(name, path)
-        self._entries[name].problem = problem
+    def _note(self, found: FoundBundles) -> None:
+        """Note for which models no bundle can be chosen."""
+        for name, entry in self._entries.items():
+            entry.problem = found.clash(name)
+
+    def _refresh(self, name: str, found: FoundBundles) -> ModelEntry:
+        """Know a model by the paths that were found for it; its bundle may have moved."""
+        paths = found.paths[name]
+        entry = self._entries.get(name) or self._know(name, paths[0])
+        entry.problem = found.clash(name)
+        if entry.path not in paths and entry.problem is None:
+            entry.reloader.path = paths[0]
+        return entry
 
     async def _end(self, entry: ModelEntry) -> None:
         """Take a model out of service; free its memory once accepted requests are answered."""
@@ -280,7 +288,7 @@ class ModelRepository:
         reloader = Reloader(path, settings, shared.loader, activate, metrics)
         if self._closed:
             reloader.close()
-        self._entries[name] = entry = ModelEntry(name, path, settings, reloader)
+        self._entries[name] = entry = ModelEntry(name, settings, reloader)
         return entry
 
     def _begin(self, entry: ModelEntry, active: ActiveBundle) -> None:
@@ -294,22 +302,3 @@ class ModelRepository:
                 f"Expected the name of a bundle, {names}, got {name[:100]!r}.",
                 "Put the bundle into a folder that the server serves.",
             )
-
-
-def named_in(models: Sequence[Service], name: str) -> Service:
-    """Return the model with a name.
-
-    Raises:
-        NotFoundError: if none of the models has it.
-    """
-    for model in models:
-        if model.name == name:
-            return model
-    names = ", ".join(repr(model.name) for model in models)
-    expected = f"one of the models {names}" if len(models) > 1 else f"the model {names}"
-    if not models:
-        raise NotFoundError(
-            f"Expected the name of a loaded model, got {name[:100]!r}; no model is loaded.",
-            "Load one first.",
-        )
-    raise NotFoundError(f"Expected {expected}, got {name[:100]!r}.", "Name an expected model.")

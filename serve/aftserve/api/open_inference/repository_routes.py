@@ -42,7 +42,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
     async def index(request: Request) -> list[ModelIndex]:
         """The models that are loaded or can be; below /models/NAME only that one."""
         body = await _read(request, RepositoryIndexRequest)
-        return index_of(visible_states(request), ready=body.ready)
+        return index_of(await visible_states(request), ready=body.ready)
 
     return router
 
