@@ -72,7 +72,7 @@ class BreachHandler:
                     )
             except Exception:
                 logger.exception("the model cannot be loaded with portable bodies only")
-            is_active = self._fallback is asyncio.current_task()
+            is_active = self._fallback is asyncio.current_task()  # not of a bundle before
             if model is None or model.breach is not None:
                 if is_active:
                     self._health.breach = reason
@@ -81,4 +81,4 @@ class BreachHandler:
             active.model = model
             if is_active:
                 self._scheduler.measure(model)
-            logger.warning("serving with portable bodies only from now on")
+                logger.warning("serving with portable bodies only from now on")
