@@ -143,8 +143,9 @@ async def requested(request: Request, name: str | None) -> Service:
 
 
 def _noted(request: Request, service: Service) -> Service:
-    """Return a model whose name counts the response to the request."""
+    """Return a model that the request holds, and whose name counts the response."""
     request.state.model = service.name
+    request.state.releases.append(service.holders.add())
     return service
 
 

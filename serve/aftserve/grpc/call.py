@@ -53,6 +53,7 @@ class Call:
         metadata: its metadata, without binary values.
         fields: fields of its log line.
         model: name of the loaded model that it belongs to; empty without one.
+        releases: functions to call when its answer has left.
     """
 
     started: float
@@ -60,6 +61,7 @@ class Call:
     metadata: dict[str, str]
     fields: dict[str, Any] = field(default_factory=dict)
     model: str = ""
+    releases: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def api_keys(self) -> tuple[str, str]:
@@ -205,7 +207,7 @@ class Caller:
         try:
             content = await self._read(context, end)
             self.accepted += 1
-            context.add_done_callback(self._leave)
+            context.add_done_callback(lambda _: self._leave(call))
             self._buffer.release(held - len(content))
             held = len(content)
             yield content
@@ -222,8 +224,10 @@ class Caller:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
 
-    def _leave(self, _: object) -> None:
+    def _leave(self, call: Call) -> None:
         self.accepted -= 1
+        for release in call.releases:
+            release()
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
         """Count and log a call."""

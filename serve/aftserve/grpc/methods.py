@@ -119,5 +119,6 @@ class Methods:
     def _named(self, call: Call, name: str, version: str) -> Service:
         service = self._models.named(name)
         call.model = service.name
+        call.releases.append(service.holders.add())
         check_version(name, version or VERSION)
         return service

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from prometheus_client import Counter
@@ -44,7 +44,8 @@ class AccessLogMiddleware:
 
     The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
     ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
-    loaded model that the request belongs to.
+    loaded model that the request belongs to. The functions in its ``releases`` are called when the
+    response has ended and is counted.
 
     Args:
         app: the application.
@@ -73,7 +74,8 @@ class AccessLogMiddleware:
         name = name_request(dict(scope["headers"]).get(header, b"").decode("latin-1"))
         fields: dict[str, Any] = {"request_id": name}
         added: dict[bytes, bytes] = {header: name.encode()} if self._names else {}
-        scope["state"] |= {"fields": fields, "headers": added}
+        releases = list[Callable[[], None]]()
+        scope["state"] |= {"fields": fields, "headers": added, "releases": releases}
         status = 0
 
         async def send_named(message: Message) -> None:
@@ -97,3 +99,5 @@ class AccessLogMiddleware:
             is_quiet = path in self._probes and status < 400
             level = logging.DEBUG if is_quiet else logging.INFO
             logger.log(level, "%s %s %d", scope["method"], asked, status, extra={"fields": fields})
+            for release in releases:
+                release()

@@ -5,7 +5,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio.to_thread
 from rich.console import Console
@@ -20,6 +22,8 @@ from aftserve.schemas import Reload
 from aftserve.settings import Settings
 
 logger = logging.getLogger("aftserve.reloading")
+
+T = TypeVar("T")
 
 
 class ReloadError(RefusedError):
@@ -46,15 +50,19 @@ class BundleLoader:
         Raises:
             AftexportError: if the bundle cannot be used.
         """
+        return await self.run(partial(_load, path, settings))
 
-        def load() -> ActiveBundle:
+    async def run(self, load: Callable[[], T]) -> T:
+        """Run a function that loads a model, in a thread; the caller holds ``turn``."""
+
+        def work() -> T:
             try:
-                return _load(path, settings)
+                return load()
             finally:
                 self.loading = False
 
         self.loading = True
-        return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 class Reloader:
@@ -123,6 +131,11 @@ class Reloader:
         if reload.problem is not None:
             raise ReloadError(reload.problem, "Correct the bundle, and load it again.")
         return reload
+
+    async def wait(self) -> None:
+        """Wait for the end of all reloads that have been asked for."""
+        if self._tasks:
+            await asyncio.wait({*self._tasks})
 
     def close(self) -> None:
         """Cancel all reloads; a thread that loads a bundle cannot be stopped."""

@@ -54,11 +54,13 @@ class Metrics:
         ProcessCollector(namespace="", registry=self.registry)
         self.registry.register(_OutputCollector())
         for attribute, form in _METRICS.items():
-            setattr(self, attribute, self._create(form))
-        self._of_models = {
-            attribute: self._create(form._replace(labels=[MODEL, *form.labels]))
+            setattr(self, attribute, _create(form, self.registry))
+        forms = {
+            attribute: form._replace(labels=[MODEL, *form.labels])
             for attribute, form in MODEL_METRICS.items()
         }
+        self._of_models = {one: _create(form, self.registry) for one, form in forms.items()}
+        self._of_forgotten = {one: _create(form, None) for one, form in forms.items()}
         self._models = dict[str, ModelMetrics]()
 
     def of(self, name: str) -> ModelMetrics:
@@ -67,9 +69,18 @@ class Metrics:
             self._models[name] = ModelMetrics(self._of_models, name)
         return self._models[name]
 
+    def find(self, name: str) -> ModelMetrics:
+        """Return the metrics of a model, which are in no registry if it was forgotten.
+
+        A run may end after the unload of its model, and must not begin its series again.
+        """
+        found = self._models.get(name)
+        return found if found is not None else ModelMetrics(self._of_forgotten, name)
+
     def forget(self, name: str) -> None:
         """Remove all series of the model with this name; later ones begin again at 0."""
-        self._models.pop(name, None)
+        if (metrics := self._models.pop(name, None)) is not None:
+            metrics.move(self._of_forgotten)  # later counts must not begin the series again
         for attribute, form in MODEL_METRICS.items():
             _remove(self._of_models[attribute], [MODEL, *form.labels], name)
         _remove(self.responses, _RESPONSES.labels, name)
@@ -88,9 +99,10 @@ class Metrics:
             return content, OPENMETRICS
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
-    def _create(self, form: MetricForm) -> Counter | Gauge | Histogram:
-        options: dict[str, Any] = {} if form.buckets is None else {"buckets": form.buckets}
-        return form.kind(form.name, form.text, form.labels, registry=self.registry, **options)
+
+def _create(form: MetricForm, registry: CollectorRegistry | None) -> Counter | Gauge | Histogram:
+    options: dict[str, Any] = {} if form.buckets is None else {"buckets": form.buckets}
+    return form.kind(form.name, form.text, form.labels, registry=registry, **options)
 
 
 def _remove(metric: Counter | Gauge | Histogram, labels: Iterable[str], model: str) -> None:

@@ -160,9 +160,14 @@ class ModelMetrics:
 
     def __init__(self, metrics: Mapping[str, Counter | Gauge | Histogram], model: str) -> None:
         self.inference = InferenceStats()
+        self._model = model
         self._digest: str | None = None
+        self.move(metrics)
+
+    def move(self, metrics: Mapping[str, Counter | Gauge | Histogram]) -> None:
+        """Count in other metrics from now on; see the class."""
         for attribute, form in MODEL_METRICS.items():
-            series = ModelSeries(cast(Counter, metrics[attribute]), model)
+            series = ModelSeries(cast(Counter, metrics[attribute]), self._model)
             setattr(self, attribute, series if form.labels else series.labels())
 
     def observe_run(self, tokens: Sequence[int], seconds: float) -> None:

@@ -67,7 +67,6 @@ class ParityMonitor:
         self._pending: set[asyncio.Task[None]] = set()
         self._holders = 0
         self._retired = False
-        self._released = asyncio.Event()
 
     def report(self) -> ParityReport:
         """Return the results of the golden cases."""
@@ -161,14 +160,9 @@ class ParityMonitor:
         self._retired = True
         await self._close_if_done()
 
-    async def released(self) -> None:
-        """Wait until the monitor is retired and no request holds it."""
-        await self._released.wait()
-
     async def _close_if_done(self) -> None:
         if self._retired and not self._holders:
             await self.close()
-            self._released.set()
 
     async def close(self) -> None:
         """Cancel pending checks and end the reference."""

@@ -41,10 +41,10 @@ class RunOutcomes:
             case EngineThreadError() as error:
                 raise error
             case RunStoppedError():
-                self._metrics.of(name).stopped_runs.inc()
+                self._metrics.find(name).stopped_runs.inc()
                 self.fail(batch, EngineError("The run took far too long.", "Try again later."))
             case error:
-                self._metrics.of(name).failed_runs.inc()
+                self._metrics.find(name).failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._retry_or_fail(batch, error)
 
@@ -56,7 +56,7 @@ class RunOutcomes:
         if (progress := batch[0].progress) is not None:
             started = progress.started or started
             seconds += progress.seconds
-        metrics = self._metrics.of(run.model.name)
+        metrics = self._metrics.find(run.model.name)
         metrics.observe_run([job.tokens for job in batch], seconds)
         for job, answer in zip(batch, answers, strict=True):
             if not job.future.done():

@@ -262,7 +262,7 @@ class Scheduler:
             return
         job.progress.parts.close()
         if job.progress.started:
-            self._metrics.of(job.active.model.name).stopped_runs.inc()
+            self._metrics.find(job.active.model.name).stopped_runs.inc()
 
     def _end_measurement(self, run: Run) -> None:
         """Use a measurement, or give up all further ones of the model if it stalled."""

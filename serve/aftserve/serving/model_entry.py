@@ -1,6 +1,7 @@
 """A model that the server knows, loaded or not, and its state."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,7 @@ class ModelEntry:
         reloader: the loads of its bundle.
         service: its service; None while it is not loaded.
         is_unloaded: whether an administrator unloaded it, so that only an administrator loads it.
-        unloading: number of its services that answer their last requests.
+        endings: tasks that end its services, which answer their last requests.
         problem: reason why no bundle can be chosen for it; None if one can.
     """
 
@@ -46,7 +47,7 @@ class ModelEntry:
     reloader: Reloader
     service: Service | None = None
     is_unloaded: bool = False
-    unloading: int = 0
+    endings: "set[asyncio.Task[None]]" = field(default_factory=set)
     problem: str | None = None
 
     @property
@@ -62,7 +63,7 @@ class ModelEntry:
             if health.ready:
                 return ModelState(self.name, "READY")
             return ModelState(self.name, "UNAVAILABLE", health.status)
-        if self.unloading:
+        if self.endings:
             return ModelState(self.name, "UNLOADING", "accepted requests are answered")
         if self.reloader.running:
             return ModelState(self.name, "LOADING")

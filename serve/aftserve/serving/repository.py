@@ -164,10 +164,10 @@ class ModelRepository:
         self._check_known(name, self._entries)
         entry = self._entries[name]
         entry.is_unloaded = True
-        # A task of its own, because a client that leaves would cancel it.
-        task = self._run(self._end(entry))
-        await asyncio.wait({task})
-        if task.cancelled():
+        self._start_end(entry)
+        # Tasks of their own, because a client that leaves would cancel them.
+        ended, _ = await asyncio.wait({*entry.endings})
+        if any(task.cancelled() for task in ended):
             raise UnavailableError("The server is stopping.", "Ask another one.")
 
     async def rescan(self) -> None:
@@ -179,7 +179,7 @@ class ModelRepository:
         found = await self._find()
         for name, entry in [*self._entries.items()]:
             if name not in found.paths and found.is_gone(entry.path):
-                self._run(self._end(self._entries.pop(name)))
+                self._start_end(self._entries.pop(name))
         for name in found.paths:
             self._refresh(name, found)
         entries = self._entries.values()
@@ -238,25 +238,30 @@ class ModelRepository:
             entry.reloader.path = paths[0]
         return entry
 
+    def _start_end(self, entry: ModelEntry) -> None:
+        """Begin to take a model out of service; ``entry.endings`` has the task."""
+        task = self._run(self._end(entry))
+        entry.endings.add(task)
+        task.add_done_callback(entry.endings.discard)
+
     async def _end(self, entry: ModelEntry) -> None:
         """Take a model out of service; free its memory once accepted requests are answered."""
         service, entry.service = entry.service, None
-        if service is None:
-            self.shared.metrics.forget(entry.name)
-            return
-        entry.unloading += 1
         try:
-            async with self.shared.loader.turn:
-                pass  # a reload that goes on would change the service while it retires
-            await service.retire()
+            # A load that goes on takes memory, and counts its end in the metrics.
+            await entry.reloader.wait()
+            if service is not None:
+                await service.retire()
         finally:
-            entry.unloading -= 1
-            await service.close()
-            if self._entries.get(entry.name, entry).service is None:  # not loaded meanwhile
+            if service is not None:
+                await service.close()
+            is_loaded = self._entries.get(entry.name, entry).service is not None  # meanwhile
+            if not is_loaded and entry.endings <= {asyncio.current_task()}:
                 self.shared.metrics.forget(entry.name)
-        del service
-        gc.collect()  # a service and its parts refer to each other, and hold the model's memory
-        logger.info("unloaded the model %s", entry.name)
+        if service is not None:
+            del service
+            gc.collect()  # a service and its parts refer to each other, and hold memory
+            logger.info("unloaded the model %s", entry.name)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run work in a task that ends with the server."""

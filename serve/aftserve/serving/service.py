@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +25,7 @@ from aftserve.parity.schemas import ParityCheck
 from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.request_record import RequestRecord
 from aftserve.schemas import DocumentResult, Timings
+from aftserve.serving.holders import Holders
 from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
@@ -44,6 +46,7 @@ class Service:
     Attributes:
         health: health of this model.
         metrics: metrics of this model.
+        holders: requests that an unload waits for.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Service:
         self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
+        self.holders = Holders()
         self.parity = self._monitor(active)
-        self._breaches = BreachHandler(settings, self.health, self.scheduler)
+        self._breaches = BreachHandler(settings, self.health, self.scheduler, shared.loader)
+        self._retired = False
         self.metrics.ready.set_function(lambda: self.health.ready)
         self.metrics.slowdown.set_function(lambda: self.model.slowdown.value)
         self._begin(active)
@@ -81,9 +86,11 @@ class Service:
 
     async def retire(self) -> None:
         """Wait until the accepted requests are answered, and free what belongs to the model."""
-        await self._breaches.wait()
+        await self.holders.released()
+        self._retired = True
         await self.parity.retire()
-        await self.parity.released()
+        # Only now: the last requests may have begun a fallback, which replaces the model.
+        await self._breaches.wait()
         self.scheduler.forget(self.model)
 
     async def close(self) -> None:
@@ -129,7 +136,7 @@ class Service:
             EngineError: if the engine fails on a document.
             StorageError: if a document in chunks finds no space.
         """
-        async with self.parity.held() as parity:
+        async with self._held() as parity:
             active = parity.active
             wanted = options.wanted(active.bundle.manifest)
             began = time.monotonic()
@@ -163,7 +170,7 @@ class Service:
             InputError: if a document cannot be classified.
             DocumentTooLongError: if it is over a limit.
         """
-        async with self.parity.held() as parity:
+        async with self._held() as parity:
             began = time.monotonic()
             inputs = await self._tokenize(parity.active, documents, None, NO_HEAD, None)
         total = sum(len(one.ids) for one in inputs)
@@ -177,7 +184,7 @@ class Service:
             NotFoundError: if there is no PyTorch model.
             ReferenceError: if PyTorch fails.
         """
-        async with self.parity.held() as parity:
+        async with self._held() as parity:
             active = parity.active
             classifier = active.model.classifier
             one = await tokenize_document(self.shared.tokenizers, classifier, 0, document, given)
@@ -189,6 +196,13 @@ class Service:
                 )
             _, (result,) = await self._run(active, [one], [one.decoding.with_rows()], deadline)
             return await parity.check(one, result.answer)
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[ParityMonitor]:
+        """Keep the model and the reference of the active bundle within the block."""
+        with self.holders.held():
+            async with self.parity.held() as parity:
+                yield parity
 
     async def _tokenize(
         self,
@@ -316,7 +330,6 @@ class Service:
 
     async def activate(self, active: ActiveBundle) -> None:
         """Answer new requests with a bundle; accepted requests stay with the bundle before."""
-        await self._breaches.wait()
         self.scheduler.forget(self.model)
         before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._breaches.clear()
@@ -330,7 +343,8 @@ class Service:
 
     def _handle_breach(self, active: ActiveBundle, reason: str) -> None:
         logger.error("parity is broken: %s", reason)
-        if active is self.active:  # otherwise another bundle answers by now
+        # Otherwise another bundle answers by now, or none.
+        if active is self.active and not self._retired:
             self._breaches.handle(active, reason)
 
 

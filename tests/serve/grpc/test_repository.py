@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from bundle_swaps import damage, deploy
-from clients import eventually
+from clients import eventually, http
 from grpc_servers import method, serving_grpc
 from repository_servers import RepositoryServer, serving_models, text_input
 from tritonclient.utils import InferenceServerException
@@ -120,6 +120,8 @@ def test_unload_answers_accepted_calls(
         values, wanted = np.frombuffer(one, np.float32), np.frombuffer(expected, np.float32)
         np.testing.assert_allclose(values, wanted, atol=1e-5)
     assert {one.status() for one in unknown} <= {"StatusCode.NOT_FOUND"}
+    metrics = http.get(f"{served.server.http}/metrics", headers=served.user).text
+    assert 'model="a"' not in metrics
     protocol.load_model("a", headers=served.admin)
     assert scores(protocol, "a", served.user) == expected
 

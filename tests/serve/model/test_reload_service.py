@@ -67,6 +67,48 @@ def test_accepted_documents_keep_old_bundle(
     asyncio.run(scenario())
 
 
+def test_fallback_loads_in_turn(served_folder: Path) -> None:
+    async def scenario() -> None:
+        models = load_models(served_folder, "--on-breach", "fallback")
+        (service,) = models.loaded()
+        async with models.running():
+            async with models.shared.loader.turn:
+                service._handle_breach(service.active, "a document differs")
+                for _ in range(100):
+                    await asyncio.sleep(0.01)
+                assert not service.model.uses_standard_ops_only
+            while not service.model.uses_standard_ops_only:
+                await asyncio.sleep(0.01)
+            await service.classify(documents(), time.monotonic() + 60)
+
+    asyncio.run(scenario())
+
+
+def test_reload_does_not_wait_for_fallback(served_folder: Path) -> None:
+    """Accepted documents of the old bundle wait for its fallback, which has a later turn."""
+
+    async def scenario() -> None:
+        models = load_models(served_folder, "--on-breach", "fallback")
+        (service,) = models.loaded()
+        before = service.active
+        async with models.running():
+            async with models.shared.loader.turn:
+                reloading = service.reloader.start()
+                await asyncio.sleep(0)
+                service._handle_breach(before, "a document differs")
+                accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
+                while service.scheduler.waiting_documents < len(LENGTHS):
+                    await asyncio.sleep(0.01)
+            assert (await reloading).problem is None
+            assert service.active is not before
+            await accepted
+            assert before.model.uses_standard_ops_only
+            assert not service.model.uses_standard_ops_only
+            assert service.health.ready
+
+    asyncio.run(scenario())
+
+
 def test_chunked_document_keeps_old_bundle(
     served_folder: Path, bundle_folder: Path, other_bundle: Path
 ) -> None:

@@ -132,9 +132,14 @@ def test_probe_is_logged_at_debug(
 
 
 def test_response_is_counted_for_its_model() -> None:
+    """Its model is released afterwards."""
+    counts = list[float]()
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] != "/metrics":
             scope["state"]["model"] = "a"
+            series = metrics.responses.labels("other", "200", "a")
+            scope["state"]["releases"].append(lambda: counts.append(series._value.get()))
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body"})
 
@@ -148,6 +153,7 @@ def test_response_is_counted_for_its_model() -> None:
 
         eventually(lambda: counted("a") + b" 2.0" in metrics.exposition()[0], "the requests")
         eventually(lambda: counted("") + b" 1.0" in metrics.exposition()[0], "the other one")
+    assert counts == [1, 2]
 
 
 @pytest.mark.parametrize(

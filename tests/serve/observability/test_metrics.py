@@ -60,6 +60,19 @@ def test_forgotten_model_has_no_series() -> None:
     assert series(metrics, "a")["aftserve_run_documents_count{}"] == 1
 
 
+def test_late_counts_begin_no_series() -> None:
+    metrics = Metrics()
+    count(late := metrics.of("a"))
+    metrics.forget("a")
+    count(late)
+    count(metrics.find("a"))
+    assert series(metrics, "a") == {}
+    count(metrics.of("a"))
+    assert metrics.find("a") is metrics.of("a")
+    count(late)
+    assert series(metrics, "a")["aftserve_run_documents_count{}"] == 1
+
+
 def test_forgotten_model_is_not_kept_in_memory() -> None:
     class Model:
         factor = 2.0

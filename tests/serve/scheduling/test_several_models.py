@@ -87,6 +87,8 @@ def test_engine_releases_memory_for_other_model(
         for ids in documents
     ]
     metrics = Metrics()
+    for name in "ab":
+        metrics.of(name)
 
     async def scenario() -> None:
         scheduler = make_scheduler(metrics)

@@ -1,5 +1,6 @@
 """The extension for model repositories: Triton's own HTTP client, unmodified, and raw requests."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -127,6 +128,72 @@ def test_unload_answers_accepted_requests(
         for one in clients:
             one.result()
     protocol.load_model("a", headers=served.admin)
+
+
+def series(served: RepositoryServer, name: str) -> dict[str, float]:
+    """Return the series of a model by their lines in the text format, without the values."""
+    text = http.get(f"{served.server.http}/metrics", headers=served.user).text
+    lines = [line.rpartition(" ") for line in text.splitlines() if f'model="{name}"' in line]
+    return {line: float(value) for line, _, value in lines}
+
+
+def test_unload_answers_lines_to_come(
+    served: RepositoryServer, protocol: triton.InferenceServerClient
+) -> None:
+    """The client sends its second line during the unload; the first is answered before."""
+    runs = 'aftserve_run_documents_sum{model="a"}'
+
+    with ThreadPoolExecutor(1) as pool:
+        unloads = []
+
+        def lines() -> Iterator[bytes]:
+            before = series(served, "a")[runs]
+            yield b'{"text": "one"}\n'
+            eventually(lambda: series(served, "a")[runs] > before, "the first line is answered")
+            unloads.append(pool.submit(post, served, UNLOAD, served.admin))
+            unloaded = lambda: states(protocol, served.user)["a"][0]  # noqa: E731
+            eventually(lambda: unloaded() != "READY", "the unload begins")
+            for _ in range(20):
+                assert unloaded() == "UNLOADING"
+            assert not unloads[0].done()
+            yield b'{"text": "two"}\n'
+
+        headers = {**served.user, "content-type": "application/x-ndjson"}
+        answer = post(served, "/models/a/infer", headers, content=lines())
+        assert unloads[0].result().status_code == 200
+    assert [json.loads(line).keys() >= {"scores"} for line in answer.iter_lines()] == [True, True]
+    assert states(protocol, served.user)["a"] == ("UNAVAILABLE", "unloaded")
+    assert series(served, "a") == {}
+    protocol.load_model("a", headers=served.admin)
+
+
+@pytest.mark.slow
+def test_stop_during_unload_answers_lines(
+    bundle_folder: Path, other_bundle: Path, tmp_path: Path
+) -> None:
+    """The unload is refused, the accepted request is answered, and the process ends."""
+    with (
+        serving_models(bundle_folder, other_bundle, tmp_path) as served,
+        triton.InferenceServerClient(urlsplit(served.server.http).netloc) as protocol,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        unloads = []
+
+        def lines() -> Iterator[bytes]:
+            yield b'{"text": "one"}\n'
+            runs = 'aftserve_run_documents_sum{model="a"}'
+            eventually(lambda: series(served, "a")[runs] > 0, "the first line is answered")
+            unloads.append(pool.submit(post, served, UNLOAD, served.admin))
+            unloading = lambda: states(protocol, served.user)["a"][0] == "UNLOADING"  # noqa: E731
+            eventually(unloading, "the unload begins")
+            served.server.process.terminate()
+            assert unloads[0].result().status_code == 503
+            yield b'{"text": "two"}\n'
+
+        headers = {**served.user, "content-type": "application/x-ndjson"}
+        answer = post(served, "/models/a/infer", headers, content=lines())
+        assert [json.loads(one).keys() >= {"scores"} for one in answer.iter_lines()] == [True, True]
+        assert served.server.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("path", [LOAD, UNLOAD])
