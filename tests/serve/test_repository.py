@@ -92,7 +92,7 @@ def test_unload_frees_memory_and_metrics(folder: Path) -> None:
             assert b'model="b"' not in models.shared.metrics.exposition()[0]
             assert b'model="a"' in models.shared.metrics.exposition()[0]
             for _ in range(1000):
-                # The engine's thread may still stop a measurement, whose error refers to itself.
+                # The engine's thread may still run a measurement while the unload collects garbage.
                 gc.collect()
                 if classifier() is None:
                     break

@@ -13,7 +13,8 @@ class Tenure:
     12 layers of width 768: little against runs of hundreds of tokens, and more than runs of few.
     While the queue has documents of the same model, these therefore go first until their runs have
     taken 20 times as long as the last release. Half a second is the limit, so that one slow release
-    does not delay other models for long. Then the oldest document of the queue goes first.
+    does not delay other models for long. It also ends before another model's document misses its
+    promise. Then the oldest document of the queue goes first.
     """
 
     def __init__(self) -> None:
