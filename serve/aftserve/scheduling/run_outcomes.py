@@ -26,10 +26,18 @@ class RunOutcomes:
     def settle(self, run: Run) -> None:
         """Settle the jobs of a run that has ended.
 
+        The run loses them, because the engine's thread holds it for a moment longer. Garbage that
+        an unload collects meanwhile must not be reachable by their metrics.
+
         Raises:
             EngineThreadError: if the engine's thread has ended.
         """
         batch = run.batch
+        self._settle(run, batch)
+        if not run.unfinished:
+            run.batch = ()
+
+    def _settle(self, run: Run, batch: Sequence[Job]) -> None:
         match run.ended.exception():
             case EngineThreadError() as error:
                 raise error
