@@ -1,7 +1,9 @@
 """Jobs of models without engines, and a queue whose measurements run on a clock of the test."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,15 @@ from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
 
 ANY: Any = object()
+CLASSIFIER: Any = SimpleNamespace(min_tokens=1)
 
 
-def make_bundle(name: str = "a", measurement: CostMeasurement = ANY) -> ActiveBundle:
+def make_bundle(name: str = "a", measurement: CostMeasurement | None = None) -> ActiveBundle:
     """Return a bundle whose model has no engine."""
-    return ActiveBundle(ANY, LoadedModel(name, ANY, (), measurement, "", False, ()))
+    if measurement is None:
+        measurement = CostMeasurement(lambda shape, stop: None, MeasuredRange(1, 16, 16))
+        measurement.measure_first()
+    return ActiveBundle(ANY, LoadedModel(name, CLASSIFIER, (), measurement, "", False, ()))
 
 
 BUNDLE = make_bundle()
@@ -31,7 +37,7 @@ def job(
     loop: asyncio.AbstractEventLoop, seconds: float = 0.1, active: ActiveBundle = BUNDLE
 ) -> Job:
     """Return a document of one token."""
-    return Job(active, np.zeros(1, np.int64), seconds, 0.0, loop.create_future())
+    return Job(active, np.zeros(1, np.int64), seconds, math.inf, loop.create_future(), ANY)
 
 
 def run_of(jobs: Sequence[Job]) -> Run:

@@ -14,6 +14,7 @@ from aftserve.api.open_inference.descriptions import (
     describe_server,
 )
 from aftserve.api.open_inference.repository_requests import EXTENSION
+from aftserve.errors import NotFoundError
 from aftserve.grpc.call import Access, Call, Caller
 from aftserve.grpc.conversion import read_request, write_metadata, write_response
 from aftserve.grpc.repository_methods import repository_methods
@@ -81,8 +82,11 @@ class Methods:
 
     async def _model_ready(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelReadyRequest", content)
-        service = self._named(call, request.name, request.version)
-        return write_message("ModelReadyResponse", ready=service.health.ready)
+        try:
+            ready = self._named(call, request.name, request.version).health.ready
+        except NotFoundError:
+            ready = False  # as Triton answers for a model that is unloaded or that it does not know
+        return write_message("ModelReadyResponse", ready=ready)
 
     async def _model_metadata(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelMetadataRequest", content)

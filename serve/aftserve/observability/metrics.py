@@ -69,14 +69,6 @@ class Metrics:
             self._models[name] = ModelMetrics(self._of_models, name)
         return self._models[name]
 
-    def find(self, name: str) -> ModelMetrics:
-        """Return the metrics of a model, which are in no registry if it was forgotten.
-
-        A run may end after the unload of its model, and must not begin its series again.
-        """
-        found = self._models.get(name)
-        return found if found is not None else ModelMetrics(self._of_forgotten, name)
-
     def forget(self, name: str) -> None:
         """Remove all series of the model with this name; later ones begin again at 0."""
         if (metrics := self._models.pop(name, None)) is not None:

@@ -105,8 +105,8 @@ class Admission:
     ) -> float:
         predictions = self._scheduler.predictions
         in_chunks = any(map(model.classifier.in_chunks, tokens))
-        self._check(predictions.wait_seconds(in_chunks=in_chunks, besides=earlier))
-        backlog_seconds = predictions.wait_seconds(in_chunks=in_chunks)
+        self._check(predictions.wait_seconds(in_chunks=in_chunks, besides=earlier, model=model))
+        backlog_seconds = predictions.wait_seconds(in_chunks=in_chunks, model=model)
         backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
         needed = backlog_seconds + (own if own <= seconds_left else 0.0)

@@ -99,11 +99,9 @@ class Running:
 
     Attributes:
         run: the current run.
-        keeps_memory: whether the engine keeps the run's memory; false if its model was forgotten.
     """
 
     run: Run
-    keeps_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,11 @@ class Releasing:
 
     Attributes:
         run: a run without documents.
+        for_measurement: whether a measurement that is due needs the release.
     """
 
     run: Run
+    for_measurement: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,10 @@ class Measuring:
     Attributes:
         run: a run without documents.
         yields: whether a document that arrives stops the run.
-        keeps_memory: whether the engine keeps the run's memory; false if its model was forgotten.
     """
 
     run: Run
     yields: bool
-    keeps_memory: bool = True
 
 
 EngineState = Idle | Running | Releasing | Measuring

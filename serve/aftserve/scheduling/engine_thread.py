@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -55,14 +56,27 @@ class EngineThread:
             run.unfinished = answers is None
             failure = None
         except Exception as error:
+            _clear_frames(error)
             failure = error
         finally:
             run.seconds = time.monotonic() - run.started
             self._tell(_settle, run.ended, answers, failure)
+            del run, failure  # the error refers to this frame, too
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the variables of an error's frames.
+
+    They refer to the run and its model, and the run refers to the error. Such a ring would keep the
+    memory of an unloaded model until the next full garbage collection.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _settle(

@@ -1,6 +1,7 @@
 """A document on its way through the queue, and its result."""
 
 import asyncio
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.types import Tokens
 
 _NANOSECONDS = 1_000_000_000
@@ -113,6 +115,8 @@ class Job:
         seconds: calibrated time of a single run, or of the remaining parts.
         promised: predicted time of the answer by ``time.monotonic``.
         future: the result; cancelled once the client has left.
+        metrics: metrics of the service that accepted it. A run that ends after an unload counts
+            there, and not for a later service of the same name.
         single: whether the job must not share a run, for example after a shared run failed.
         progress: state of a document that runs in chunks; None for others.
         backlog: queued documents of the same request, this one included.
@@ -126,12 +130,22 @@ class Job:
     seconds: float
     promised: float
     future: "asyncio.Future[Result]"
+    metrics: ModelMetrics
     single: bool = False
     progress: Progress | None = None
     backlog: Backlog = field(default_factory=Backlog)
     decoding: Decoding = NO_MARKS
     extras: ExtraValues = NO_EXTRAS
     wanted: Wanted = EVERY_HEAD
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted time of a single run, or of the remaining parts."""
+        return self.seconds * self.active.model.slowdown.value
+
+    def misses_promise(self, seconds: float) -> bool:
+        """Return whether the answer comes too late if the document has its turn in ``seconds``."""
+        return time.monotonic() + seconds + self.predicted_seconds > self.promised
 
     @property
     def tokens(self) -> int:

@@ -24,8 +24,10 @@ class MeasurementTurns:
     up, and no measurement would ever be due. The stopped runs end with the measurements, which take
     at most ten times the predicted time of all complete ones.
 
-    The tenth belongs to all models together, which take turns: after a complete run, the next
-    model measures.
+    The tenth belongs to all models together, which take turns: after each run, the next model
+    measures. While documents wait, the first model whose measurement is due has its turn, so that
+    a long measurement delays only itself. The tenth includes the releases of another model's memory
+    before measurements that are due.
 
     Args:
         clock: function that returns the current time; ``time.monotonic`` outside tests.
@@ -38,6 +40,7 @@ class MeasurementTurns:
         self._since = clock()
         self._spent = 0.0
         self._seconds_before = 0.0
+        self._release_seconds = 0.0
 
     def __contains__(self, model: LoadedModel) -> bool:
         """Whether the model has turns, or its measurement is done."""
@@ -54,24 +57,32 @@ class MeasurementTurns:
         self._models = tuple(one for one in self._models if one is not model)
 
     def next(self, held: Container[LoadedModel] = ()) -> LoadedModel | None:
-        """Return the model whose turn it is; None if there is nothing to measure.
+        """Return the first model that is due, or else the first; None without measurements.
 
         Args:
             held: models that must not run.
         """
-        left = (one for one in self._models if not one.measurement.is_done and one not in held)
-        return next(left, None)
+        left = [one for one in self._models if not one.measurement.is_done and one not in held]
+        return next(filter(self.is_due, left), left[0] if left else None)
 
-    def is_due(self, model: LoadedModel) -> bool:
-        """Return whether the model's next measurement may run although documents wait."""
-        return self._allowed(0.0) >= model.measurement.next_seconds
+    def is_due(self, model: LoadedModel, release_seconds: float = 0.0) -> bool:
+        """Return whether the model's next measurement may run although documents wait.
+
+        Args:
+            model: model to measure.
+            release_seconds: predicted time of the release before it.
+        """
+        return self._allowed(0.0) >= model.measurement.next_seconds + release_seconds
 
     def delay(self, seconds: float) -> float:
         """Return the maximum time that measurements take from the next ``seconds`` of documents."""
-        allowed, model = self._allowed(seconds), self.next()
-        if model is None or allowed < model.measurement.next_seconds:
-            return 0.0
-        return allowed
+        allowed = self._allowed(seconds)
+        left = [one.measurement for one in self._models if not one.measurement.is_done]
+        return allowed if any(one.next_seconds <= allowed for one in left) else 0.0
+
+    def add_release(self, seconds: float) -> None:
+        """Count a release of memory for a measurement that is due, once that measurement ends."""
+        self._release_seconds += seconds
 
     def make_run(
         self,
@@ -84,11 +95,10 @@ class MeasurementTurns:
         return Run((), model, 0.0, seconds, create_future(), measures=True)
 
     def end_run(self, model: LoadedModel) -> None:
-        """End the run of a measurement; the next model has its turn unless the run was stopped."""
-        taken = model.measurement.seconds - self._seconds_before
-        if not taken:
-            return
-        self._spent += taken
+        """End the run of a measurement, also of one that was stopped; the next model follows."""
+        if taken := model.measurement.seconds - self._seconds_before:
+            self._spent += taken + self._release_seconds
+            self._release_seconds = 0.0
         if model in self:
             self.forget(model)
             self._models = (*self._models, model)

@@ -2,6 +2,7 @@
 
 import time
 
+from aftserve.model.load import LoadedModel
 from aftserve.scheduling.engine_state import Measuring
 from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.measuring import MeasurementTurns
@@ -25,13 +26,20 @@ class Predictions:
         """Predicted time until every accepted document is answered."""
         return self.wait_seconds(in_chunks=True)
 
-    def wait_seconds(self, *, in_chunks: bool, besides: Backlog | None = None) -> float:
+    def wait_seconds(
+        self,
+        *,
+        in_chunks: bool,
+        besides: Backlog | None = None,
+        model: LoadedModel | None = None,
+    ) -> float:
         """Return the predicted time until a document that arrives now has its turn.
 
         Args:
             in_chunks: whether the document runs in chunks. Then it waits for all parts of other
                 such documents; otherwise it runs between their parts.
             besides: documents that are left out of the prediction.
+            model: model of the document; adds the release of another model's memory before it.
         """
         run, waiting = self._queue.current_run, self._queue.backlog(besides)
         if run is not None and run.measures:
@@ -43,6 +51,8 @@ class Predictions:
             * active.model.slowdown.value
             for active, one in waiting.bundles.items()
         )
+        if model is not None:
+            seconds += self._queue.release_seconds(model)
         if run is None:
             return seconds
         # A run that is late by some time is expected to take as long again.

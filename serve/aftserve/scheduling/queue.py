@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakSet
 
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import LoadedModel
@@ -16,6 +17,7 @@ from aftserve.scheduling.engine_state import (
 )
 from aftserve.scheduling.job import Backlog, Job
 from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.release_times import ReleaseTimes
 from aftserve.scheduling.tenure import Tenure
 
 
@@ -33,6 +35,9 @@ class JobQueue:
 
     Args:
         turns: turns of measurements beside the documents.
+
+    Attributes:
+        release_times: predicted times of the releases.
     """
 
     def __init__(self, turns: MeasurementTurns) -> None:
@@ -44,6 +49,8 @@ class JobQueue:
         self._state: EngineState = Idle()
         self._turns = turns
         self._tenure = Tenure()
+        self._forgotten = WeakSet[LoadedModel]()
+        self.release_times = ReleaseTimes()
 
     def __len__(self) -> int:
         """Number of queued documents."""
@@ -131,17 +138,16 @@ class JobQueue:
             )
             if self._closed:
                 return None
-            model = self._to_measure()
-            is_due = model is not None and self._turns.is_due(model)
+            model, holder = self._to_measure(), self._memory_holder
+            release_seconds = self._release_before(model, holder) if model else 0.0
+            is_due = model is not None and self._turns.is_due(model, release_seconds)
             if model is not None and (is_due or not self._has_jobs()):
                 run = measure(model)
             else:
                 run = choose(self._first_jobs())
-            holder = self._memory_holder
             if holder is not None and holder is not run.model:
-                run = release(holder)
-                self._state = Releasing(run)
-                return run
+                self._state = Releasing(release(holder), for_measurement=run.measures and is_due)
+                return self._state.run
             for job in run.batch:
                 self._remove(job)
             self._state = Measuring(run, yields=not is_due) if run.measures else Running(run)
@@ -165,22 +171,22 @@ class JobQueue:
         """
         with self._changed:
             state, self._state = self._state, Idle()
-            if isinstance(state, Running | Measuring) and state.keeps_memory:
-                self._state = Idle(state.run.model)
+            abandoned = None
             match state:
                 case Running(run):
+                    self._state = Idle(run.model)
                     self._tenure.spend(run.seconds)
-                case Releasing(run):
+                    abandoned = self._requeue_rest(run) if run.unfinished else None
+                case Releasing(run, for_measurement):
                     self._tenure.begin(run.seconds)
+                    self.release_times.observe(run.model, run.seconds)
+                    if for_measurement:
+                        self._turns.add_release(run.seconds)
                 case Measuring(run):
+                    self._state = Idle(run.model)
                     self._turns.end_run(run.model)
-            if not isinstance(state, Running) or not state.run.unfinished:
-                return None
-            job = state.run.count_part()
-            if job.future.done():
-                return job
-            self.requeue([job])
-            return None
+            self._forget_memory()
+            return abandoned
 
     def measure(self, model: LoadedModel) -> None:
         """Give turns to the measurements of a model."""
@@ -191,18 +197,14 @@ class JobQueue:
     def forget(self, model: LoadedModel) -> None:
         """Forget the measurements and the kept memory of a model that was replaced or unloaded.
 
-        Its accepted documents still run.
+        Its accepted documents still run. Until they are done, it keeps its memory as others do.
         """
         with self._changed:
             self._turns.forget(model)
-            match self._state:
-                case Idle(holder) if holder is model:
-                    self._state = Idle()
-                case Running(run) if run.model is model:
-                    self._state = Running(run, keeps_memory=False)
-                case Measuring(run, yields) if run.model is model:
-                    run.stop.request()
-                    self._state = Measuring(run, yields, keeps_memory=False)
+            self._forgotten.add(model)
+            if isinstance(self._state, Measuring) and self._state.run.model is model:
+                self._state.run.stop.request()
+            self._forget_memory()
 
     def pause(self, active: ActiveBundle) -> None:
         """Hold the jobs and measurements of a bundle back, until ``resume``."""
@@ -230,9 +232,22 @@ class JobQueue:
         """The model whose engine keeps the memory of its last run while nothing runs."""
         return self._state.memory_of if isinstance(self._state, Idle) else None
 
+    def release_seconds(self, model: LoadedModel) -> float:
+        """Return the predicted time of the release before a document of a model that comes now."""
+        with self._changed:
+            if isinstance(self._state, Running | Measuring):
+                return self._release_before(model, self._state.run.model)
+            return self._release_before(model, self._memory_holder)
+
     def _to_measure(self) -> LoadedModel | None:
         """Return the model whose measurement has its turn; None without any."""
         return self._turns.next({active.model for active in self._paused})
+
+    def _release_before(self, model: LoadedModel, holder: LoadedModel | None) -> float:
+        """Return the predicted time of the release before a run of a model, after another."""
+        if holder is None or holder is model:
+            return 0.0
+        return self.release_times.predict(holder)
 
     def _has_jobs(self) -> bool:
         """Return whether there are jobs that may run."""
@@ -248,11 +263,32 @@ class JobQueue:
         holder = self._memory_holder
         if holder is None or self._tenure.is_over:
             return jobs
-        return [job for job in jobs if job.active.model is holder] or jobs
+        own = [job for job in jobs if job.active.model is holder]
+        other = next((job for job in jobs if job.active.model is not holder), None)
+        if own and other is not None and self._tenure.may_end:
+            before = own[0].predicted_seconds + self.release_times.predict(holder)
+            return jobs if other.misses_promise(before) else own
+        return own or jobs
+
+    def _requeue_rest(self, run: Run) -> Job | None:
+        """Put a document with parts left to the front; return it instead if its client has gone."""
+        job = run.count_part()
+        if job.future.done():
+            return job
+        self.requeue([job])
+        return None
+
+    def _forget_memory(self) -> None:
+        """Forget the memory of a forgotten model once its last document is done."""
+        match self._state:
+            case Idle(LoadedModel() as holder) if holder in self._forgotten:
+                if all(active.model is not holder for active in self._backlog.bundles):
+                    self._state = Idle()
 
     def _remove(self, job: Job) -> None:
         self._jobs.remove(job)
         self._count(job, -1)
+        self._forget_memory()
 
     def _count(self, job: Job, sign: int) -> None:
         self._backlog.count(job, sign)

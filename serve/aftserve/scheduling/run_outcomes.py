@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
-from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.engine_state import Run
 from aftserve.scheduling.engine_thread import EngineThreadError
 from aftserve.scheduling.job import Job, Result
@@ -19,32 +18,40 @@ class RunOutcomes:
 
     Args:
         queue: queue that gets the documents of a failed batch again.
-        metrics: metrics of the server.
     """
 
-    def __init__(self, queue: JobQueue, metrics: Metrics) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._metrics = metrics
 
     def settle(self, run: Run) -> None:
         """Settle the jobs of a run that has ended.
 
+        The run loses them, because the engine's thread holds it for a moment longer. Garbage that
+        an unload collects meanwhile must not be reachable by their metrics.
+
         Raises:
             EngineThreadError: if the engine's thread has ended.
         """
-        batch, name = run.batch, run.model.name
+        batch = run.batch
+        self._settle(run, batch)
+        if not run.unfinished:
+            run.batch = ()
+
+    def _settle(self, run: Run, batch: Sequence[Job]) -> None:
         match run.ended.exception():
+            case EngineThreadError() as error:
+                raise error
             case None if batch:
                 self._answer_batch(run)
             case None:
-                pass  # memory was released, maybe of a model whose metrics are forgotten
-            case EngineThreadError() as error:
-                raise error
+                pass
+            case error if not batch:
+                logger.warning("the model %s did not release its memory: %s", run.model.name, error)
             case RunStoppedError():
-                self._metrics.find(name).stopped_runs.inc()
+                batch[0].metrics.stopped_runs.inc()
                 self.fail(batch, EngineError("The run took far too long.", "Try again later."))
             case error:
-                self._metrics.find(name).failed_runs.inc()
+                batch[0].metrics.failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._retry_or_fail(batch, error)
 
@@ -56,8 +63,7 @@ class RunOutcomes:
         if (progress := batch[0].progress) is not None:
             started = progress.started or started
             seconds += progress.seconds
-        metrics = self._metrics.find(run.model.name)
-        metrics.observe_run([job.tokens for job in batch], seconds)
+        batch[0].metrics.observe_run([job.tokens for job in batch], seconds)
         for job, answer in zip(batch, answers, strict=True):
             if not job.future.done():
                 job.future.set_result(Result(answer, started, seconds, len(batch)))
@@ -76,6 +82,14 @@ class RunOutcomes:
         if not isinstance(error, EngineError):
             logger.error("the engine raised", exc_info=error)
         self.fail(batch, EngineError(f"The engine failed: {error}", "Send another document."))
+
+    def drop(self, job: Job) -> None:
+        """Give up the remaining parts of a document after its client has left."""
+        if job.progress is None:
+            return
+        job.progress.parts.close()
+        if job.progress.started:
+            job.metrics.stopped_runs.inc()
 
     def fail(self, jobs: Iterable[Job], error: Exception) -> None:
         """Give the clients that wait for these jobs an error."""

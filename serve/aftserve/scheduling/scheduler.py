@@ -12,7 +12,7 @@ from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.load import LoadedModel
 from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.observability.metrics import Metrics
+from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.scheduling.batching import document_run
 from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
@@ -36,7 +36,6 @@ class Scheduler:
     another model, the engine releases the memory of its runs.
 
     Args:
-        metrics: metrics of the server.
         budget_tokens: maximum tokens of a batch, padding included.
         stall_seconds: allowed delay of a run, beside ten times its predicted time.
         idle_seconds: time without jobs after which the engine releases its memory.
@@ -44,20 +43,18 @@ class Scheduler:
 
     def __init__(
         self,
-        metrics: Metrics,
         *,
         budget_tokens: int,
         stall_seconds: float,
         idle_seconds: float,
     ) -> None:
-        self._metrics = metrics
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
         self._idle_seconds = idle_seconds
         self._turns = MeasurementTurns()
         self._queue = JobQueue(self._turns)
         self.predictions = Predictions(self._queue, self._turns)
-        self._outcomes = RunOutcomes(self._queue, metrics)
+        self._outcomes = RunOutcomes(self._queue)
         self._others_first = False
         self._measured: asyncio.Event = asyncio.Event()
         self._closed: Exception | None = None
@@ -136,11 +133,18 @@ class Scheduler:
         self._queue.forget(model)
         self._wake_waiting()
 
+    async def wait_for_run_of(self, model: LoadedModel) -> None:
+        """Wait for the end of the current run if it is one of this model, also a measurement."""
+        run = self._queue.current_run
+        if run is not None and run.model is model:
+            await asyncio.wait({run.ended})
+
     def submit(
         self,
         active: ActiveBundle,
         ids: Tokens,
         promised: float,
+        metrics: ModelMetrics,
         *,
         single: bool = False,
         backlog: Backlog | None = None,
@@ -154,6 +158,7 @@ class Scheduler:
             active: the bundle that classifies it.
             ids: its tokens.
             promised: predicted time of the answer by ``time.monotonic``.
+            metrics: metrics that count its run.
             single: whether the document must not share a run.
             backlog: queued documents of the same request; this one is added.
             decoding: decoding of the rows of its tokens.
@@ -175,6 +180,7 @@ class Scheduler:
             active.model.costs.single(len(ids)),
             promised,
             future,
+            metrics,
             single,
             backlog=backlog or Backlog(),
             decoding=decoding,
@@ -214,7 +220,8 @@ class Scheduler:
         self._end_run()
 
         def release(model: LoadedModel) -> Run:
-            return Run((), model, 0.0, 0.0, loop.create_future())
+            predicted = self._queue.release_times.predict(model)
+            return Run((), model, 0.0, predicted, loop.create_future())
 
         if not self._queue.wait(self._idle_seconds):
             run = self._queue.begin_release(release)
@@ -232,7 +239,7 @@ class Scheduler:
         if not isinstance(state, Releasing):  # a release comes between it and the others
             self._others_first = isinstance(state, Running) and state.run.unfinished
         if (abandoned := self._queue.end_run()) is not None:
-            self._drop(abandoned)
+            self._outcomes.drop(abandoned)
 
     def _make_run(
         self,
@@ -250,19 +257,11 @@ class Scheduler:
             job.future.exception()  # mark it as read: another document may have failed the request
             return
         if self._queue.remove(job):
-            self._drop(job)
+            self._outcomes.drop(job)
             return
         run = self._queue.current_run
         if run is not None and job in run.batch and all(other.future.done() for other in run.batch):
             run.stop.request()
-
-    def _drop(self, job: Job) -> None:
-        """Give up the remaining parts of a document after its client has left."""
-        if job.progress is None:
-            return
-        job.progress.parts.close()
-        if job.progress.started:
-            self._metrics.find(job.active.model.name).stopped_runs.inc()
 
     def _end_measurement(self, run: Run) -> None:
         """Use a measurement, or give up all further ones of the model if it stalled."""

@@ -37,7 +37,6 @@ class SharedResources:
         self.health = Health()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
-            self.metrics,
             budget_tokens=settings.budget_tokens,
             stall_seconds=settings.stall_seconds,
             idle_seconds=settings.idle_seconds,

@@ -261,6 +261,7 @@ class Service:
                 active,
                 one.used,
                 now + predicted,
+                self.metrics,
                 backlog=backlog,
                 decoding=decoding,
                 extras=one.extras,
@@ -280,7 +281,13 @@ class Service:
         promised = time.monotonic() + self.scheduler.backlog_seconds
         decoding = one.decoding.with_rows()
         return await self.scheduler.submit(
-            active, one.used, promised, single=True, decoding=decoding, extras=one.extras
+            active,
+            one.used,
+            promised,
+            self.metrics,
+            single=True,
+            decoding=decoding,
+            extras=one.extras,
         )
 
     def _result(

@@ -62,6 +62,10 @@ def test_unloaded_model_is_unknown_until_load(
     before = scores(protocol, "a", user)
     protocol.unload_model("a", headers=admin)
     assert states(protocol, user) == {"a": ("UNAVAILABLE", "unloaded"), "b": ready}
+    assert not protocol.is_model_ready("a", headers=user)
+    assert not protocol.is_model_ready("unknown", headers=user)
+    assert not protocol.is_model_ready("b", "2", headers=user)
+    assert protocol.is_model_ready("b", headers=user)
     request = MESSAGES["RepositoryIndexRequest"](ready=True)
     with grpc.insecure_channel(served.server.grpc) as channel:
         listed = method(channel, "RepositoryIndex")(request, metadata=[*user.items()])

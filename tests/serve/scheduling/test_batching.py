@@ -18,6 +18,7 @@ RUN, TOKEN = 1e-3, 1e-6
 """Seconds of a run, and seconds for each of its tokens: short documents gain by sharing."""
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
+ANY: Any = object()
 COSTS = CostModel(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
 NO_GAIN = CostModel(
     [
@@ -42,7 +43,7 @@ def waiting(
     active: Any = None,
 ) -> list[Job]:
     return [
-        Job(active, np.zeros(n, np.int64), costs.single(n), promised, loop.create_future())
+        Job(active, np.zeros(n, np.int64), costs.single(n), promised, loop.create_future(), ANY)
         for n in tokens
     ]
 

@@ -19,7 +19,6 @@ from aftserve.errors import BusyError, DocumentTooLongError, UnavailableError
 from aftserve.model import cost_measurement
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
 from aftserve.model.slowdown import SlowdownFactor
-from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
@@ -60,9 +59,7 @@ class Model:
 
 
 def make_scheduler(model: Any, stall_seconds: float = 300.0) -> Scheduler:
-    scheduler = Scheduler(
-        Metrics(), budget_tokens=16, stall_seconds=stall_seconds, idle_seconds=math.inf
-    )
+    scheduler = Scheduler(budget_tokens=16, stall_seconds=stall_seconds, idle_seconds=math.inf)
     scheduler.measure(model)
     return scheduler
 

@@ -11,6 +11,7 @@ from queued_jobs import ANY, MeasuringQueue, job
 
 from aftexport.engines import RunStoppedError
 from aftserve.model import cost_measurement
+from aftserve.model.cost_measurement import CostMeasurement
 from aftserve.model.load import LoadedModel
 from aftserve.scheduling.engine_state import Idle, Measuring, Run
 
@@ -199,3 +200,46 @@ def test_turns_are_fair_between_models(
         counts[number] += run.measures
         queue.finish(run, seconds[number] if run.measures else 0.2)
     assert max(counts) - min(counts) <= 1
+
+
+def test_long_measurement_delays_no_other(
+    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step of the first model is due after 300 s, and that of the second after 1 s."""
+    long, quick = queue.measured_bundle("a"), queue.measured_bundle("b")
+    seconds = {long.model.measurement: 30.0, quick.model.measurement: 0.1}
+    monkeypatch.setattr(CostMeasurement, "next_seconds", property(seconds.get))
+    queue.now = 2.0
+    queue.put(job(loop, active=quick))
+    run = begin(queue)
+    assert (run.measures, run.model) == (True, quick.model)
+    queue.finish(run, 0.1)
+    queue.now = 400.0
+    run = begin(queue)
+    assert (run.measures, run.model) == (False, quick.model)  # the release before the long one
+    assert queue.turns.delay(0.0) > 0.0
+    queue.finish(run, 0.0)
+    assert begin(queue).model is long.model
+
+
+def test_stopped_measurement_ends_turn(queue: MeasuringQueue) -> None:
+    for name in "ab":
+        queue.measured_bundle(name)
+    run = begin(queue)
+    queue.end_run()  # without a step
+    assert queue.turns.next() is not run.model
+
+
+def test_forced_release_counts_as_measurement(
+    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Releases of 1 s before measurements of 1 ms take a tenth of the time with them."""
+    busy, other = queue.make_bundle("a"), queue.measured_bundle("b")
+    forced = 0
+    for _ in range(1000):
+        queue.put(job(loop, active=busy))
+        run = begin(queue)
+        forced += not run.batch and run.model is busy.model
+        queue.finish(run, 1.0 if run.batch or run.model is busy.model else 0.001)
+    assert other.model.measurement.seconds > 0
+    assert 1 < forced <= 0.1 * queue.now + 1

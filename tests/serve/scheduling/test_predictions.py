@@ -83,3 +83,28 @@ def test_replaced_model_predicts_waiting_documents(loop: asyncio.AbstractEventLo
     assert run is not None
     assert run.model is slow
     assert queue.backlog().bundles == {}
+
+
+def test_other_model_waits_for_release(loop: asyncio.AbstractEventLoop) -> None:
+    turns = MeasurementTurns()
+    queue, (a, b) = JobQueue(turns), [make_bundle(name) for name in "ab"]
+    predictions = Predictions(queue, turns)
+
+    def wait(active: ActiveBundle) -> float:
+        return predictions.wait_seconds(in_chunks=False, model=active.model)
+
+    assert wait(a) == wait(b) == 0.0
+    queue.put(job(loop, active=a))
+    queue.take(first, None, release)  # type: ignore[arg-type]
+    queue.end_run()
+    assert wait(a) == 0.0
+    assert wait(b) == queue.release_times.predict(a.model) > 0.0
+    run = queue.begin_release(release)
+    assert run is not None
+    run.seconds = 3.0
+    queue.end_run()
+    assert wait(a) == wait(b) == 0.0
+    queue.put(job(loop, active=a))
+    queue.take(first, None, release)  # type: ignore[arg-type]
+    queue.end_run()
+    assert (wait(a), wait(b)) == (0.0, 3.0)

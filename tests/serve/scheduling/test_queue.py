@@ -206,15 +206,15 @@ def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> N
 def test_replaced_models_memory_is_not_released(
     running: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
-    queue = make_queue()
-    queue.put(job(loop))
+    queue, replaced = make_queue(), make_bundle()
+    queue.put(job(loop, active=replaced))
     next_run(queue)
     if running:
-        queue.forget(BUNDLE.model)
+        queue.forget(replaced.model)
         queue.end_run()
     else:
         queue.end_run()
-        queue.forget(BUNDLE.model)
+        queue.forget(replaced.model)
     assert queue.state == Idle()
     assert queue.begin_release(release) is None
 
@@ -270,6 +270,71 @@ def test_short_documents_outweigh_release(loop: asyncio.AbstractEventLoop) -> No
     assert runs == 400
     # The first model has no release before its runs.
     assert releases <= 400 / 20 + 2
+
+
+@pytest.mark.parametrize(("promised", "is_late"), [(math.inf, False), (0.0, True)])
+def test_promise_ends_tenure(
+    promised: float, is_late: bool, loop: asyncio.AbstractEventLoop
+) -> None:
+    """A model goes on after a release, unless an older document of another model is late."""
+    queue, (a, b) = make_queue(), [make_bundle(name) for name in "ab"]
+    for active in (a, b):
+        queue.put(job(loop, active=active))
+        while len(queue):
+            run = next_run(queue)
+            assert run is not None
+            finish(queue, run, 0.4 if run.batch else 0.1)
+    assert queue.state == Idle(b.model)
+    older, younger = job(loop, active=a), job(loop, active=b)
+    older.promised = promised
+    queue.put(older)
+    queue.put(younger)
+    run = next_run(queue)
+    assert run is not None
+    assert (list(run.batch), run.model) == (([], b.model) if is_late else ([younger], b.model))
+
+
+def test_late_promises_do_not_outweigh_runs(loop: asyncio.AbstractEventLoop) -> None:
+    """Every document is late, and each runs as long as a release."""
+    queue, bundles = make_queue(), [make_bundle(name) for name in "ab"]
+    for number in range(400):
+        late = job(loop, active=bundles[number % 2])
+        late.promised = 0.0
+        queue.put(late)
+    releases = 0
+    while len(queue):
+        run = next_run(queue)
+        assert run is not None
+        releases += not run.batch
+        finish(queue, run, 0.001)
+    assert releases <= 400 / 4 + 2
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_replaced_models_last_document_frees_memory(
+    leaves: bool, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Its accepted documents still run, and its memory is released for other models until then."""
+    queue, other, replaced = make_queue(), make_bundle("b"), make_bundle()
+    jobs = [job(loop, active=replaced) for _ in range(3)]
+    queue.put(jobs[0])
+    next_run(queue)
+    for one in jobs[1:]:
+        queue.put(one)
+    queue.forget(replaced.model)
+    queue.end_run()
+    assert queue.state == Idle(replaced.model)
+    assert take(queue) == [jobs[1]]
+    queue.end_run()
+    assert queue.state == Idle(replaced.model)
+    if leaves:
+        assert queue.remove(jobs[2])
+    else:
+        assert take(queue) == [jobs[2]]
+        queue.end_run()
+    assert queue.state == Idle()
+    queue.put(job(loop, active=other))
+    assert next_run(queue).model is other.model  # type: ignore[union-attr]
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import shutil
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.engines import RunStoppedError
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import load_model
 from aftserve.observability.metrics import Metrics
@@ -48,14 +51,18 @@ async def serving(scheduler: Scheduler) -> AsyncIterator[None]:
             await task
 
 
-def make_scheduler(metrics: Metrics) -> Scheduler:
-    return Scheduler(metrics, budget_tokens=16_384, stall_seconds=300.0, idle_seconds=math.inf)
+def make_scheduler() -> Scheduler:
+    return Scheduler(budget_tokens=16_384, stall_seconds=300.0, idle_seconds=math.inf)
 
 
 def submit(
-    scheduler: Scheduler, active: ActiveBundle, ids: Sequence[int]
+    scheduler: Scheduler,
+    active: ActiveBundle,
+    ids: Sequence[int],
+    metrics: Metrics | None = None,
 ) -> "asyncio.Future[Result]":
-    return scheduler.submit(active, np.array(ids), math.inf)
+    of_model = (metrics or Metrics()).of(active.model.name)
+    return scheduler.submit(active, np.array(ids), math.inf, of_model)
 
 
 def scores(result: Result) -> list[float]:
@@ -86,14 +93,16 @@ def test_engine_releases_memory_for_other_model(
         )
         for ids in documents
     ]
+
     metrics = Metrics()
     for name in "ab":
         metrics.of(name)
 
     async def scenario() -> None:
-        scheduler = make_scheduler(metrics)
+        scheduler = make_scheduler()
         futures = [
-            submit(scheduler, bundles[number % 2], ids) for number, ids in enumerate(documents)
+            submit(scheduler, bundles[number % 2], ids, metrics)
+            for number, ids in enumerate(documents)
         ]
         async with serving(scheduler):
             for future, one in zip(futures, expected, strict=True):
@@ -113,7 +122,7 @@ def test_other_models_run_between_parts(bundles: list[ActiveBundle]) -> None:
     answered = list[str]()
 
     async def scenario() -> None:
-        scheduler = make_scheduler(Metrics())
+        scheduler = make_scheduler()
         futures = {
             "kept memory": submit(scheduler, bundles[0], [5] * 16),
             "long": submit(scheduler, bundles[0], LONG),  # type: ignore[arg-type]
@@ -129,9 +138,38 @@ def test_other_models_run_between_parts(bundles: list[ActiveBundle]) -> None:
     assert answered == ["kept memory", "short", "long"]
 
 
+def test_run_after_unload_counts_nothing(
+    bundles: list[ActiveBundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client leaves during a run, and the model's metrics are forgotten before its end."""
+    begun, go_on, metrics = threading.Event(), threading.Event(), Metrics()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        raise RunStoppedError
+
+    async def scenario() -> None:
+        scheduler = make_scheduler()
+        async with serving(scheduler):
+            left = submit(scheduler, bundles[1], [5], metrics)
+            assert await asyncio.to_thread(begun.wait, 60)
+            left.cancel()
+            metrics.forget("b")
+            go_on.set()
+            await scheduler.wait_for_run_of(bundles[1].model)
+            await submit(scheduler, bundles[0], [5], metrics)
+
+    monkeypatch.setattr(bundles[1].model.classifier, "classify", hang)
+    asyncio.run(scenario())
+    text = metrics.exposition()[0]
+    assert b'model="a"' in text
+    assert b'model="b"' not in text
+
+
 def test_pause_holds_only_one_bundle(bundles: list[ActiveBundle]) -> None:
     async def scenario() -> None:
-        scheduler = make_scheduler(Metrics())
+        scheduler = make_scheduler()
         async with serving(scheduler):
             with scheduler.paused(bundles[0]):
                 held = submit(scheduler, bundles[0], [5])
@@ -145,7 +183,7 @@ def test_pause_holds_only_one_bundle(bundles: list[ActiveBundle]) -> None:
 
 def test_measurements_of_all_models_end(bundles: list[ActiveBundle]) -> None:
     async def scenario() -> None:
-        scheduler = make_scheduler(Metrics())
+        scheduler = make_scheduler()
         for active in bundles * 2:  # the second time has no effect
             scheduler.measure(active.model)
         async with serving(scheduler):
@@ -156,3 +194,31 @@ def test_measurements_of_all_models_end(bundles: list[ActiveBundle]) -> None:
         assert not scheduler.is_measuring(bundles[0].model)
 
     asyncio.run(scenario())
+
+
+def test_failed_release_is_named(
+    bundles: list[ActiveBundle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The prediction of a release is positive, so that it stalls later than one of no time."""
+    predicted = list[float]()
+
+    def fail(self: OnnxRuntimeEngine) -> None:
+        run = scheduler._queue.current_run
+        assert run is not None
+        predicted.append(run.predicted)
+        raise EngineError("no memory", "Restart the process.")
+
+    async def scenario() -> None:
+        nonlocal scheduler
+        scheduler = make_scheduler()
+        async with serving(scheduler):
+            for active in bundles:
+                await submit(scheduler, active, [5])
+
+    scheduler: Scheduler
+    monkeypatch.setattr(OnnxRuntimeEngine, "release", fail)
+    asyncio.run(scenario())
+    assert predicted
+    assert all(seconds > 0 for seconds in predicted)
+    assert "the model a did not release its memory: no memory" in caplog.text
+    assert "0 documents" not in caplog.text
