@@ -9,6 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def collect_frozen() -> None:
+    """Collect all garbage, also among frozen objects; freeze the others again if there are any."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+
+
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the collection during the block, which makes lasting objects such as modules."""

@@ -1,7 +1,6 @@
 """The models of the server, by their names: load, reload and unload."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import anyio.to_thread
 
 from aftexport.errors import UsageError
+from aftexport.system.gc import collect_frozen
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
@@ -247,7 +247,7 @@ class ModelRepository:
             if self._entries.get(entry.name, entry).service is None:  # not loaded meanwhile
                 self.shared.metrics.forget(entry.name)
         del service
-        gc.collect()  # a service and its parts refer to each other, and hold the model's memory
+        collect_frozen()  # a service and its parts refer to each other, and hold memory
         logger.info("unloaded the model %s", entry.name)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
