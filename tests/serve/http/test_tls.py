@@ -79,15 +79,19 @@ class Secure:
 
 
 _PATIENT = """
-import asyncio.constants
+import asyncio.constants, sys
 
+sys.modules["uvloop"] = None
 asyncio.constants.SSL_SHUTDOWN_TIMEOUT = 3600
 
 from aftserve.__main__ import run
 
 run()
 """
-"""A server whose end asyncio would delay for an hour, for a client that does not end TLS."""
+"""A server that would wait for an hour for a client that does not end TLS.
+
+It runs without uvloop, whose time for the end of TLS is fixed.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +105,7 @@ def secure(
     shutil.copyfile(pairs["first"][0], certificate)
     shutil.copyfile(pairs["first"][1], key)
     options = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
-    options += ("--shutdown-seconds", "3600")
+    options += ("--shutdown-seconds", "3600", "--receive-seconds", "3600")
     with serving(bundle_folder, log, *options, program=("-c", _PATIENT)) as (address, process):
         server = Secure(address, process, certificate, key, log)
         yield server
