@@ -62,6 +62,5 @@ def test_unload_releases_frozen_model(bundle_folder: Path, tmp_path: Path, thaw:
             while old() is not None:  # the engine's thread may hold the last run
                 gc.collect()
                 await asyncio.sleep(0.01)
-        assert gc.get_freeze_count() > 0
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 
 def collect_frozen() -> None:
-    """Collect all garbage, also among frozen objects; freeze the others again if there are any."""
-    is_frozen = gc.get_freeze_count() > 0
+    """Collect all garbage, also among frozen objects, which stay thawed.
+
+    An object that a thread still holds would be frozen for ever if the others were frozen again.
+    """
     gc.unfreeze()
     gc.collect()
-    if is_frozen:
-        gc.freeze()
 
 
 @contextmanager
