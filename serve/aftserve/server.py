@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -57,6 +58,10 @@ address_logger = logging.getLogger(ADDRESS_LOGGER)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that reloads the files; None on Windows, which lacks it."""
+_ENGINE_THREAD = "engine"
+"""Name of the thread of ``aftserve.scheduling.engine_thread``."""
+_LAST_RUN_SECONDS = 0.5
+"""Time for the engine's last run at the end of the server, which may be a measurement."""
 _LAST_HANDSHAKE_SECONDS = 1.0
 """Time for the TLS handshake of a connection that is accepted at the end of the server."""
 
@@ -81,17 +86,28 @@ def serve(settings: Settings, console: Console) -> int:
     check_addresses(settings)
     models = load(settings, console, traces)
     server = Server(models, key_file, certificate)
+    gc.collect()
+    gc.freeze()  # the application has most of the objects; an unload thaws them
     try:
         server.run()
     except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
         return int(bool(end.code))
     traces.close()
     status = int(models.shared.health.phase == "failed")
-    if status or models.shared.loader.loading:
-        # A hanging run, or a thread that loads a bundle, would block an orderly exit.
+    if status or models.shared.loader.loading or _engine_runs():
+        # A hanging run, or a thread that loads a bundle, would block an orderly exit. The exit
+        # functions of libraries would abort the process under a thread in ONNX Runtime.
         flush_output()
         os._exit(status)
     return 0
+
+
+def _engine_runs() -> bool:
+    """Return whether the engine's thread still runs, shortly after it was told to end."""
+    engines = [one for one in threading.enumerate() if one.name == _ENGINE_THREAD]
+    for one in engines:
+        one.join(_LAST_RUN_SECONDS)
+    return any(one.is_alive() for one in engines)
 
 
 def check_addresses(settings: Settings) -> None:

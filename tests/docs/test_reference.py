@@ -24,7 +24,7 @@ CITATION = re.compile(r"\b((?:docs|export|serve|plugins)/[\w/-]+\.md), (\w+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
-    *("--recognized", "--record", "--recurrent", "--replace"),  # benchmarks
+    *("--recognized", "--record", "--recurrent", "--replace", "--device"),  # benchmarks
     *("--parts", "--threads"),  # load tests
     *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker

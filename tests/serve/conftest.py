@@ -1,5 +1,7 @@
 """A second bundle, and a folder in which it can replace the first."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,15 @@ from bundle_swaps import deploy
 
 import aftexport
 from aftexport.pipeline.export import export
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engines_end() -> Iterator[None]:
+    """Wait for engines of this process, because its exit would abort under a run."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "engine":
+            thread.join(60)
 
 
 @pytest.fixture(scope="session")

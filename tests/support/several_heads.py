@@ -138,3 +138,15 @@ class Smeared(Tokens):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
         x = self.embedding(input_ids)
         return self.tags(x - x.mean(1, keepdim=True))
+
+
+class Kinds(Encoder):
+    """One of two labels of a document, in an output with a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = output_layers({"kind": 2})
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        pooled = self.pool(self.encode(input_ids, lengths), lengths)
+        return {name: head(pooled) for name, head in self.heads.items()}

@@ -9,6 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def collect_frozen() -> None:
+    """Collect all garbage, also among frozen objects, which stay thawed.
+
+    An object that a thread still holds would be frozen for ever if the others were frozen again.
+    """
+    gc.unfreeze()
+    gc.collect()
+
+
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the collection during the block, which makes lasting objects such as modules."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 
+import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,7 +18,8 @@ logger = logging.getLogger("aftserve.request")
 class PartsResponse(Response):
     """A response whose parts are made one at a time, so that its memory stays bounded.
 
-    The server makes a part once the client has read most of those before, and makes none after the
+    Each part is made in a thread, because the tokens of a part can take a tenth of a second. The
+    server makes a part once the client has read most of those before, and makes none after the
     client has left. At the deadline the server closes the connection, so that the client sees an
     incomplete body.
 
@@ -50,9 +52,8 @@ class PartsResponse(Response):
         leaving = asyncio.create_task(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            for part in self._parts:
+            while (part := await self._next()) is not None:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-                await asyncio.sleep(0)  # a client that reads fast must not delay the others
                 if leaving.done():
                     return
                 if time.monotonic() > self._deadline:
@@ -61,3 +62,7 @@ class PartsResponse(Response):
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()
+
+    async def _next(self) -> bytes | None:
+        """Return the next part; None after the last one. Cancellation does not wait for it."""
+        return await anyio.to_thread.run_sync(next, self._parts, None, abandon_on_cancel=True)

@@ -5,6 +5,8 @@ from functools import partial
 
 import grpc
 
+from aftexport.bundle.manifest import Manifest
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
@@ -19,8 +21,7 @@ from aftserve.grpc.call import Access, Call, Caller
 from aftserve.grpc.conversion import read_request, write_metadata, write_response
 from aftserve.grpc.repository_methods import repository_methods
 from aftserve.grpc.wire_types import SERVICE, parse, write_message
-from aftserve.model.inline_limit import InlineTokens
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.results import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
@@ -97,20 +98,25 @@ class Methods:
         request = parse("ModelInferRequest", content)
         service = self._named(call, request.model_name, request.model_version)
         service.check_open()
-        manifest = service.active.bundle.manifest
-        message = read_request(
-            request,
-            max_documents=service.settings.max_documents,
-            manifest=manifest,
-            outputs=self._names.of(manifest),
-        )
-        inline = None
-        if messages.needs_inline_tokens(message, manifest):  # a response is one message, as JSON
-            inline = InlineTokens(is_padded=True)
-        options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
-        answers = await service.classify(
-            message.documents, call.deadline, message.given, options=options, inline=inline
-        )
+
+        def read(manifest: Manifest) -> messages.Message:
+            return read_request(
+                request,
+                max_documents=service.settings.max_documents,
+                manifest=manifest,
+                outputs=self._names.of(manifest),
+            )
+
+        async def answer(message: messages.Message) -> list[DocumentAnswer]:
+            return await service.classify(
+                message.documents,
+                call.deadline,
+                message.given,
+                options=message.options,
+                inline=message.inline,  # a response is one message, as JSON
+            )
+
+        message, answers = await read_and_answer(service, read, answer)
         total = sum(answer.result.tokens_total for answer in answers)
         call.fields.update(documents=len(answers), tokens=total)
         name = service.name

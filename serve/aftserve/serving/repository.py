@@ -1,7 +1,6 @@
 """The models of the server, by their names: load, reload and unload."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 
+from aftexport.system.gc import collect_frozen
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
@@ -260,7 +260,7 @@ class ModelRepository:
                 self.shared.metrics.forget(entry.name)
         if service is not None:
             del service
-            gc.collect()  # a service and its parts refer to each other, and hold memory
+            collect_frozen()  # a service and its parts refer to each other, and hold memory
             logger.info("unloaded the model %s", entry.name)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

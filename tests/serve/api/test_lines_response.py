@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import struct
 import time
@@ -10,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 from app_server import address_of, running
 from clients import eventually, head, http, raw_connection
 from fastapi import FastAPI, Request, Response
@@ -18,8 +18,11 @@ from prometheus_client import Counter
 
 from aftexport.errors import InputError
 from aftserve.api.error_responses import handle_problems
+from aftserve.api.lines_response import LinesResponse
 from aftserve.api.streaming import LINES, classify_lines
 from aftserve.http.access_log import AccessLogMiddleware
+
+LATE = "The request was not answered by its deadline"
 
 
 class Documents:
@@ -46,7 +49,7 @@ class Documents:
 
 
 @contextmanager
-def serving_lines(documents: Documents, seconds: float) -> Iterator[str]:
+def serving_lines(documents: Documents, deadline: float = math.inf) -> Iterator[str]:
     app = FastAPI()
     handle_problems(app, {})
     app.add_middleware(
@@ -57,7 +60,6 @@ def serving_lines(documents: Documents, seconds: float) -> Iterator[str]:
 
     @app.post("/infer")
     async def infer(request: Request) -> Response:
-        deadline = time.monotonic() + seconds
         return await classify_lines(
             request, documents.classify, kind=LINES, max_lines=100, deadline=deadline
         )
@@ -78,7 +80,7 @@ def details(lines: Sequence[str]) -> list[tuple[int, str]]:
 def test_done_line_is_sent_before_others() -> None:
     documents = Documents()
     documents.done |= {"a", "b", "d"}
-    with serving_lines(documents, 60) as address, httpx.Client(timeout=60) as client:
+    with serving_lines(documents) as address, httpx.Client(timeout=60) as client:
         content = body("a", "b", "c", "d", "e")
         with client.stream("POST", f"{address}/infer", content=content) as answer:
             lines = answer.iter_lines()
@@ -94,26 +96,48 @@ def test_done_line_is_sent_before_others() -> None:
 def test_lines_done_together_have_length() -> None:
     documents = Documents()
     documents.done |= {"a", "b"}
-    with serving_lines(documents, 60) as address:
+    with serving_lines(documents) as address:
         answer = http.post(f"{address}/infer", content=body("a", "b"))
     assert int(answer.headers["Content-Length"]) == len(answer.content)
     assert details(answer.text.splitlines()) == [(422, "Seen a"), (422, "Seen b")]
 
 
-@pytest.mark.parametrize(("done", "status"), [({"a", "c"}, 200), (set[str](), 504)])
-def test_deadline_ends_remaining_lines(done: set[str], status: int) -> None:
+def test_deadline_before_first_line_is_error() -> None:
     documents = Documents()
-    documents.done |= done
-    with serving_lines(documents, 0.5) as address:
+    with serving_lines(documents, deadline=time.monotonic()) as address:
         answer = http.post(f"{address}/infer", content=body("a", "b", "c"), timeout=60)
-    assert answer.status_code == status
-    late = "The request was not answered by its deadline"
-    if status == 504:
-        assert answer.json()["detail"].startswith(late)
-    else:
-        expected = [(422, "Seen a"), (504, late), (422, "Seen c")]
-        assert details(answer.text.splitlines()) == expected
-    assert documents.cancelled == [text for text in "abc" if text not in done]
+    assert answer.status_code == 504
+    assert answer.json()["detail"].startswith(LATE)
+    assert documents.cancelled == ["a", "b", "c"]
+
+
+def test_deadline_ends_remaining_lines() -> None:
+    """Lines that are done are sent after the deadline, also behind one that is not."""
+    messages = list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def line(text: str) -> bytes:
+        if text == "b":
+            await receive()
+        return json.dumps({"status": 422, "detail": f"Seen {text}."}).encode() + b"\n"
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(line(text)) for text in "abc"]
+        await asyncio.sleep(0)
+        assert [task.done() for task in tasks] == [True, False, True]
+        await LinesResponse(tasks, LINES, deadline=-math.inf)({"type": "http"}, receive, send)
+        await asyncio.wait(tasks)
+        assert [task.cancelled() for task in tasks] == [False, True, False]
+
+    asyncio.run(scenario())
+    lines = b"".join(message["body"] for message in messages[1:]).decode().splitlines()
+    assert details(lines) == [(422, "Seen a"), (504, LATE), (422, "Seen c")]
 
 
 @contextmanager
@@ -131,7 +155,7 @@ def reading_first_line(address: str) -> Iterator[socket.socket]:
 def test_disconnect_cancels_remaining_lines() -> None:
     documents = Documents()
     documents.done.add("a")
-    with serving_lines(documents, 600) as address:
+    with serving_lines(documents) as address:
         with reading_first_line(address):
             pass
         # A closed socket looks like one that only ends its side, until it refuses a line.
@@ -142,7 +166,7 @@ def test_disconnect_cancels_remaining_lines() -> None:
 def test_reset_cancels_remaining_lines() -> None:
     documents = Documents()
     documents.done.add("a")
-    with serving_lines(documents, 600) as address:
+    with serving_lines(documents) as address:
         with reading_first_line(address) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         eventually(lambda: documents.cancelled == ["b", "c"], "the other lines are cancelled")

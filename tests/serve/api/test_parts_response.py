@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -56,3 +57,61 @@ def test_deadline_or_departure_ends_parts(leaves: bool) -> None:
     # Without the last message, uvicorn closes the connection, and the client misses bytes.
     assert b"" not in bodies(messages)
     assert len(made) < 5
+
+
+def test_threads_make_parts_in_order() -> None:
+    """A part of many tokens would stop the event loop."""
+    threads = list[int]()
+
+    def parts() -> Iterator[bytes]:
+        for number in range(20):
+            threads.append(threading.get_ident())
+            yield bytes([number])
+
+    messages = asyncio.run(sent(PartsResponse(parts(), "text/plain")))
+    assert bodies(messages) == [*(bytes([number]) for number in range(20)), b""]
+    assert threading.get_ident() not in threads
+
+
+def test_part_is_made_after_one_before_is_sent() -> None:
+    made = list[int]()
+
+    def parts() -> Iterator[bytes]:
+        for number in range(10):
+            made.append(number)
+            yield b"part"
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        before = len(made)
+        await asyncio.sleep(0.005)  # a client that reads slowly
+        assert len(made) == before
+        assert message["type"] == "http.response.start" or made
+
+    asyncio.run(PartsResponse(parts(), "text/plain")({"type": "http"}, receive, send))
+    assert made == [*range(10)]
+
+
+def test_cancellation_does_not_wait_for_part() -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def parts() -> Iterator[bytes]:
+        begun.set()
+        assert go_on.wait(60)
+        yield b"part"
+
+    async def scenario() -> None:
+        sending = asyncio.create_task(sent(PartsResponse(parts(), "text/plain")))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        sending.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        finally:
+            go_on.set()
+
+    asyncio.run(scenario())

@@ -123,7 +123,12 @@ def test_calls_are_counted_and_logged(
         lambda: metric(served.http, "aftserve_responses_total", **labels) == before + 1,
         "the call is counted",
     )
-    lines = served.log.read_text("utf-8").splitlines()
-    (line,) = [one for one in lines if "named-by-client" in one]
+
+    def found() -> list[str]:
+        lines = served.log.read_text("utf-8").splitlines(keepends=True)
+        return [one for one in lines if "named-by-client" in one and one.endswith("\n")]
+
+    eventually(found, "the call is logged")
+    (line,) = found()
     assert "gRPC /inference.GRPCInferenceService/ModelInfer OK" in line
     assert "documents=1" in line

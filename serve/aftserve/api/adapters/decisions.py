@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, TypeAdapter
 
+from aftexport.bundle.manifest import Manifest
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of, is_document, validated
 from aftserve.api.adapters.openai_errors import OpenAIError, error_body
@@ -24,6 +25,7 @@ from aftserve.api.document_answers import answer_documents, check_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, name_schema, put_body
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
@@ -215,18 +217,21 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         service = await requested(request, body.model)
         service.check_open()
         document = _document(body.input)
-        outputs = Outputs(service.active.bundle.manifest.heads)
-        found = [_find(question, outputs) for question in body.questions]
-        names = list(dict.fromkeys(one.head for one in found if one is not None))
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-        answers: list[DocumentAnswer] = []
-        if names:
+
+        def read(manifest: Manifest) -> list[Labelled | Statement | None]:
+            outputs = Outputs(manifest.heads)
+            return [_find(question, outputs) for question in body.questions]
+
+        async def answer(found: Sequence[Labelled | Statement | None]) -> list[DocumentAnswer]:
+            names = list(dict.fromkeys(one.head for one in found if one is not None))
+            if not names:
+                await check_documents(request, service, [document], deadline)
+                return []
             options = AnswerOptions(outputs=names)
-            answers = await answer_documents(
-                request, service, [document], deadline, options=options
-            )
-        else:
-            await check_documents(request, service, [document], deadline)
+            return await answer_documents(request, service, [document], deadline, options=options)
+
+        found, answers = await read_and_answer(service, read, answer)
         tokens = sum(answer.result.tokens_used for answer in answers)
         asked = zip(body.questions, found, strict=True)
         return Decision(

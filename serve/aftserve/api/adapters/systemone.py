@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, params
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftserve.api.adapters.adapter import Adapter
 from aftserve.api.adapters.documents import document_of
@@ -25,6 +26,7 @@ from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
@@ -177,12 +179,16 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         service = await requested(request, body.model)
         service.check_open()
         document = document_of(body.state, ("state",))
-        found = _find_all(body.questions, Outputs(service.active.bundle.manifest.heads))
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-        outputs = list(dict.fromkeys(one.head for one in found.values()))
-        (answer,) = await answer_documents(
-            request, service, [document], deadline, options=AnswerOptions(outputs=outputs)
-        )
+
+        def read(manifest: Manifest) -> dict[str, Labelled | Statement]:
+            return _find_all(body.questions, Outputs(manifest.heads))
+
+        async def answer_all(found: Mapping[str, Labelled | Statement]) -> list[DocumentAnswer]:
+            options = AnswerOptions(outputs=list(dict.fromkeys(one.head for one in found.values())))
+            return await answer_documents(request, service, [document], deadline, options=options)
+
+        found, (answer,) = await read_and_answer(service, read, answer_all)
         return SystemOneResponse(
             model=body.model,
             answers={n: _answer(body.questions[n], one, answer) for n, one in found.items()},

@@ -4,6 +4,7 @@ https://huggingface.github.io/text-embeddings-inference
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, params
@@ -31,6 +32,7 @@ from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body, several
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import ChosenModel
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
 from aftserve.errors import RefusedError
@@ -123,8 +125,13 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         _labelled(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, PredictRequest, max_entries={})
         documents, is_one = _predicted_documents(body.inputs, service.settings.max_documents)
-        name = choose_head(_labelled(service.active.bundle.manifest), output)
-        answers = await _answer(request, service, documents, name, deadline_seconds)
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+
+        def read(manifest: Manifest) -> str:
+            return choose_head(_labelled(manifest), output)
+
+        answer = partial(_answer, request, service, documents, deadline)
+        name, answers = await read_and_answer(service, read, answer)
         rows = [_predictions(one, name, raw=body.raw_scores) for one in answers]
         return rows[0] if is_one else rows
 
@@ -140,8 +147,13 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         _embeddings(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, EmbedRequest, max_entries={})
         documents = documents_of(body.inputs, "inputs", service.settings.max_documents)
-        name = choose_head(_embeddings(service.active.bundle.manifest), output)
-        answers = await _answer(request, service, documents, name, deadline_seconds)
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+
+        def read(manifest: Manifest) -> str:
+            return choose_head(_embeddings(manifest), output)
+
+        answer = partial(_answer, request, service, documents, deadline)
+        name, answers = await read_and_answer(service, read, answer)
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 
     return Adapter(router, error_body, _describe)
@@ -151,10 +163,9 @@ async def _answer(
     request: Request,
     service: Service,
     documents: Sequence[Document],
+    deadline: float,
     name: str,
-    seconds: float | None,
 ) -> list[DocumentAnswer]:
-    deadline = deadline_of(request, seconds, service.settings.deadline_seconds)
     options = AnswerOptions(outputs=[name])
     return await answer_documents(request, service, documents, deadline, options=options)
 

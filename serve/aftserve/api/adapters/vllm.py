@@ -28,6 +28,7 @@ from aftserve.api.document_answers import answer_documents
 from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body, several
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import requested
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.openapi_body import Schema, body_schema
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
@@ -131,11 +132,16 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         service = await requested(request, body.model)
         service.check_open()
         documents = documents_of(body.input, "input", service.settings.max_documents)
-        name = choose_head(_heads(service.active.bundle.manifest), output)
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-        answers = await answer_documents(
-            request, service, documents, deadline, options=AnswerOptions(outputs=[name])
-        )
+
+        def read(manifest: Manifest) -> str:
+            return choose_head(_heads(manifest), output)
+
+        async def answer(name: str) -> list[DocumentAnswer]:
+            options = AnswerOptions(outputs=[name])
+            return await answer_documents(request, service, documents, deadline, options=options)
+
+        name, answers = await read_and_answer(service, read, answer)
         given = body.request_id or body.rid or request.state.fields["request_id"]
         return _response(answers, name, f"classify-{given}", body, service.name)
 

@@ -32,7 +32,7 @@ TOKEN_FIELDS = ("token_names", "token_numbers", "spans", "vectors")
 """The kinds of fields that grow with the tokens of a document."""
 _NO_NAME = -1
 """The number of a name in padding."""
-_MAX_PART_NUMBERS = 1 << 12
+_MAX_PART_NUMBERS = 1 << 14
 
 
 def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:

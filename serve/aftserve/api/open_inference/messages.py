@@ -36,7 +36,9 @@ from aftserve.api.open_inference.schemas import (
 )
 from aftserve.api.parts_response import PartsResponse
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
+from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
 from aftserve.types import Document, ExtraFields
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -67,11 +69,15 @@ class Message:
         request: the JSON of the request.
         documents: texts, token ids or features.
         given: the extra inputs of each document.
+        options: the heads of the requested outputs.
+        inline: the count of tokens whose answers are JSON; None without a requested one.
     """
 
     request: InferenceRequest
     documents: Sequence[Document]
     given: Sequence[ExtraFields]
+    options: AnswerOptions = NO_OPTIONS
+    inline: InlineTokens | None = None
 
 
 def parse(
@@ -119,7 +125,13 @@ def parse(
             "Set binary_data_size of each input.",
         )
     documents = _documents(arrays)
-    return Message(request, documents, extra_fields(arrays, documents, manifest))
+    return Message(
+        request,
+        documents,
+        extra_fields(arrays, documents, manifest),
+        AnswerOptions(outputs=_requested_heads(request, manifest)),
+        InlineTokens(is_padded=True) if _needs_inline_tokens(request, manifest) else None,
+    )
 
 
 def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: Manifest) -> None:
@@ -215,22 +227,22 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
     return [one if one.ndim == 2 else one.astype(np.int64) for one in documents]
 
 
-def needs_inline_tokens(message: Message, manifest: Manifest) -> bool:
+def _needs_inline_tokens(request: InferenceRequest, manifest: Manifest) -> bool:
     """Return whether a response has an output for tokens as JSON."""
     heads = manifest.heads
     return any(
-        _is_wanted(message.request, f"{prefix(heads, name)}{field}")
-        and not _is_binary(message.request, f"{prefix(heads, name)}{field}")
+        _is_wanted(request, f"{prefix(heads, name)}{field}")
+        and not _is_binary(request, f"{prefix(heads, name)}{field}")
         for name, head in heads.items()
         for field, kind in head.fields.items()
         if kind in TOKEN_FIELDS
     )
 
 
-def requested_heads(message: Message, manifest: Manifest) -> Sequence[str]:
+def _requested_heads(request: InferenceRequest, manifest: Manifest) -> Sequence[str]:
     """Return the heads of the requested outputs; empty for all heads."""
     heads = manifest.heads
-    wanted = [output.name for output in message.request.outputs or ()]
+    wanted = [output.name for output in request.outputs or ()]
     return [
         name for name in heads if any(output.startswith(prefix(heads, name)) for output in wanted)
     ]

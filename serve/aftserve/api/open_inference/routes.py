@@ -13,6 +13,7 @@ from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_discon
 from aftserve.api.document_answers import answer_documents
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.model_choice import OPEN, readiness, requested, visible
+from aftserve.api.model_reading import read_and_answer
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
@@ -36,8 +37,7 @@ from aftserve.api.open_inference.schemas import (
 from aftserve.api.open_inference.statistics import ModelStatistics, Statistics, statistics_of
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
-from aftserve.model.inline_limit import InlineTokens
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.results import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
@@ -178,22 +178,24 @@ def _infer_router(
         """Classify documents: texts, or token ids."""
         service.check_open()
         body = await receive(request)
-        manifest = service.active.bundle.manifest
-        message = _parse(body, json_bytes, settings.max_documents, manifest, names.of(manifest))
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
-        inline = None
-        if messages.needs_inline_tokens(message, manifest):
-            inline = InlineTokens(is_padded=True)
-        options = AnswerOptions(outputs=messages.requested_heads(message, manifest))
-        answers = await answer_documents(
-            request,
-            service,
-            message.documents,
-            deadline,
-            given=message.given,
-            options=options,
-            inline=inline,
-        )
+
+        def read(manifest: Manifest) -> messages.Message:
+            known = names.of(manifest)
+            return _parse(body, json_bytes, settings.max_documents, manifest, known)
+
+        async def answer(message: messages.Message) -> list[DocumentAnswer]:
+            return await answer_documents(
+                request,
+                service,
+                message.documents,
+                deadline,
+                given=message.given,
+                options=message.options,
+                inline=message.inline,
+            )
+
+        message, answers = await read_and_answer(service, read, answer)
         responding = partial(
             messages.respond,
             message,
