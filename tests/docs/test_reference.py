@@ -29,7 +29,7 @@ OTHERS = {
     *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
-    *("--json", "--data-binary", "--enable-feature"),  # curl, Prometheus
+    *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis
 }
 """Options of other programs that the pages name."""
 
