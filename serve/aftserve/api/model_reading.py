@@ -5,10 +5,14 @@ from typing import Any, TypeVar
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
+from aftserve.errors import UnavailableError
 from aftserve.model.results import DocumentAnswer
 from aftserve.serving.service import Service
 
 T = TypeVar("T")
+
+_MAX_READINGS = 4
+"""Readings of a request before it is refused; a reload takes longer than most requests."""
 
 
 async def read_and_answer(
@@ -28,8 +32,11 @@ async def read_and_answer(
 
     Returns:
         What was read, and the answers.
+
+    Raises:
+        UnavailableError: if another bundle answered each time.
     """
-    while True:
+    for _ in range(_MAX_READINGS):
         bundle = service.active.bundle
         reading = read(bundle.manifest)
         try:
@@ -41,3 +48,8 @@ async def read_and_answer(
         used = answers[0].result.bundle if answers else service.active.bundle.digest
         if used == bundle.digest:
             return reading, answers
+    raise UnavailableError(
+        f"The bundle was replaced during each of {_MAX_READINGS} readings of the request.",
+        "Send it again.",
+        1,
+    )

@@ -1,8 +1,10 @@
 """A reload to a model with other outputs, between the reading of a request and its answer."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +13,9 @@ import tiny_models
 from bundle_swaps import deploy, load_models
 
 from aftexport.pipeline.export import export
+from aftserve.api.model_reading import read_and_answer
 from aftserve.app import create_app
+from aftserve.errors import UnavailableError
 from aftserve.grpc.call import Call
 from aftserve.grpc.methods import Methods
 from aftserve.grpc.wire_types import MESSAGES
@@ -152,3 +156,26 @@ def test_call_is_answered_by_new_output(models: ModelRepository, reloads: list[s
     response = MESSAGES["ModelInferResponse"].FromString(asyncio.run(answer()))
     assert response.raw_output_contents[0][4:].decode() in LABELS
     assert reloads
+
+
+class Replaced:
+    """A service whose bundle is another one at each look."""
+
+    def __init__(self) -> None:
+        self.looks = itertools.count()
+
+    @property
+    def active(self) -> SimpleNamespace:
+        return SimpleNamespace(bundle=SimpleNamespace(manifest=None, digest=str(next(self.looks))))
+
+
+def test_bundle_that_is_always_replaced_ends_the_readings() -> None:
+    readings = list[None]()
+
+    async def answer(_: None) -> Any:
+        return [SimpleNamespace(result=SimpleNamespace(bundle="another"))]
+
+    work = read_and_answer(Replaced(), readings.append, answer)  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="replaced during each of 4"):
+        asyncio.run(work)
+    assert len(readings) == 4
