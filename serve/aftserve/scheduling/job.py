@@ -4,13 +4,16 @@ import asyncio
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.types import Tokens
+
+if TYPE_CHECKING:  # offline answers need no metrics, and its package may be missing there
+    from aftserve.observability.model_metrics import ModelMetrics
 
 _NANOSECONDS = 1_000_000_000
 """Nanoseconds of a second."""
@@ -130,7 +133,7 @@ class Job:
     seconds: float
     promised: float
     future: "asyncio.Future[Result]"
-    metrics: ModelMetrics
+    metrics: "ModelMetrics"
     single: bool = False
     progress: Progress | None = None
     backlog: Backlog = field(default_factory=Backlog)
