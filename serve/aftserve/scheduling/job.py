@@ -100,6 +100,21 @@ class Backlog:
         if not part.documents:
             del self.bundles[job.active]  # otherwise it would keep a replaced model in memory
 
+    def seconds_without(self, part: "Backlog", *, in_chunks: bool) -> float:
+        """Return the predicted time of the rest, by the slowdown of each model.
+
+        Args:
+            part: documents that are left out.
+            in_chunks: whether documents in chunks count.
+        """
+        seconds = 0.0
+        for active, one in self.bundles.items():
+            nanoseconds = one.whole_nanoseconds + in_chunks * one.chunked_nanoseconds
+            if (other := part.bundles.get(active)) is not None:
+                nanoseconds -= other.whole_nanoseconds + in_chunks * other.chunked_nanoseconds
+            seconds += nanoseconds / _NANOSECONDS * active.model.slowdown.value
+        return seconds
+
     def __sub__(self, part: "Backlog") -> "Backlog":
         """Return the rest without some of these documents."""
         none = BundleBacklog()

@@ -41,16 +41,12 @@ class Predictions:
             besides: documents that are left out of the prediction.
             model: model of the document; adds the release of another model's memory before it.
         """
-        run, waiting = self._queue.current_run, self._queue.backlog(besides)
+        run = self._queue.current_run
         if run is not None and run.measures:
             run = None  # see measurement_seconds
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
-        seconds = sum(
-            (one.seconds + (one.chunked_seconds if in_chunks else 0.0))
-            * active.model.slowdown.value
-            for active, one in waiting.bundles.items()
-        )
+        seconds = self._queue.waiting_seconds(besides, in_chunks=in_chunks)
         if model is not None:
             seconds += self._queue.release_seconds(model)
         if run is None:
@@ -58,9 +54,9 @@ class Predictions:
         # A run that is late by some time is expected to take as long again.
         running = abs(run.started + run.predicted - time.monotonic())
         after = run.seconds_after
-        if not in_chunks:
+        if after and not in_chunks:
             # At most one part of a long document runs before each document.
-            after = min(after, waiting.documents * run.calibrated)
+            after = min(after, self._queue.backlog(besides).documents * run.calibrated)
         return running + seconds + after * run.model.slowdown.value
 
     def measurement_seconds(self, seconds: float) -> float:

@@ -20,6 +20,8 @@ from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.release_times import ReleaseTimes
 from aftserve.scheduling.tenure import Tenure
 
+_NOTHING = Backlog()
+
 
 class JobQueue:
     """The queue that the event loop fills and the engine's thread empties.
@@ -78,6 +80,11 @@ class JobQueue:
         """Return the queued documents, without the documents of the backlog ``besides``."""
         with self._changed:
             return self._backlog - (besides or Backlog())
+
+    def waiting_seconds(self, besides: Backlog | None = None, *, in_chunks: bool) -> float:
+        """Return the predicted time of the queued documents; see ``Backlog.seconds_without``."""
+        with self._changed:
+            return self._backlog.seconds_without(besides or _NOTHING, in_chunks=in_chunks)
 
     def put(self, job: Job) -> None:
         """Add a job at the end."""
