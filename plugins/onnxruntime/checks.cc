@@ -1,7 +1,7 @@
 #include "checks.h"
 
 #include <cmath>
-#include <sstream>
+#include <cstdio>
 
 namespace ops {
 
@@ -57,9 +57,9 @@ int64_t read_count(const Attributes& attributes, const char* name) {
 
 float read_eps(const Attributes& attributes, float otherwise) {
   const float eps = attributes.number("eps", otherwise);
-  std::ostringstream text;
-  text << eps;
-  expect(eps >= 0.0f && std::isfinite(eps), "eps is " + text.str() + ", expected a finite number of at least 0");
+  char text[32];  // not by a stream, which would bring the locales of libstdc++ into the wheel
+  std::snprintf(text, sizeof text, "%g", static_cast<double>(eps));
+  expect(eps >= 0.0f && std::isfinite(eps), std::string("eps is ") + text + ", expected a finite number of at least 0");
   return eps;
 }
 
