@@ -29,7 +29,7 @@ class Holders:
             release()
 
     async def released(self) -> None:
-        """Wait until there are no holders."""
+        """Wait until the last holder has ended."""
         while self._count:
             await self._none.wait()
 

@@ -54,7 +54,7 @@ class ModelRepository:
 
     @property
     def default(self) -> Service | None:
-        """The model that answers paths without a name; None if there is no such model."""
+        """The model that answers paths without a name; None without a default."""
         entry = self._entries.get(self._paths.default_name or "")
         return entry.service if entry is not None else None
 
@@ -80,7 +80,7 @@ class ModelRepository:
     def answers(self) -> bool:
         """Whether requests are answered even while the server is not ready.
 
-        A model that is not loaded is unknown, which is no matter of the server's health.
+        A request for a model that is not loaded gets 404 and does not change the server's health.
         """
         loaded = self.loaded()
         return self.shared.health.answers and (

@@ -18,17 +18,17 @@ class Work:
     """Instructions that a warp issues on a path.
 
     Attributes:
-        instructions: all of them.
-        looped: of these, instructions in loops.
+        instructions: number of all instructions.
+        looped: number of the instructions in loops.
         tensor: products of tensor cores.
         products: operations of these products, two for each multiply-add.
         special: functions such as ex2 and rcp.
-        accesses: to global memory.
-        wide: of these, accesses of 16 bytes a thread.
+        accesses: number of accesses to global memory.
+        wide: number of the accesses that move 16 bytes for each thread.
         moved: the bytes of a thread's accesses to global memory.
-        local: accesses to shared memory.
-        multiply_adds: in float32.
-        barriers: of the block.
+        local: number of accesses to shared memory.
+        multiply_adds: number of multiply-adds in float32.
+        barriers: number of barriers of the block.
         skipped: loops on the path that have no iteration.
     """
 

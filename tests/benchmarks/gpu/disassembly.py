@@ -71,7 +71,7 @@ class Kernel:
         stem: the name of its source file.
         name: as in the source, with template arguments, such as ``sum_kernel<BFloat16, 8>``.
         architecture: the compute capability without its dot.
-        registers: of a thread.
+        registers: number of registers of a thread.
         spilled: bytes of a thread's stack and local memory.
         shared: bytes of static shared memory.
         code: the instructions in their order.

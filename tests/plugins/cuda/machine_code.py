@@ -36,7 +36,7 @@ class Line(NamedTuple):
         wide: accesses of 16 bytes a thread in the hot loop, to global or shared memory.
         narrow: shorter accesses to global memory.
         spilled: bytes of a thread's registers that were moved to memory.
-        registers: of a thread.
+        registers: number of registers of a thread.
         static, dynamic: bytes of a block's shared memory.
         claimed: blocks that a multiprocessor must hold by __launch_bounds__.
         blocks: those that it holds.
