@@ -7,7 +7,7 @@
 // threads reach, a vector at the wrong alignment, an asynchronous copy left under way.
 //
 // Shared memory starts as NaN, and so does what an asynchronous copy will fill until the copy is waited for.
-// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and fast_exp is __expf.
+// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and fast_exp2 is ex2.approx.ftz.
 // Not emulated: several blocks at once, divergence within a warp (shuffles take all lanes), bank conflicts, the
 // time anything takes.
 #pragma once
@@ -89,6 +89,9 @@ inline void check_aligned(const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
 }
 
+// Numbers below 2^-126 count as 0 for instructions with .ftz.
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
 // The value that lane `source` passes.
 template <class T>
 T shuffled(T value, int source) {
@@ -145,7 +148,13 @@ inline uint32_t __float_as_uint(float x) {
 
 namespace aft::cuda::machine {
 
-inline float fast_exp(float x) { return std::exp2(x * 1.44269504f); }
+constexpr float kLog2E = 1.44269504f;
+
+inline float fast_exp2(float x) { return emulator::flushed(std::exp2(emulator::flushed(x))); }
+inline float fast_exp(float x) { return fast_exp2(x * kLog2E); }
+inline float fast_divide(float x, float y) {
+  return std::fabs(y) > 0x1p126f ? (std::isinf(x) ? NAN : x * 0.0f) : x * (1.0f / y);
+}
 
 template <class Words>
 Words load(const void* p) {
