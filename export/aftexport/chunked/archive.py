@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
@@ -18,7 +19,7 @@ from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
 from aftexport.passes.evidence import add_direction
 from aftexport.passes.finish import finish
-from aftexport.passes.graph_values import constants_of
+from aftexport.passes.graph_values import constants_of, names_of
 from aftexport.passes.softmax_attention import count_softmax_attention
 from aftexport.passes.summed_heads import NoEvidence
 from aftexport.passes.token_kinds import NotChunkable
@@ -58,7 +59,7 @@ def write_chunked(
         parts = partition(means, summed)
     except NotChunkable as reason:
         # The first refused node is often one of rotary positions, which hides the true reason.
-        if count_softmax_attention(means):
+        if count_softmax_attention(model):
             raise NotChunkable(
                 f"its softmax attention needs the whole document; {reason}"
             ) from reason
@@ -76,13 +77,13 @@ def write_chunked(
             for name, graph in graphs.items()
         ),
     )
-    del means, parts  # both hold all weights; the graphs are released one by one
+    del means, parts  # the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
     return plan
 
 
-def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
-    named: dict[str, onnx.ModelProto] = {}
+def _named(parts: Partition) -> dict[str, ir.Model]:
+    named: dict[str, ir.Model] = {}
     for number, stage in enumerate(parts.stages):
         named |= {f"{number}.{name}": graph for name, graph in stage.graphs.items()}
     late = {
@@ -94,7 +95,8 @@ def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
     return named | {name: graph for name, graph in late.items() if graph is not None}
 
 
-def _finished(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+def _finished(part: ir.Model, precision: str) -> onnx.ModelProto:
+    model = ir.to_proto(part)
     summaries = list(model.functions)
     del model.functions[:]
     finished = finish(model, precision=precision)
@@ -133,7 +135,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _token_bytes(model: onnx.ModelProto, outputs: Mapping[str, int]) -> int:
+def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
     """Return the maximum bytes of one token during the run of a graph: products and copies.
 
     Args:
@@ -141,16 +143,11 @@ def _token_bytes(model: onnx.ModelProto, outputs: Mapping[str, int]) -> int:
         outputs: the width of each output per token.
     """
     weights = constants_of(model.graph)
-    widths = [
-        weights[node.input[1]].shape[-1]
-        for node in model.graph.node
-        if node.op_type == "MatMul" and node.input[1] in weights
-    ]
-    tables = [
-        weights[node.input[0]].shape[-1]
-        for node in model.graph.node
-        if node.op_type == "Gather"
-        and node.input[0] in weights
-        and weights[node.input[0]].ndim == 2
-    ]
+    widths, tables = [], []
+    for node in model.graph:
+        inputs = names_of(node.inputs)
+        if node.op_type == "MatMul" and inputs[1] in weights:
+            widths.append(weights[inputs[1]].shape[-1])
+        if node.op_type == "Gather" and inputs[0] in weights and weights[inputs[0]].ndim == 2:
+            tables.append(weights[inputs[0]].shape[-1])
     return 8 * int(sum((*widths, *tables, *outputs.values())))

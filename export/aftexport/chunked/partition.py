@@ -4,21 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
-from aftexport.chunked.graph_parts import GraphParts, described
+from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
 from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage
-from aftexport.contract import EVIDENCE
 from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.evidence import DIRECTION, products
+from aftexport.passes.evidence import DIRECTION, add_products
+from aftexport.passes.graph_values import names_of
 from aftexport.passes.token_flow import is_recurrence
 from aftexport.passes.token_kinds import OF_TOKENS, Kind, NotChunkable
 from aftexport.passes.token_reductions import pooling
-
-_FLOAT = onnx.TensorProto.FLOAT
 
 
 @dataclass(frozen=True)
@@ -44,21 +42,21 @@ class Partition:
     """
 
     stages: tuple[Stage | RecurrenceStage, ...]
-    pool: onnx.ModelProto | None
+    pool: ir.Model | None
     pooled: dict[str, Pooling]
-    head: onnx.ModelProto | None
+    head: ir.Model | None
     documents: tuple[str, ...]
-    tokens: onnx.ModelProto | None
+    tokens: ir.Model | None
     widths: dict[str, int]
     tokens_use_last_stage: bool
-    explain: onnx.ModelProto | None
+    explain: ir.Model | None
 
 
-def partition(model: onnx.ModelProto, summed: str | None = None) -> Partition:
+def partition(model: ir.Model, summed: str | None = None) -> Partition:
     """Split a graph of bare operators.
 
     Args:
-        model: the result of ``rewrite_as_means``.
+        model: the result of ``rewrite_as_means``, which changes.
         summed: the summed tokens of its output ``evidence.DIRECTION``; None without this output.
 
     Raises:
@@ -75,7 +73,7 @@ class _Cutter(GraphParts):
         for place, index in enumerate(attentions):
             node = self.nodes[index]
             end = attentions[place + 1] if place + 1 < len(attentions) else len(self.nodes)
-            after = self._narrowest([*kept, node.output[0]], index, end)
+            after = self._narrowest([*kept, str(node.outputs[0].name)], index, end)
             make = make_recurrence_stage if is_recurrence(node) else make_stage
             stages.append(make(self, node, kept, after))
             kept = after
@@ -106,20 +104,23 @@ class _Cutter(GraphParts):
     def _pooled(self) -> dict[str, Pooling]:
         """Return the values pooled from the tokens, with the combination of those of chunks."""
         return {
-            node.output[0]: combination
+            str(node.outputs[0].name): combination
             for node in self.nodes
-            if self.kinds[node.output[0]] is Kind.POOLED
-            and any(self.kinds[name] is Kind.TOKENS for name in node.input)
+            if self._kind(node) is Kind.POOLED
+            and any(self.kinds[name] is Kind.TOKENS for name in names_of(node.inputs))
             and (combination := pooling(node, self.constants)) is not None
         }
+
+    def _kind(self, node: ir.Node) -> Kind:
+        return self.kinds[str(node.outputs[0].name)]
 
     def _brought_back(self) -> list[str]:
         """Return the pooled values that are combined with tokens."""
         return [
             name
             for node in self.nodes
-            if self.kinds[node.output[0]] is Kind.COMBINED
-            for name in node.input
+            if self._kind(node) is Kind.COMBINED
+            for name in names_of(node.inputs)
             if self.kinds[name] is Kind.POOLED
         ]
 
@@ -136,12 +137,11 @@ class _Cutter(GraphParts):
             widths[name] = width
         return widths
 
-    def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
+    def _explain(self, kept: Sequence[str], summed: str) -> ir.Model:
         graph = self.subgraph([*kept, *self.given], [summed])
-        graph.node.extend(products(summed))
-        graph.input.append(described(DIRECTION, _FLOAT))
-        del graph.output[:]
-        graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, _FLOAT, (1, None)))
+        tokens = graph.outputs.pop()
+        direction = given(graph, DIRECTION, FLOAT, ANY_TOKENS)
+        add_products(graph, tokens, direction).shape = ir.Shape([1, None])
         return self.model(graph)
 
     def _narrowest(self, kept: Sequence[str], start: int, end: int) -> list[str]:
@@ -151,7 +151,7 @@ class _Cutter(GraphParts):
         enough = [
             name
             for node in reversed(self.nodes[start + 1 : end])
-            for name in node.output
+            for name in names_of(node.outputs)
             if self.kinds[name] is Kind.TOKENS and not self._is_needed(kept, name, end)
         ]
         if enough:
@@ -169,16 +169,16 @@ class _Cutter(GraphParts):
         """
         made = set(sources) - {without}
         for index, node in enumerate(self.nodes):
-            if node.op_type == "Shape" or not made.intersection(node.input):
+            if node.op_type == "Shape" or not made.intersection(names_of(node.inputs)):
                 continue
-            new = set(node.output) - {without}
-            is_late = self.kinds[node.output[0]] in (Kind.POOLED, Kind.COMBINED)
+            new = set(names_of(node.outputs)) - {without}
+            is_late = self._kind(node) in (Kind.POOLED, Kind.COMBINED)
             if index >= end or is_late or new.intersection(self.outputs):
                 return True
             made.update(new)
         return not made.isdisjoint(self.outputs)
 
 
-def _uses_last_stage(tokens: onnx.ModelProto, stages: Sequence[Stage | RecurrenceStage]) -> bool:
-    results = {value.name for stage in stages[-1:] for value in stage.apply.graph.output}
-    return any(value.name in results for value in tokens.graph.input)
+def _uses_last_stage(tokens: ir.Model, stages: Sequence[Stage | RecurrenceStage]) -> bool:
+    results = {name for stage in stages[-1:] for name in names_of(stage.apply.graph.outputs)}
+    return not results.isdisjoint(names_of(tokens.graph.inputs))

@@ -8,17 +8,17 @@ of a convolution is its last inputs.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import onnx
+import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
-from aftexport.chunked.graph_parts import GraphParts
+from aftexport.chunked.graph_parts import FLOAT, GraphParts, given, number_of_tokens
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
-from aftexport.contract import LENGTHS
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.passes.graph_values import names_of
+from aftexport.passes.new_nodes import NewNodes
+from aftexport.passes.nodes import remove, take_place
 from aftexport.passes.token_kinds import NotChunkable
 
-_FLOAT = onnx.TensorProto.FLOAT
 _LENGTHS = -1
 """The place of the lengths, the last input of each operator."""
 
@@ -36,13 +36,13 @@ class RecurrenceStage:
         recurrence: its direction and the shape of its state.
     """
 
-    apply: onnx.ModelProto
-    advance: onnx.ModelProto | None
+    apply: ir.Model
+    advance: ir.Model | None
     keeps: tuple[str, ...]
     recurrence: Recurrence
 
     @property
-    def graphs(self) -> dict[str, onnx.ModelProto]:
+    def graphs(self) -> dict[str, ir.Model]:
         """The graphs by their names in the archive, without the number of the stage."""
         if self.advance is None:
             return {"apply": self.apply}
@@ -61,7 +61,7 @@ class RecurrenceStage:
 
 
 def make_recurrence_stage(
-    parts: GraphParts, node: onnx.NodeProto, kept: list[str], after: list[str]
+    parts: GraphParts, node: ir.Node, kept: list[str], after: list[str]
 ) -> RecurrenceStage:
     """Return the graphs of a recurrence.
 
@@ -85,123 +85,105 @@ def make_recurrence_stage(
 
 def _apply(
     parts: GraphParts,
-    node: onnx.NodeProto,
+    node: ir.Node,
     kept: list[str],
     after: list[str],
     recurrence: Recurrence,
-) -> onnx.ModelProto:
-    new = [name for name in after if name not in kept]
-    graph = parts.subgraph([*kept, *parts.given], new)
-    place = next(i for i, n in enumerate(graph.node) if n.output[0] == node.output[0])
-    before, after_it = list(graph.node[:place]), list(graph.node[place + 1 :])
-    make, direction = onnx.helper.make_node, recurrence.direction
-    past, present = {
-        "forward": (LEFT_STATE, NEXT_STATE),
-        "reverse": (RIGHT_STATE, "chunk_last_state"),
-        "bidirectional": ("chunk_states", "chunk_last_states"),
-    }[direction]
-    both, split = [], []
-    if direction == "bidirectional":
-        both = [make("Concat", [LEFT_STATE, RIGHT_STATE], [past], axis=1)]
-        split = [make("Split", [present, "chunk_halves"], [NEXT_STATE, "chunk_unused"], axis=1)]
-        halves = np.array([recurrence.shape[0]] * 2)
-        graph.initializer.append(onnx.numpy_helper.from_array(halves, "chunk_halves"))
-    own = [*_in_float32(node), *both, _with_state(node, past, present, "chunk_result"), *split]
-    like = make("CastLike", ["chunk_result", node.input[0]], [node.output[0]])
-    del graph.node[:]
-    graph.node.extend([*before, *own, like, *after_it])
-    if direction != "reverse":
-        _add_input(graph, LEFT_STATE, recurrence)
-        graph.output.append(_described(NEXT_STATE, recurrence))
-    if direction != "forward":
-        _add_input(graph, RIGHT_STATE, recurrence)
-    _add_lengths(parts, graph)
+) -> ir.Model:
+    graph = parts.subgraph([*kept, *parts.given], [name for name in after if name not in kept])
+    own = next(n for n in graph if n.outputs[0].name == node.outputs[0].name)
+    new = NewNodes(graph, "chunk")
+    names = {
+        "forward": (LEFT_STATE,),
+        "reverse": (RIGHT_STATE,),
+        "bidirectional": (LEFT_STATE, RIGHT_STATE),
+    }[recurrence.direction]
+    states = [_state(graph, name, recurrence) for name in names]
+    past = states[0] if len(states) == 1 else new.add("Concat", *states, axis=1)
+    result, present = _with_state(graph, new, own, list(own.inputs), past)
+    if len(states) > 1:
+        halves = new.constant([recurrence.shape[0]] * 2)
+        split = ir.node("Split", [present, halves], {"axis": 1}, num_outputs=2)
+        present, _ = new.append(split)
+    typed = new.add("CastLike", result, own.inputs[0])
+    graph.insert_before(own, new.nodes)
+    take_place(own.outputs[0], typed)
+    remove([own])
+    if recurrence.direction != "reverse":
+        _add_next_state(graph, present, recurrence)
     return parts.model(graph)
 
 
-def _advance(
-    parts: GraphParts, node: onnx.NodeProto, kept: list[str], recurrence: Recurrence
-) -> onnx.ModelProto:
+def _advance(parts: GraphParts, node: ir.Node, kept: list[str], recurrence: Recurrence) -> ir.Model:
     """Return the graph of the states in reverse, whose queries are the keys: any would do."""
-    reverse = onnx.NodeProto()
-    reverse.CopyFrom(node)
-    reverse.input[0] = node.input[1]
-    settings = {a.name: a for a in reverse.attribute}
-    _set(reverse, "direction", "reverse")
-    _set(reverse, "q_num_heads", settings["kv_num_heads"].i)
-    sources = [name for name in reverse.input[1:_LENGTHS] if name]
-    graph = parts.subgraph([*kept, *parts.given], sources)
-    graph.node.extend(
-        [*_in_float32(reverse), _with_state(reverse, RIGHT_STATE, NEXT_STATE, "chunk_result")]
-    )
-    del graph.output[:]
-    graph.output.append(_described(NEXT_STATE, recurrence))
-    _add_input(graph, RIGHT_STATE, recurrence)
-    _add_lengths(parts, graph)
+    names = names_of(node.inputs)
+    names[0] = names[1]
+    sources = dict.fromkeys(name for name in names[:_LENGTHS] if name)
+    graph = parts.subgraph([*kept, *parts.given], list(sources))
+    found = {str(value.name): value for value in graph.outputs}
+    graph.outputs.clear()
+    reverse = ir.Node(node.domain, node.op_type, [], node.attributes.values())
+    reverse.attributes.add(ir.AttrString("direction", "reverse"))
+    heads = node.attributes["kv_num_heads"].as_int()
+    reverse.attributes.add(ir.AttrInt64("q_num_heads", heads))
+    new = NewNodes(graph, "chunk")
+    inputs = [found.get(name) for name in names]
+    past = _state(graph, RIGHT_STATE, recurrence)
+    _, present = _with_state(graph, new, reverse, inputs, past)
+    graph.extend(new.nodes)
+    _add_next_state(graph, present, recurrence)
     return parts.model(graph)
 
 
-def _in_float32(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return [
-        onnx.helper.make_node("Cast", [name], [f"chunk_input_{place}"], to=_FLOAT)
-        for place, name in enumerate(node.input[:_LENGTHS])
-        if name
-    ]
+def _with_state(
+    graph: ir.Graph,
+    new: NewNodes,
+    node: ir.Node,
+    inputs: list[ir.Value | None],
+    past: ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """Add an operator with inputs in float32, all tokens and a state; return both results."""
+    wide = [v if v is None else new.add("Cast", v, to=FLOAT) for v in inputs[:_LENGTHS]]
+    wide[RECURRENT_OPERATORS[node.op_type].inputs.index("past_state")] = past
+    attributes = node.attributes.values()
+    copied = ir.Node(
+        node.domain, node.op_type, [*wide, number_of_tokens(graph)], attributes, num_outputs=2
+    )
+    result, present = new.append(copied)
+    return result, present
 
 
-def _with_state(node: onnx.NodeProto, past: str, present: str, result: str) -> onnx.NodeProto:
-    """Return the operator with the inputs of ``_in_float32``, all tokens, and states."""
-    copied = onnx.NodeProto()
-    copied.CopyFrom(node)
-    for place, name in enumerate(node.input[:_LENGTHS]):
-        copied.input[place] = f"chunk_input_{place}" if name else ""
-    copied.input[RECURRENT_OPERATORS[node.op_type].inputs.index("past_state")] = past
-    copied.input[_LENGTHS] = LENGTHS
-    del copied.output[:]
-    copied.output.extend([result, present])
-    return copied
+def _state(graph: ir.Graph, name: str, recurrence: Recurrence) -> ir.Value:
+    return given(graph, name, FLOAT, (1, *recurrence.shape))
 
 
-def _set(node: onnx.NodeProto, name: str, value: str | int) -> None:
-    others = [a for a in node.attribute if a.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*others, onnx.helper.make_attribute(name, value)])
+def _add_next_state(graph: ir.Graph, state: ir.Value, recurrence: Recurrence) -> None:
+    state.name, state.dtype = NEXT_STATE, FLOAT
+    state.shape = ir.Shape((1, *recurrence.shape))
+    graph.outputs.append(state)
 
 
-def _described(name: str, recurrence: Recurrence) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(name, _FLOAT, (1, *recurrence.shape))
-
-
-def _add_input(graph: onnx.GraphProto, name: str, recurrence: Recurrence) -> None:
-    graph.input.append(_described(name, recurrence))
-
-
-def _add_lengths(parts: GraphParts, graph: onnx.GraphProto) -> None:
-    if not any(value.name == LENGTHS for value in graph.input):
-        graph.input.append(parts.lengths)
-
-
-def _of_linear_attention(parts: GraphParts, node: onnx.NodeProto) -> Recurrence:
-    settings = RECURRENT_OPERATORS[node.op_type].attributes_of(node)
+def _of_linear_attention(parts: GraphParts, node: ir.Node) -> Recurrence:
+    settings = RECURRENT_OPERATORS[node.op_type].attributes_of(ir.to_proto(node))
     heads = int(settings["kv_num_heads"])
-    widths = [parts.dims[name][-1] for name in node.input[1:3]]
+    widths = [parts.dims[name][-1] for name in names_of(node.inputs)[1:3]]
     if not all(isinstance(width, int) for width in widths):
-        raise NotChunkable(f"{node.op_type} ({node.output[0]}) has keys of unknown width")
+        raise NotChunkable(f"{node.op_type} ({node.outputs[0].name}) has keys of unknown width")
     key, value = (int(width) // heads for width in widths)
     normalizer = settings["normalizer"] == "sum"
     shape = (heads, key, value + normalizer)
     return Recurrence.model_validate({"direction": settings["direction"], "shape": shape})
 
 
-def _of_convolution(parts: GraphParts, node: onnx.NodeProto) -> Recurrence:
-    weight = parts.constants.get(node.input[1])
+def _of_convolution(parts: GraphParts, node: ir.Node) -> Recurrence:
+    weight = parts.constants.get(names_of(node.inputs)[1])
     if weight is None:
-        raise NotChunkable(f"the weight of {node.op_type} ({node.output[0]}) is computed")
+        raise NotChunkable(f"the weight of {node.op_type} ({node.outputs[0].name}) is computed")
     channels, taps = weight.shape
     return Recurrence(direction="forward", shape=(taps - 1, channels))
 
 
-_READERS: Mapping[str, Callable[[GraphParts, onnx.NodeProto], Recurrence]] = {
+_READERS: Mapping[str, Callable[[GraphParts, ir.Node], Recurrence]] = {
     "RecurrentLinearAttention": _of_linear_attention,
     "CausalDepthwiseConv": _of_convolution,
 }

@@ -11,158 +11,121 @@ A mean with one logit for each head is an AFT-conv with a filter of one tap, 0.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnx.inliner
-import onnx.parser
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from aftexport.operators.domain import DOMAIN, VERSION, opset_of
-from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
+from aftexport.operators.domain import DOMAIN
+from aftexport.passes.graph_values import axes_of, constants_of, main_input_of
+from aftexport.passes.new_nodes import NewNodes
+from aftexport.passes.nodes import remove, take_place
 from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 
-_LOCAL = "aftexport.chunked"
 
+def rewrite_as_means(model: onnx.ModelProto) -> ir.Model:
+    """Return the graph of a model of bare operators with these nodes rewritten.
 
-def rewrite_as_means(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a graph of bare operators with these nodes rewritten."""
-    rewritten = onnx.ModelProto()
-    rewritten.CopyFrom(model)
+    It shares the weights with ``model``, which stays unchanged.
+    """
+    rewritten = ir.from_proto(model)
     graph = rewritten.graph
-    opset = opset_of(model)
     _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
-    weights = {i.name: i for i in graph.initializer}
-    functions: dict[str, onnx.FunctionProto] = {}
-    for node in graph.node:
+    for node in tuple(graph):
         if node.domain == DOMAIN and node.op_type.removeprefix("Causal") == "Fastformer":
-            weight = weights.get(node.input[3])
-            if weight is None:
-                continue  # a computed weight: the operator stays and has no summary
-            dim, num_heads = weight.dims
-            function = _fastformer(node.op_type, num_heads, opset)
-            functions[function.name] = function
-            node.domain, node.op_type = _LOCAL, function.name
-            node.input.append(_constant(graph, np.zeros((num_heads, 1)), weight.data_type))
-            scale = np.asarray(1 / math.sqrt(dim // num_heads))
-            node.input.append(_constant(graph, scale, weight.data_type))
-            del node.attribute[:]
-    if functions:
-        rewritten.functions.extend(functions.values())
-        rewritten.opset_import.append(onnx.helper.make_opsetid(_LOCAL, 1))
-        rewritten = onnx.inliner.inline_local_functions(rewritten)
-    used = ir.from_proto(rewritten)
-    RemoveUnusedNodesPass()(used)
-    return ir.to_proto(used)
+            _fastformer(graph, node)
+    RemoveUnusedNodesPass()(rewritten)
+    return rewritten
 
 
-def _constant(graph: onnx.GraphProto, value: NDArray[np.generic], element: int) -> str:
-    name = f"mean_constant_{len(graph.initializer)}"
-    typed = value.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
-    graph.initializer.append(onnx.numpy_helper.from_array(typed, name))
-    return name
+def _fastformer(graph: ir.Graph, node: ir.Node) -> None:
+    query, key, value, alpha_weight, beta_weight, lengths = node.inputs
+    if alpha_weight is None or alpha_weight.const_value is None:
+        return  # a computed weight: the operator stays and has no summary
+    weight = alpha_weight.const_value
+    dim, num_heads = weight.numpy().shape
+    new = NewNodes(graph, "mean")
+    typed = weight.dtype.numpy()
+    zero = new.constant(np.zeros((num_heads, 1), typed))
+    scale = new.constant(np.asarray(1 / math.sqrt(dim // num_heads), typed))
+    mean = f"{'Causal' if node.op_type.startswith('Causal') else ''}AftConv"
+
+    def mean_of(values: ir.Value | None, logit_weight: ir.Value | None) -> ir.Value:
+        logits = new.add("Mul", new.add("MatMul", values, logit_weight), scale)
+        return _mean(new, mean, (values, logits, values, zero, lengths), num_heads)
+
+    keyed = new.add("Mul", key, mean_of(query, alpha_weight))
+    result = new.add("Mul", value, mean_of(keyed, beta_weight))
+    _replace(graph, node, new, result)
 
 
-def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
-    causal = "Causal" if op_type.startswith("Causal") else ""
-    mean = f'{DOMAIN}.{causal}AftConv <num_heads = {num_heads}, gate = "none">'
-    return onnx.parser.parse_function(f"""
-        <domain: "{_LOCAL}", opset_import: ["" : {opset}, "{DOMAIN}" : {VERSION}]>
-        {op_type}_{num_heads}
-            (query, key, value, alpha_weight, beta_weight, lengths, filter, scale) => (output)
-        {{
-            alpha_products = MatMul(query, alpha_weight)
-            alpha_logits = Mul(alpha_products, scale)
-            global_query = {mean} (query, alpha_logits, query, filter, lengths)
-            keyed = Mul(key, global_query)
-            beta_products = MatMul(keyed, beta_weight)
-            beta_logits = Mul(beta_products, scale)
-            global_key = {mean} (keyed, beta_logits, keyed, filter, lengths)
-            output = Mul(value, global_key)
-        }}
-    """)
+def _mean(
+    new: NewNodes, op_type: str, inputs: Sequence[ir.Value | None], num_heads: int
+) -> ir.Value:
+    attributes: dict[str, int | str] = {"num_heads": num_heads, "gate": "none"}
+    return new.append(ir.node(op_type, inputs, attributes, domain=DOMAIN))[0]
 
 
-def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, new: NewNodes, result: ir.Value) -> None:
+    """Put new nodes in the place of a node, whose output becomes ``result``."""
+    graph.insert_before(node, new.nodes)
+    take_place(node.outputs[0], result)
+    remove([node])
+
+
+def _pooling_by_softmax(graph: ir.Graph) -> None:
     """Replace ``ReduceSum(Mul(Softmax(s), x))`` over the tokens by the first row of a mean."""
-    producers = {output: node for node in graph.node for output in node.output}
     constants = constants_of(graph)
-    dims = dims_of(graph)
     main = main_input_of(graph)
-    tokens = dims[main][:2]
-
-    def producer(name: str, op_type: str) -> onnx.NodeProto | None:
-        node = producers.get(name)
-        return node if node is not None and node.op_type == op_type else None
-
-    for index, total in enumerate(graph.node):
-        if not is_sum_over_tokens(total, constants) or _keeps_axis(total):
+    tokens = axes_of(main)[:2]
+    for total in graph:
+        if not is_sum_over_tokens(total, constants) or total.attributes.get_int("keepdims", 1) == 1:
             continue
-        product = producer(total.input[0], "Mul")
+        product = _producer(total.inputs[0], "Mul")
         if product is None:
             continue
-        for weights, x in (product.input, reversed(product.input)):
-            softmax = producer(weights, "Softmax")
+        for weights, x in (product.inputs, reversed(product.inputs)):
+            softmax = _producer(weights, "Softmax")
+            if softmax is None or weights is None or x is None:
+                continue
             # The shapes must be one weight per token, and values per token.
-            is_per_token = dims.get(weights) == [*tokens, 1] and dims.get(x, [])[:2] == tokens
-            if softmax is not None and _axis(softmax) == 1 and is_per_token:
-                name = total.output[0]
-                filter = _constant(graph, np.zeros((1, 1)), onnx.TensorProto.FLOAT)
-                row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
-                # A chunk has one document, so its length is the axis; the model may have no
-                # input lengths.
-                count = onnx.helper.make_node("Shape", [main], [f"{name}_tokens"], start=1, end=2)
-                mean = onnx.helper.make_node(
-                    "AftConv",
-                    [x, softmax.input[0], x, filter, f"{name}_tokens"],
-                    [f"{name}_mean"],
-                    domain=DOMAIN,
-                    num_heads=1,
-                    gate="none",
-                )
-                first = onnx.helper.make_node("Gather", [f"{name}_mean", row], [name], axis=1)
-                graph.node[index].CopyFrom(first)
-                graph.node.insert(index, mean)
-                graph.node.insert(index, count)
+            is_per_token = axes_of(weights) == [*tokens, 1] and axes_of(x)[:2] == tokens
+            if softmax.attributes.get_int("axis", -1) == 1 and is_per_token:
+                _pool_by_mean(graph, total, softmax, x)
                 return
 
 
-def _pooling_by_mean(graph: onnx.GraphProto) -> None:
+def _pool_by_mean(graph: ir.Graph, total: ir.Node, softmax: ir.Node, x: ir.Value) -> None:
+    new = NewNodes(graph, "mean")
+    # A chunk has one document, so its length is the axis; the model may have no input lengths.
+    count = new.add("Shape", main_input_of(graph), start=1, end=2)
+    filter = new.constant(np.zeros((1, 1), np.float32))
+    mean = _mean(new, "AftConv", (x, softmax.inputs[0], x, filter, count), 1)
+    first = new.add("Gather", mean, new.constant(np.asarray(0)), axis=1)
+    _replace(graph, total, new, first)
+
+
+def _pooling_by_mean(graph: ir.Graph) -> None:
     """Replace ``ReduceMean`` over the tokens by a sum and a division by the number of tokens."""
     constants = constants_of(graph)
     main = main_input_of(graph)
-    described = {value.name: value for value in (*graph.value_info, *graph.output)}
-    nodes = []
-    for node in graph.node:
+    for node in tuple(graph):
         if node.op_type != "ReduceMean" or not is_reduction_over_tokens(node, constants):
-            nodes.append(node)
             continue
-        name = node.output[0]
-        total = onnx.helper.make_node("ReduceSum", node.input, [f"{name}_sum"])
-        total.attribute.extend(node.attribute)
-        if name in described:
-            graph.value_info.add().CopyFrom(described[name])
-            graph.value_info[-1].name = f"{name}_sum"
-            element = described[name].type.tensor_type.elem_type
-            count = onnx.helper.make_tensor_value_info(f"{name}_count", element, [1])
-            graph.value_info.append(count)
-        nodes += [
-            total,
-            onnx.helper.make_node("Shape", [main], [f"{name}_tokens"], start=1, end=2),
-            onnx.helper.make_node("CastLike", [f"{name}_tokens", f"{name}_sum"], [f"{name}_count"]),
-            onnx.helper.make_node("Div", [f"{name}_sum", f"{name}_count"], [name]),
-        ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+        mean = node.outputs[0]
+        new = NewNodes(graph, "mean")
+        total = new.append(ir.Node("", "ReduceSum", node.inputs, node.attributes.values()))[0]
+        tokens = new.add("Shape", main, start=1, end=2)
+        count = new.add("CastLike", tokens, total)
+        total.type, total.shape = mean.type, mean.shape
+        count.type, count.shape = mean.type, ir.Shape([1])
+        _replace(graph, node, new, new.add("Div", total, count))
 
 
-def _keeps_axis(node: onnx.NodeProto) -> bool:
-    """Return whether a reduction keeps its axis with size 1."""
-    return next((a.i == 1 for a in node.attribute if a.name == "keepdims"), True)
-
-
-def _axis(node: onnx.NodeProto) -> int:
-    return next((a.i for a in node.attribute if a.name == "axis"), -1)
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that computes a value; None unless it is an ``op_type``."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.operators import onnx_text as text
@@ -38,7 +39,7 @@ class Window:
     right: int
 
 
-def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | None) -> Window:
+def window_of(node: ir.Node, causal: bool, bias: NDArray[np.generic] | None) -> Window:
     """Return the window of an operator.
 
     Args:
@@ -51,7 +52,7 @@ def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | No
     """
     stem = node.op_type.removeprefix("Causal")
     if stem in ("EfficientAttention", "NormalizedLinearAttention"):
-        if any(a.name == "kv_num_heads" and a.i for a in node.attribute) or len(node.input) > 4:
+        if node.attributes.get_int("kv_num_heads", 0) or len(node.inputs) > 4:
             raise NotChunkable(f"{node.op_type} has heads or lengths of its own for its keys")
         return Window(0, 0)
     if stem == "AftSimple":
@@ -65,7 +66,7 @@ def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | No
     return Window(left, width - 1 - left)
 
 
-def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
+def summary(node: ir.Node, opset: int) -> onnx.FunctionProto:
     """Return the function that summarizes keys and values of an operator.
 
     It maps float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
@@ -73,7 +74,7 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     Raises:
         NotChunkable: if the operator or its setting has no summary.
     """
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {name: a.value for name, a in node.attributes.items()}
     stem = node.op_type.removeprefix("Causal")
     num_heads = attributes.get("num_heads", 1)
     if stem == "AftLocal" or (stem == "AftSimple" and not attributes.get("num_heads", 0)):
@@ -81,12 +82,12 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     elif stem in ("AftConv", "AftSimple"):
         body = _heads("value", "values", num_heads) + _MEAN_OF_HEADS
     elif stem == "EfficientAttention":
-        if attributes.get("normalization", b"softmax") != b"softmax":
+        if attributes.get("normalization", "softmax") != "softmax":
             raise NotChunkable("EfficientAttention divides by the number of keys (scaling)")
         body = _context(num_heads, "weight", _EXPONENTIALS, "few = Identity(log_sum)\n")
         body += _DIAGONAL
     elif stem == "NormalizedLinearAttention":
-        feature_map = attributes.get("feature_map", b"elu").decode()
+        feature_map = attributes.get("feature_map", "elu")
         features, inverse = _FEATURE_MAPS[feature_map]
         body = _context(num_heads, "feature", features + _FEATURES, inverse)
         body += _CORRECTION if feature_map == "identity" else _DIAGONAL

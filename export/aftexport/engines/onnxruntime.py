@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
@@ -318,10 +319,14 @@ def _adapted(
     is_wide = has_bfloat16(model)
     if is_wide:
         model = read_model(path)
-        widen(model)
+        model = widen(model)
     is_renamed = library is not None and choose_kernels(model, library)
-    if not (takes_choice and take_choice(model)) and not is_wide and not is_renamed:
+    graph = ir.from_proto(model)
+    has_choice = takes_choice and take_choice(graph)
+    if not has_choice and not is_wide and not is_renamed:
         return source
+    if has_choice:
+        model = ir.to_proto(graph)
     if isinstance(source, str):
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
     return bytes(model.SerializeToString())
@@ -341,7 +346,7 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
     bare = _without_weights(onnx.load(model, load_external_data=False))
     written = [node.op_type for node in _custom_nodes(bare)]
     if has_bfloat16(bare):
-        widen(bare)
+        bare = widen(bare)
     if _kernels(provider, fused=True):
         choose_kernels(bare, KERNELS[provider])
     served = [node.op_type for node in _custom_nodes(bare)]

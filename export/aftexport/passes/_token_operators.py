@@ -25,7 +25,7 @@ def check_scale(step: Step) -> None:
 def _repeats_channels(step: Step) -> bool:
     """Return whether a node only expands axes behind those of the tokens, ``[B, T]``."""
     node = step.node
-    operand, result = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
+    operand, result = (step.dims.get(name, []) for name in (step.inputs[0], step.result))
     is_same = len(operand) > 2 and operand[:2] == result[:2] == step.document
     return node.op_type == "Expand" and is_same
 
@@ -38,13 +38,12 @@ def acts_on_each_token(step: Step) -> bool:
     rank = 4 if Kind.HEADS in step.operands else 3
     if rank == 4 and not _is_of_heads(step):
         return False
-    axis = next((a.i for a in node.attribute if a.name == "axis"), None)
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else None
     is_behind_tokens = axis is not None and (axis % rank if -rank <= axis < 0 else axis) > 1
-    is_known = axis == -1 or rank == 4 or len(step.dims.get(node.output[0], ())) == 3
+    is_known = axis == -1 or rank == 4 or len(step.dims.get(step.result, ())) == 3
     is_of_channels = is_behind_tokens and is_known
-    shared = [
-        _shape_of(step, name, rank) for name in node.input if name and not _is_of_tokens(step, name)
-    ]
+    names = [name for name in step.inputs if name and not _is_of_tokens(step, name)]
+    shared = [_shape_of(step, name, rank) for name in names]
     if node.op_type in ELEMENTWISE:
         # A constant with an axis of tokens fits only one length.
         return all(has_no_tokens(shape, rank) for shape in shared)
@@ -52,15 +51,15 @@ def acts_on_each_token(step: Step) -> bool:
         case "MatMul":
             # Each document may have a matrix of its own.
             is_matrix = [len(shape) for shape in shared] == [
-                3 if kinds[node.input[1]] in OF_DOCUMENT else 2
+                3 if kinds[step.inputs[1]] in OF_DOCUMENT else 2
             ]
-            return is_matrix and _is_of_tokens(step, node.input[0])
+            return is_matrix and _is_of_tokens(step, step.inputs[0])
         case "Gather":
-            return kinds[node.input[0]] is Kind.CONSTANT and axis in (None, 0)
+            return kinds[step.inputs[0]] is Kind.CONSTANT and axis in (None, 0)
         case "Concat":
             return is_of_channels and not shared
         case "Split":
-            return is_of_channels and len(shared) == len(node.input) - 1
+            return is_of_channels and len(shared) == len(step.inputs) - 1
         case _ if node.op_type in _LAST_AXIS:
             return axis is None or is_of_channels
         case _:
@@ -69,7 +68,7 @@ def acts_on_each_token(step: Step) -> bool:
 
 def _is_of_heads(step: Step) -> bool:
     """Return whether each operand is ``[B, T, H, C]`` or a constant."""
-    others = [name for name in step.node.input if step.kinds[name] is not Kind.CONSTANT]
+    others = [name for name in step.inputs if step.kinds[name] is not Kind.CONSTANT]
     return all(len(step.dims.get(name, ())) == 4 for name in others)
 
 

@@ -15,21 +15,22 @@ constant by an input chooses for each document, see ``engines.explained_input``.
 explains the largest logit of the first head.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 from aftexport.contract import EVIDENCE, EXPLAINED, largest
-from aftexport.passes.graph_values import dims_of, main_input_of
+from aftexport.passes.graph_values import main_input_of
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.summed_heads import LinearHead, NoEvidence, SummedHeads, TokenSum
 
 DIRECTION = "evidence_direction"
 """The output with the directions of each document, float32 ``[batch, D, chosen]``."""
 
-_PREFIX = "evidence_"
-_FLOAT = onnx.TensorProto.FLOAT
+_FLOAT = ir.DataType.FLOAT
+_LAST_AXIS = (-1,)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Explainable:
     refused: Mapping[str, str]
 
 
-def add_evidence(model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> Explainable:
+def add_evidence(model: ir.Model, outputs: Sequence[str] | None = None) -> Explainable:
     """Add an output ``evidence`` to a lowered graph, in place.
 
     It is float32 ``[batch, tokens]``, or ``[batch, chosen * tokens]`` with several chosen logits.
@@ -68,18 +69,39 @@ def add_evidence(model: onnx.ModelProto, outputs: Sequence[str] | None = None) -
         NoEvidence: if no head is linear in a sum over the tokens, or one of ``outputs`` is not;
             the model stays unchanged.
     """
-    explainable = add_direction(model, outputs)
-    graph = model.graph
-    graph.output.pop()
-    graph.node.extend(products(explainable.tokens))
-    axes = dims_of(graph)[main_input_of(graph)][:2]
-    graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, _FLOAT, axes))
+    explainable, total = _add_direction(model.graph, outputs)
+    direction = model.graph.outputs.pop()
+    evidence = add_products(model.graph, total.tokens, direction)
+    shape = main_input_of(model.graph).shape
+    evidence.shape = None if shape is None else ir.Shape(shape[:2])
     return explainable
 
 
-def add_direction(model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> Explainable:
+def add_direction(model: ir.Model, outputs: Sequence[str] | None = None) -> Explainable:
     """Add only the output ``DIRECTION``; see ``add_evidence``."""
-    search = SummedHeads(model)
+    explainable, _ = _add_direction(model.graph, outputs)
+    return explainable
+
+
+def add_products(graph: ir.Graph, tokens: ir.Value, direction: ir.Value) -> ir.Value:
+    """Add the output ``evidence`` to a graph and return it.
+
+    Args:
+        graph: the graph.
+        tokens: the summed value, see ``Explainable``.
+        direction: the directions.
+    """
+    new = NewNodes(graph, EVIDENCE)
+    product = new.add("MatMul", new.add("Cast", tokens, to=_FLOAT), direction)
+    evidence = new.add("Flatten", new.add("Transpose", product, perm=[0, 2, 1]), axis=1)
+    evidence.name, evidence.dtype = EVIDENCE, _FLOAT
+    graph.extend(new.nodes)
+    graph.outputs.append(evidence)
+    return evidence
+
+
+def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, TokenSum]:
+    search = SummedHeads(graph)
     found: list[LinearHead] = []
     total: TokenSum | None = None
     refused = {}
@@ -90,108 +112,72 @@ def add_direction(model: onnx.ModelProto, outputs: Sequence[str] | None = None) 
             refused[output] = str(reason)
             continue
         if total is not None and summed != total:
-            refused[output] = f"it pools the tokens in another way than {found[0].output}"
+            other = found[0].output.name
+            refused[output] = f"it pools the tokens in another way than {other}"
             continue
         found.append(head)
         total = summed
     if total is None or (outputs is not None and refused):
         raise NoEvidence(next(iter(refused.values()), "every output is for tokens"))
-    graph = model.graph
-    graph.node.extend(_nodes(found, total))
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array([[largest(0)]]), EXPLAINED))
-    direction = onnx.helper.make_tensor_value_info(DIRECTION, _FLOAT, [None] * 3)
-    graph.output.append(direction)
-    offsets = {head.output: tuple(map(float, head.offsets)) for head in found}
-    return Explainable(total.tokens, offsets, refused)
+    graph.outputs.append(_direction(graph, found, total))
+    offsets = {str(head.output.name): tuple(map(float, head.offsets)) for head in found}
+    return Explainable(str(total.tokens.name), offsets, refused), total
 
 
-def products(tokens: str) -> list[onnx.NodeProto]:
-    """Return the nodes that compute the output ``evidence`` from the directions.
-
-    Args:
-        tokens: the name of the summed value, see ``Explainable``.
-    """
-    make = onnx.helper.make_node
-    wide, product, rows = (_PREFIX + step for step in ("tokens", "products", "rows"))
-    return [
-        make("Cast", [tokens], [wide], to=_FLOAT),
-        make("MatMul", [wide, DIRECTION], [product]),
-        make("Transpose", [product], [rows], perm=[0, 2, 1]),
-        make("Flatten", [rows], [EVIDENCE], axis=1),
-    ]
-
-
-def _nodes(heads: Sequence[LinearHead], total: TokenSum) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of the directions, in float32.
+def _direction(graph: ir.Graph, heads: Sequence[LinearHead], total: TokenSum) -> ir.Value:
+    """Add the nodes of the directions, in float32.
 
     16 bits cannot represent the share of one token in a long document.
     """
-    make, value = onnx.helper.make_node, _PREFIX + "weight"
-    yield make("Constant", [], [_PREFIX + "last_axis"], value_ints=[-1])
-    yield from _chosen(heads)
-    yield from _rows(heads, value)
-    for place, factor in enumerate(total.factors):
-        scale, scaled = (f"{_PREFIX}{step}_{place}" for step in ("factor", "scaled"))
-        yield make("Cast", [factor.name], [scale], to=_FLOAT)
+    new = NewNodes(graph, EVIDENCE)
+    value = _rows(new, heads, _chosen(new, heads))
+    for factor in total.factors:
+        scale = new.add("Cast", factor.operand, to=_FLOAT)
         if factor.rank == 2:
-            yield make("Unsqueeze", [scale, _PREFIX + "last_axis"], [f"{scale}_by_row"])
-            scale = f"{scale}_by_row"
-        yield make(factor.operator, [value, scale], [scaled])
-        value = scaled
+            scale = new.add("Unsqueeze", scale, new.constant(_LAST_AXIS))
+        value = new.add(factor.operator, value, scale)
     if total.is_mean:
-        yield make("Shape", [total.tokens], [_PREFIX + "count"], start=1, end=2)
-        yield make("Cast", [_PREFIX + "count"], [_PREFIX + "tokens_count"], to=_FLOAT)
-        yield make("Div", [value, _PREFIX + "tokens_count"], [_PREFIX + "mean"])
-        value = _PREFIX + "mean"
-    yield make("Transpose", [value], [DIRECTION], perm=[0, 2, 1])
+        count = new.add("Shape", total.tokens, start=1, end=2)
+        value = new.add("Div", value, new.add("Cast", count, to=_FLOAT))
+    direction = new.add("Transpose", value, perm=[0, 2, 1])
+    direction.name, direction.dtype, direction.shape = DIRECTION, _FLOAT, ir.Shape([None] * 3)
+    graph.extend(new.nodes)
+    return direction
 
 
-def _chosen(heads: Sequence[LinearHead]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of ``evidence_chosen``, the numbers of the chosen logits."""
-    make, chosen, first = onnx.helper.make_node, EXPLAINED, 0
+def _chosen(new: NewNodes, heads: Sequence[LinearHead]) -> ir.Value:
+    """Add the nodes of the numbers of the chosen logits."""
+    chosen = explained = new.constant(np.array([[largest(0)]]))
+    explained.name = EXPLAINED
+    first = 0
     for place, head in enumerate(heads):
-        label, code, is_code, result, start = (
-            f"{_PREFIX}{step}_{place}" for step in ("class", "code", "is_code", "chosen", "first")
-        )
-        yield make("ArgMax", [head.output], [label], axis=1, keepdims=1)
-        yield make("Constant", [], [start], value_ints=[first])
-        if place:
-            yield make("Add", [label, start], [f"{label}_of_all"])
-            label = f"{label}_of_all"
-        yield make("Constant", [], [code], value_ints=[largest(place)])
-        yield make("Equal", [EXPLAINED, code], [is_code])
-        result = result if place + 1 < len(heads) else _PREFIX + "chosen"
-        yield make("Where", [is_code, label, chosen], [result])
-        chosen, first = result, first + len(head.offsets)
+        label = new.add("ArgMax", head.output, axis=1, keepdims=1)
+        if first:
+            label = new.add("Add", label, new.constant([first]))
+        is_largest = new.add("Equal", explained, new.constant([largest(place)]))
+        chosen = new.add("Where", is_largest, label, chosen)
+        first += len(head.offsets)
+    return chosen
 
 
-def _rows(heads: Sequence[LinearHead], result: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of the chosen rows of all weights, float32 ``[batch, chosen, D]``."""
-    make, chosen, rows = onnx.helper.make_node, _PREFIX + "chosen", ""
-    for place, head in enumerate(heads):
-        own, row, wide, is_own = (
-            f"{_PREFIX}{step}_{place}" for step in ("own", "row", "wide", "is_own")
-        )
-        index, start = chosen, f"{_PREFIX}first_{place}"
+def _rows(new: NewNodes, heads: Sequence[LinearHead], chosen: ir.Value) -> ir.Value:
+    """Add the nodes of the chosen rows of all weights, float32 ``[batch, chosen, D]``."""
+    rows: ir.Value | None = None
+    first = 0
+    for head in heads:
+        start, index = new.constant([first]), chosen
         if len(heads) > 1:  # the numbers of other heads would be outside this head's weight
-            yield make("Constant", [], [f"{own}_none"], value_int=0)
-            yield make("Constant", [], [f"{own}_last"], value_int=len(head.offsets) - 1)
-            yield make("Sub", [chosen, start], [f"{own}_any"])
-            yield make("Clip", [f"{own}_any", f"{own}_none", f"{own}_last"], [own])
-            index = own
-        axis = 0 if head.is_transposed else 1
-        yield make("Gather", [head.weight, index], [row], axis=axis)
+            ends = (new.constant(np.array(end)) for end in (0, len(head.offsets) - 1))
+            index = new.add("Clip", new.add("Sub", chosen, start), *ends)
+        row = new.add("Gather", head.weight, index, axis=0 if head.is_transposed else 1)
         if not head.is_transposed:
-            yield make("Transpose", [row], [f"{row}_by_document"], perm=[1, 2, 0])
-            row = f"{row}_by_document"
-        is_last = place + 1 == len(heads)
-        if not place:
-            rows = result if is_last else wide
-            yield make("Cast", [row], [rows], to=_FLOAT)
-            continue
-        yield make("Cast", [row], [wide], to=_FLOAT)
-        yield make("GreaterOrEqual", [chosen, start], [is_own])
-        yield make("Unsqueeze", [is_own, _PREFIX + "last_axis"], [f"{is_own}_row"])
-        joined = result if is_last else f"{_PREFIX}joined_{place}"
-        yield make("Where", [f"{is_own}_row", wide, rows], [joined])
-        rows = joined
+            row = new.add("Transpose", row, perm=[1, 2, 0])
+        wide = new.add("Cast", row, to=_FLOAT)
+        if rows is not None:
+            is_own = new.add("GreaterOrEqual", chosen, start)
+            by_row = new.add("Unsqueeze", is_own, new.constant(_LAST_AXIS))
+            wide = new.add("Where", by_row, wide, rows)
+        rows = wide
+        first += len(head.offsets)
+    assert rows is not None  # there is a head
+    return rows

@@ -1,10 +1,10 @@
 """The constants of a graph, its main input, and the axes of its values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.contract import main_input
@@ -14,20 +14,30 @@ Axes = list[str | int]
 """The axes of a value: a number, or the name of a size."""
 
 
-def dims_of(graph: onnx.GraphProto) -> dict[str, Axes]:
-    """Return the axes of every described value."""
-    return {
-        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*graph.value_info, *graph.output, *graph.input)
-    }
+def names_of(values: Iterable[ir.Value | None]) -> list[str]:
+    """Return the names of values; "" for an input that a node leaves out."""
+    return ["" if value is None else str(value.name) for value in values]
 
 
-def main_input_of(graph: onnx.GraphProto) -> str:
-    """Return the name of the input with the tokens."""
-    return main_input([value.name for value in graph.input])
+def axes_of(value: ir.Value) -> Axes:
+    """Return the axes of a value: 0 for an unknown one, none if their number is unknown."""
+    return [d if isinstance(d, int) else d.value or 0 for d in value.shape or ()]
 
 
-def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:
+def dims_of(graph: ir.Graph) -> dict[str, Axes]:
+    """Return the axes of inputs, outputs and every described value between them."""
+    inner = [value for node in graph for value in node.outputs if value.shape is not None]
+    values = (*inner, *graph.outputs, *graph.inputs)
+    return {str(value.name): axes_of(value) for value in values}
+
+
+def main_input_of(graph: ir.Graph) -> ir.Value:
+    """Return the input with the tokens."""
+    name = main_input(names_of(graph.inputs))
+    return next(value for value in graph.inputs if value.name == name)
+
+
+def constants_of(graph: ir.Graph) -> Mapping[str, Array]:
     """Return initializers and the outputs of Constant nodes by name."""
     return _Constants(graph)
 
@@ -35,17 +45,19 @@ def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:
 class _Constants(Mapping[str, Array]):
     """A mapping that converts constants on access: all arrays at once would double the memory."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._values: dict[str, Any] = {i.name: i for i in graph.initializer}
-        for node in graph.node:
+    def __init__(self, graph: ir.Graph) -> None:
+        self._values: dict[str, Any] = {
+            name: value.const_value for name, value in graph.initializers.items()
+        }
+        for node in graph:
             if node.op_type == "Constant":
-                value = onnx.helper.get_attribute_value(node.attribute[0])
-                self._values[node.output[0]] = value
+                value = next(iter(node.attributes.values())).value
+                self._values[str(node.outputs[0].name)] = value
 
     def __getitem__(self, name: str) -> Array:
         value = self._values[name]
-        if isinstance(value, onnx.TensorProto):
-            return onnx.numpy_helper.to_array(value)
+        if isinstance(value, ir.TensorProtocol):
+            return value.numpy()
         return np.asarray(value)
 
     def __contains__(self, name: object) -> bool:

@@ -1,4 +1,4 @@
-"""New nodes around a recurrent node, in an order of execution, with names of their own."""
+"""New nodes of a graph, in an order of execution, with names of their own."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from aftexport.passes.value_names import free_name, value_names
 
 
 class NewNodes:
-    """The nodes that are added to a graph for one replaced node.
+    """The nodes that are added to a graph at one place.
 
     Args:
         graph: the graph, which gets the constants at once.

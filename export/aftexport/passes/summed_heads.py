@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.passes.graph_values import constants_of, dims_of, main_input_of
+from aftexport.passes.graph_values import axes_of, constants_of, main_input_of
 from aftexport.passes.token_reductions import is_reduction_over_tokens
 
 
@@ -21,12 +21,12 @@ class Factor:
 
     Attributes:
         operator: ``Mul`` or ``Div``.
-        name: the name of the operator's other operand.
-        rank: the number of axes of that operand.
+        operand: the operator's other operand.
+        rank: the number of its axes.
     """
 
     operator: str
-    name: str
+    operand: ir.Value
     rank: int
 
 
@@ -35,16 +35,16 @@ class LinearHead:
     """A linear head, ``logits = pooled W + b``.
 
     Attributes:
-        output: the name of the logits.
-        pooled: the name of its input, ``[batch, D]``.
-        weight: the name of W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``.
+        output: the logits.
+        pooled: its input, ``[batch, D]``.
+        weight: W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``.
         is_transposed: whether W is transposed.
         offsets: b, ``[classes]``.
     """
 
-    output: str
-    pooled: str
-    weight: str
+    output: ir.Value
+    pooled: ir.Value
+    weight: ir.Value
     is_transposed: bool
     offsets: NDArray[np.generic]
 
@@ -54,14 +54,14 @@ class TokenSum:
     """A sum or mean over the tokens of a document, scaled by one number per document.
 
     Attributes:
-        tokens: the name of the summed value, ``[batch, tokens, D]``.
-        result: the name of the sum or mean.
+        tokens: the summed value, ``[batch, tokens, D]``.
+        result: the sum or mean.
         is_mean: whether it is a mean.
         factors: the factors after it, the last one first.
     """
 
-    tokens: str
-    result: str
+    tokens: ir.Value
+    result: ir.Value
     is_mean: bool
     factors: tuple[Factor, ...]
 
@@ -70,21 +70,18 @@ class SummedHeads:
     """The search for linear heads of sums over the tokens.
 
     Args:
-        model: a lowered graph with the shapes of intermediate values and bare operators.
+        graph: a lowered graph with the shapes of intermediate values and bare operators.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._graph = model.graph
-        self._constants = constants_of(model.graph)
-        self._producers: dict[str, onnx.NodeProto] = {
-            name: node for node in self._graph.node for name in node.output
-        }
-        self._shapes = dims_of(self._graph)
+    def __init__(self, graph: ir.Graph) -> None:
+        self._outputs = {str(value.name): value for value in graph.outputs}
+        self._document = axes_of(main_input_of(graph))[:2]
+        self._constants = constants_of(graph)
 
     @property
     def documents(self) -> Sequence[str]:
-        """The outputs per document."""
-        return [value.name for value in self._graph.output if len(self._shapes[value.name]) == 2]
+        """The names of the outputs per document."""
+        return [name for name, value in self._outputs.items() if len(axes_of(value)) == 2]
 
     def find(self, output: str) -> tuple[LinearHead, TokenSum]:
         """Return the head of an output ``[batch, classes]``, and the sum that it is linear in.
@@ -92,78 +89,88 @@ class SummedHeads:
         Raises:
             NoEvidence: if the output has no such head.
         """
-        head = self._head(output)
+        if output not in self._outputs:
+            raise NoEvidence(f"{output} is not computed from the tokens")
+        head = self._head(self._outputs[output])
         total = self._total_behind(head.pooled)
-        if self._shapes.get(total.tokens, [])[:2] != self._shapes[main_input_of(self._graph)][:2]:
-            operator = self._producers[total.result].op_type
-            raise NoEvidence(f"{operator} ({total.result}) does not sum the input's tokens")
+        if axes_of(total.tokens)[:2] != self._document:
+            operator = _producer(total.result).op_type
+            raise NoEvidence(f"{operator} ({total.result.name}) does not sum the input's tokens")
         return head, total
 
-    def _head(self, output: str) -> LinearHead:
-        node, offsets = self._producer(output), None
+    def _head(self, output: ir.Value) -> LinearHead:
+        node, offsets = _producer(output), None
         if node.op_type == "Add":
-            constants = self._constants
-            offsets = next((constants[n] for n in node.input if n in constants), None)
-            inner = next((n for n in node.input if n not in constants), "")
+            offsets = next((a for v in node.inputs if (a := self._constant(v)) is not None), None)
+            inner = next((v for v in node.inputs if self._constant(v) is None), None)
             if offsets is None:
                 raise NoEvidence("the head is not one linear layer")
-            node = self._producer(inner)
-        settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            node = _producer(inner)
+        settings = {name: a.value for name, a in node.attributes.items()}
         is_plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
         is_product = node.op_type in ("Gemm", "MatMul")
-        is_linear = is_product and is_plain and not settings.get("transA", 0)
-        weight = self._constants.get(node.input[1]) if is_linear else None
-        if weight is None or weight.ndim != 2:
-            raise NoEvidence(f"the head ends in {node.op_type}, not in one linear layer")
+        not_linear = NoEvidence(f"the head ends in {node.op_type}, not in one linear layer")
+        if not (is_product and is_plain) or settings.get("transA", 0):
+            raise not_linear
+        pooled, weight, *bias = node.inputs
+        numbers = self._constant(weight)
+        if pooled is None or weight is None or numbers is None or numbers.ndim != 2:
+            raise not_linear
         is_transposed = bool(settings.get("transB", 0))
-        if len(node.input) > 2 and node.input[2]:
-            if offsets is not None or node.input[2] not in self._constants:
+        if bias and bias[0] is not None:
+            if offsets is not None or self._constant(bias[0]) is None:
                 raise NoEvidence("the head is not one linear layer")
-            offsets = self._constants[node.input[2]]
-        classes = weight.shape[0 if is_transposed else 1]
-        bias = np.zeros(1) if offsets is None else offsets.ravel()
-        if bias.size not in (1, classes):
+            offsets = self._constant(bias[0])
+        classes = numbers.shape[0 if is_transposed else 1]
+        flat = np.zeros(1) if offsets is None else offsets.ravel()
+        if flat.size not in (1, classes):
             raise NoEvidence("the head is not one linear layer")
-        offsets = np.broadcast_to(bias, classes)
-        return LinearHead(output, node.input[0], node.input[1], is_transposed, offsets)
+        return LinearHead(output, pooled, weight, is_transposed, np.broadcast_to(flat, classes))
 
-    def _total_behind(self, pooled: str) -> TokenSum:
+    def _total_behind(self, pooled: ir.Value) -> TokenSum:
         factors: list[Factor] = []
         while True:
-            node = self._producer(pooled)
+            node = _producer(pooled)
+            operands = [value for value in node.inputs if value is not None]
             if is_reduction_over_tokens(node, self._constants):
-                if len(self._shapes.get(pooled, ())) != 2:
-                    raise NoEvidence(f"{node.op_type} ({pooled}) keeps an axis of tokens")
+                if len(axes_of(pooled)) != 2:
+                    raise NoEvidence(f"{node.op_type} ({pooled.name}) keeps an axis of tokens")
                 is_mean = node.op_type == "ReduceMean"
-                return TokenSum(node.input[0], pooled, is_mean, tuple(factors))
+                return TokenSum(operands[0], pooled, is_mean, tuple(factors))
             if node.op_type in ("Mul", "Div"):
                 places = [1, 0] if node.op_type == "Mul" else [1]
-                place = next((i for i in places if self._is_factor(node.input[i])), None)
+                place = next((i for i in places if self._is_factor(operands[i])), None)
                 if place is None:
                     raise NoEvidence(
-                        f"{node.op_type} ({pooled}) does not scale by one number per document"
+                        f"{node.op_type} ({pooled.name}) does not scale by one number per document"
                     )
-                name = node.input[place]
-                factors.append(Factor(node.op_type, name, len(self._shape(name) or ())))
-                pooled = node.input[1 - place]
+                operand = operands[place]
+                factors.append(Factor(node.op_type, operand, len(self._shape(operand) or ())))
+                pooled = operands[1 - place]
             elif node.op_type in ("Cast", "Identity"):
-                pooled = node.input[0]
+                pooled = operands[0]
             else:
-                raise NoEvidence(
-                    f"{node.op_type} ({pooled}) is between the sum over the tokens and the head"
-                )
+                last = f"{node.op_type} ({pooled.name})"
+                raise NoEvidence(f"{last} is between the sum over the tokens and the head")
 
-    def _is_factor(self, name: str) -> bool:
+    def _is_factor(self, value: ir.Value) -> bool:
         """Return whether a value has one number for each document, or one for all."""
-        shape = self._shape(name)
+        shape = self._shape(value)
         return shape is not None and (len(shape) == 0 or shape[-1] == 1)
 
-    def _shape(self, name: str) -> Sequence[str | int] | None:
-        if name in self._constants:
-            return self._constants[name].shape
-        return self._shapes.get(name)
+    def _shape(self, value: ir.Value) -> Sequence[str | int] | None:
+        numbers = self._constant(value)
+        if numbers is not None:
+            return numbers.shape
+        return None if value.shape is None else axes_of(value)
 
-    def _producer(self, name: str) -> onnx.NodeProto:
-        if name not in self._producers:
-            raise NoEvidence(f"{name} is not computed from the tokens")
-        return self._producers[name]
+    def _constant(self, value: ir.Value | None) -> NDArray[np.generic] | None:
+        return None if value is None else self._constants.get(str(value.name))
+
+
+def _producer(value: ir.Value | None) -> ir.Node:
+    node = None if value is None else value.producer()
+    if node is None:
+        name = "" if value is None else value.name
+        raise NoEvidence(f"{name} is not computed from the tokens")
+    return node

@@ -8,7 +8,7 @@ padding, so its own length can replace the document's only in masks of padding.
 
 from collections.abc import Callable, Mapping, Sequence
 
-import onnx
+import onnx_ir as ir
 
 from aftexport.contract import LENGTHS
 from aftexport.operators.domain import DOMAIN
@@ -19,7 +19,14 @@ from aftexport.passes._token_operators import (
     check_scale,
     has_no_tokens,
 )
-from aftexport.passes.graph_values import Array, constants_of, dims_of, main_input_of
+from aftexport.passes.graph_values import (
+    Array,
+    axes_of,
+    constants_of,
+    dims_of,
+    main_input_of,
+    names_of,
+)
 from aftexport.passes.token_kinds import (
     EACH_TOKEN,
     OF_TOKENS,
@@ -31,33 +38,35 @@ from aftexport.passes.token_kinds import (
 )
 from aftexport.passes.token_reductions import pooling
 
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 _LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
 
 
-def classify(model: onnx.ModelProto) -> dict[str, Kind]:
+def classify(graph: ir.Graph) -> dict[str, Kind]:
     """Return the kind of every value of a graph.
 
     Raises:
         NotChunkable: if a node needs the whole document; the message names the node.
     """
-    constants = constants_of(model.graph)
-    dims = dims_of(model.graph)
-    document = dims[main_input_of(model.graph)][:2]
+    constants = constants_of(graph)
+    dims = dims_of(graph)
+    document = axes_of(main_input_of(graph))[:2]
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
-    for value in model.graph.input:
-        kinds[value.name] = Kind.TOKENS if dims[value.name][:2] == document else Kind.GIVEN
+    for name in names_of(graph.inputs):
+        kinds[name] = Kind.TOKENS if dims[name][:2] == document else Kind.GIVEN
     kinds.update({"": Kind.CONSTANT, LENGTHS: Kind.LENGTH})
-    for node in model.graph.node:
-        if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-            raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
+    for node in graph:
+        if any(a.type in _GRAPHS for a in node.attributes.values()):
+            raise refused(node, "branches or loops")
         kind = _kind(Step(node, kinds, constants, dims, document))
-        kinds.update(dict.fromkeys(node.output, kind))
+        outputs = names_of(node.outputs)
+        kinds.update(dict.fromkeys(outputs, kind))
         if is_recurrence(node):
-            kinds.update(dict.fromkeys(node.output[1:], Kind.STATE))
-    for output in model.graph.output:
-        if kinds[output.name] not in (Kind.POOLED, *OF_TOKENS):
+            kinds.update(dict.fromkeys(outputs[1:], Kind.STATE))
+    for name in names_of(graph.outputs):
+        if kinds[name] not in (Kind.POOLED, *OF_TOKENS):
             raise NotChunkable(
-                f"{output.name} is neither pooled from the tokens nor computed for each token"
+                f"{name} is neither pooled from the tokens nor computed for each token"
             )
     return kinds
 
@@ -71,7 +80,7 @@ def _kind(step: Step) -> Kind:
     return kind
 
 
-def is_recurrence(node: onnx.NodeProto) -> bool:
+def is_recurrence(node: ir.Node) -> bool:
     """Return whether an operator passes a state from each token to the next."""
     return node.domain == DOMAIN and node.op_type in RECURRENT_OPERATORS
 
@@ -91,7 +100,7 @@ def _attention(step: Step) -> Kind | None:
         raise refused(node, "attends to tokens that depend on the pooled document")
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
         raise refused(node, "attends to values that are not computed token by token")
-    if kinds[node.input[-1]] is not Kind.LENGTH:
+    if kinds[step.inputs[-1]] is not Kind.LENGTH:
         raise refused(node, "attends to other tokens than the document has")
     return Kind.TOKENS
 
@@ -100,14 +109,14 @@ def _sequences(step: Step) -> Sequence[str]:
     """Return the inputs of an operator of ours that have to be computed token by token."""
     node = step.node
     if not is_recurrence(node):
-        return list(node.input[:3])
-    if "past_state" in RECURRENT_OPERATORS[node.op_type].present_in(node):
+        return step.inputs[:3]
+    if "past_state" in RECURRENT_OPERATORS[node.op_type].present_in(ir.to_proto(node)):
         raise refused(node, "gets its first state from the model")
     if node.op_type == "CausalDepthwiseConv":
-        if any(step.kinds[name] is not Kind.CONSTANT for name in node.input[1:3]):
+        if any(step.kinds[name] is not Kind.CONSTANT for name in step.inputs[1:3]):
             raise refused(node, "has computed weights")
-        return list(node.input[:1])
-    return [name for name in node.input[:-1] if name]
+        return step.inputs[:1]
+    return [name for name in step.inputs[:-1] if name]
 
 
 def _constant(step: Step) -> Kind | None:
@@ -117,7 +126,7 @@ def _constant(step: Step) -> Kind | None:
 def _shape(step: Step) -> Kind | None:
     if step.node.op_type != "Shape":
         return None
-    axes = {a.name: a.i for a in step.node.attribute}
+    axes = {name: a.value for name, a in step.node.attributes.items()}
     is_tokens = step.operands <= EACH_TOKEN and axes == {"start": 1, "end": 2}
     return Kind.LENGTH if is_tokens else Kind.DOCUMENT
 
@@ -125,11 +134,11 @@ def _shape(step: Step) -> Kind | None:
 def _layout(step: Step) -> Kind | None:
     """Return the kind of the same values of each token with other axes behind ``[B, T]``."""
     node, document = step.node, step.document
-    if node.op_type not in ("Reshape", "Squeeze", "Unsqueeze") or not node.input[0]:
+    if node.op_type not in ("Reshape", "Squeeze", "Unsqueeze") or not step.inputs[0]:
         return None
-    if step.kinds[node.input[0]] not in EACH_TOKEN:
+    if step.kinds[step.inputs[0]] not in EACH_TOKEN:
         return None
-    before, after = (step.dims.get(name, []) for name in (node.input[0], node.output[0]))
+    before, after = (step.dims.get(name, []) for name in (step.inputs[0], step.result))
     if before[:2] != document or after[:2] != document:
         return None
     return Kind.HEADS if len(after) > 3 else Kind.TOKENS
@@ -141,7 +150,7 @@ def _positions(step: Step) -> Kind | None:
         return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
-    pair = [step.kinds[name] for name in node.input]
+    pair = [step.kinds[name] for name in step.inputs]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
     elif node.op_type not in ("Less", "GreaterOrEqual"):
@@ -153,21 +162,22 @@ def _positions(step: Step) -> Kind | None:
 
 
 def is_position_embedding(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
+    node: ir.Node, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
     """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
 
     A Gather has the positions as indices; a Slice takes the first rows, one for each token.
     """
-    table = constants.get(node.input[0])
+    first, *others = names_of(node.inputs)
+    table = constants.get(first)
     if table is None or table.ndim != 2:
         return False
     if node.op_type == "Gather":
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        return axis == 0 and kinds[node.input[1]] is Kind.POSITIONS
-    if node.op_type != "Slice" or len(node.input) < 4:
+        is_of_rows = node.attributes.get_int("axis", 0) == 0
+        return is_of_rows and kinds[others[0]] is Kind.POSITIONS
+    if node.op_type != "Slice" or len(others) < 3:
         return False
-    start, end, *axes_and_step = node.input[1:]
+    start, end, *axes_and_step = others
     wanted = ([0], [1])
     has_values = all(
         constants[name].tolist() == value if name in constants else not name
@@ -184,8 +194,8 @@ def _position_embedding(step: Step) -> Kind | None:
         return Kind.POSITION_EMBEDDING
     if Kind.POSITION_EMBEDDING not in step.operands:
         return None
-    shape = step.dims.get(node.output[0], [])
-    others = [name for name in node.input if kinds[name] is not Kind.POSITION_EMBEDDING]
+    shape = step.dims.get(step.result, [])
+    others = [name for name in step.inputs if kinds[name] is not Kind.POSITION_EMBEDDING]
     if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
         return Kind.POSITION_EMBEDDING
     if node.op_type in ELEMENTWISE and others:
@@ -200,7 +210,7 @@ def _size(step: Step) -> Kind | None:
     node, kinds, constants = step.node, step.kinds, step.constants
     if not step.operands <= SIZES:
         return None
-    first, *rest = node.input
+    first, *rest = step.inputs
     match node.op_type:
         case "Range":
             limit, increment = rest
@@ -229,20 +239,20 @@ def _given(step: Step) -> Kind | None:
         return None
     if step.operands <= {Kind.GIVEN, Kind.CONSTANT}:
         return Kind.GIVEN
-    first, *sizes = node.input
+    first, *sizes = step.inputs
     is_layout = node.op_type in ("Expand", "Reshape") and kinds[first] is Kind.GIVEN
     if not is_layout or not all(kinds[name] in SIZES for name in sizes):
         return None
     if _repeats_for_tokens(step):
         return Kind.TOKENS
-    shape = step.dims.get(node.output[0])
+    shape = step.dims.get(step.result)
     has_tokens = shape is None or step.document[1] in shape
     return None if has_tokens else Kind.GIVEN
 
 
 def _combined(step: Step) -> Kind | None:
     node, operands = step.node, step.operands
-    has_rows = step.dims.get(node.output[0], [])[:2] == step.document
+    has_rows = step.dims.get(step.result, [])[:2] == step.document
     has_tokens = operands & {*EACH_TOKEN, Kind.MASK} or (has_rows and Kind.FILL in operands)
     if _repeats_document(step):
         return Kind.COMBINED
@@ -258,7 +268,7 @@ def _combined(step: Step) -> Kind | None:
 
 def _repeats_document(step: Step) -> bool:
     """Return whether a node repeats ``[B, 1, C]`` of the pooled document for every token."""
-    return step.kinds[step.node.input[0]] is Kind.POOLED and _repeats_for_tokens(step)
+    return step.kinds[step.inputs[0]] is Kind.POOLED and _repeats_for_tokens(step)
 
 
 def _repeats_for_tokens(step: Step) -> bool:
@@ -266,7 +276,7 @@ def _repeats_for_tokens(step: Step) -> bool:
     node, dims = step.node, step.dims
     if node.op_type != "Expand":
         return False
-    before, after = (dims.get(name, []) for name in (node.input[0], node.output[0]))
+    before, after = (dims.get(name, []) for name in (step.inputs[0], step.result))
     return len(before) == 3 and before[1] == 1 and after[:2] == step.document
 
 
@@ -279,7 +289,7 @@ def _mask(step: Step) -> Kind | None:
     if operands & EACH_TOKEN:
         return None
     is_layout = op_type in (*_LAYOUTS, "Reshape")
-    if is_layout and step.kinds[step.node.input[0]] is Kind.MASK:
+    if is_layout and step.kinds[step.inputs[0]] is Kind.MASK:
         return Kind.MASK
     is_of_masks = operands <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}
     return Kind.MASK if op_type in ELEMENTWISE and is_of_masks else None

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-import onnx
+import onnx_ir as ir
 
-from aftexport.passes.graph_values import Array, Axes
+from aftexport.passes.graph_values import Array, Axes, names_of
 
 
 class NotChunkable(Exception):  # noqa: N818 (an outcome, not an error)
@@ -62,7 +62,7 @@ class Step:
         document: the axes of documents and tokens.
     """
 
-    node: onnx.NodeProto
+    node: ir.Node
     kinds: Mapping[str, Kind]
     constants: Mapping[str, Array]
     dims: Mapping[str, Axes]
@@ -71,9 +71,19 @@ class Step:
     @property
     def operands(self) -> set[Kind]:
         """The kinds of the inputs."""
-        return {self.kinds[name] for name in self.node.input}
+        return {self.kinds[name] for name in self.inputs}
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the inputs; "" for one that the node leaves out."""
+        return names_of(self.node.inputs)
+
+    @property
+    def result(self) -> str:
+        """The name of the first output."""
+        return str(self.node.outputs[0].name)
 
 
-def refused(node: onnx.NodeProto, reason: str) -> NotChunkable:
+def refused(node: ir.Node, reason: str) -> NotChunkable:
     """Return the exception that names a node with the reason against it."""
-    return NotChunkable(f"{node.op_type} ({node.output[0]}) {reason}")
+    return NotChunkable(f"{node.op_type} ({node.outputs[0].name}) {reason}")

@@ -1,6 +1,7 @@
 """A model that also returns the evidence of each token, where it can."""
 
 import onnx
+import onnx_ir as ir
 
 from aftexport.passes.evidence import Explainable, add_evidence
 from aftexport.passes.summed_heads import NoEvidence
@@ -10,9 +11,9 @@ def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto,
     """Return a model that also returns evidence, and its kinds; or itself, with the reason."""
     if to != "onnx":
         return lowered, "TensorRT engines only output logits"
-    explained = onnx.ModelProto()
-    explained.CopyFrom(lowered)
+    explained = ir.from_proto(lowered)
     try:
-        return explained, add_evidence(explained)
+        kinds = add_evidence(explained)
     except NoEvidence as reason:
         return lowered, str(reason)
+    return ir.to_proto(explained), kinds

@@ -67,7 +67,7 @@ def trace_onnx(
     recognition = recognize(graph, progress)
     add_translation(recognition, translation)
     lowered = ir.to_proto(graph) if recognition.matches else own
-    accumulate_in_float32(lowered)
+    lowered = accumulate_in_float32(lowered)
     order = None if table is None else np.linalg.norm(table[: spec.vocab_size], axis=1).argsort()
     if options.batching:
         _refuse_breach(reference, spec, order)

@@ -78,7 +78,7 @@ def trace(
     if not operators_in(lowered):
         # Without aftexport's layers, the model may contain other implementations to recognize.
         lowered, recognition = _recognize(lowered, progress)
-    accumulate_in_float32(lowered)
+    lowered = accumulate_in_float32(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
     is_captured = program is checkpoint.program

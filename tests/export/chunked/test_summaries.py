@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,7 +57,7 @@ def summarizer(node: onnx.NodeProto) -> OnnxRuntimeEngine:
     )
     imports = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
     model = onnx.helper.make_model(
-        graph, functions=[summary(node, OPSET)], opset_imports=imports, ir_version=10
+        graph, functions=[summary(ir.from_proto(node), OPSET)], opset_imports=imports, ir_version=10
     )
     return OnnxRuntimeEngine(model.SerializeToString(), threads=1)
 
@@ -140,7 +141,7 @@ def test_summaries_attend_like_their_tokens(
     node = node_of(name, causal)
     tokens, end = before + inside + after, before + inside
     query, key, value, *bias = tensors_of(name, causal, tokens, window, spread, dominating, seed)
-    span = window_of(node, causal, bias[0] if bias else None)
+    span = window_of(ir.from_proto(node), causal, bias[0] if bias else None)
     low = max(before - span.left, 0)
     high = end if causal else min(end + span.right, tokens)
     parts = [summary_of(name, key[:, :low], value[:, :low])] if low else []
@@ -172,13 +173,13 @@ def test_few_are_few() -> None:
 def test_operator_without_summary_is_named() -> None:
     full = onnx.helper.make_node("AftFull", ["q", "k", "v", "w", "n"], ["y"])
     with pytest.raises(NotChunkable, match="AftFull has no summary"):
-        window_of(full, False, None)
+        window_of(ir.from_proto(full), False, None)
     scaling = onnx.helper.make_node(
         "EfficientAttention", ["q", "k", "v", "n"], ["y"], normalization="scaling"
     )
     with pytest.raises(NotChunkable, match="scaling"):
-        summary(scaling, OPSET)
+        summary(ir.from_proto(scaling), OPSET)
     for inputs, attributes in ((["q", "k", "v", "n"], {"kv_num_heads": 1}), ([*"qkvnm"], {})):
         shared = onnx.helper.make_node("EfficientAttention", inputs, ["y"], **attributes)
         with pytest.raises(NotChunkable, match="of its own for its keys"):
-            window_of(shared, False, None)
+            window_of(ir.from_proto(shared), False, None)

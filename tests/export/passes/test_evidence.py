@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from sampling import any_case
@@ -43,8 +44,9 @@ def explained(
     model: nn.Module, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, np.ndarray[Any, Any]], tuple[float, ...]]:
     """Return the outputs of a model with evidence, and its offsets."""
-    lowered = lower(capture(model, dtype=dtype))
-    offsets = add_evidence(lowered).offsets["logits"]
+    graph = ir.from_proto(lower(capture(model, dtype=dtype)))
+    offsets = add_evidence(graph).offsets["logits"]
+    lowered = ir.to_proto(graph)
     onnx.checker.check_model(lowered)
     engine = OnnxRuntimeEngine(finish(lowered).SerializeToString())
     given = {"input_ids": IDS.numpy(), "lengths": LENGTHS.numpy()}
@@ -168,11 +170,11 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
 def test_evidence_obstacle_is_named(
     pool: Callable[[Tensor], Tensor], head: nn.Module, why: str
 ) -> None:
-    lowered = lower(capture(Pooled(pool, head)))
-    before = lowered.SerializeToString()
+    graph = ir.from_proto(lower(capture(Pooled(pool, head))))
+    before = ir.to_proto(graph).SerializeToString()
     with pytest.raises(NoEvidence, match=why):
-        add_evidence(lowered)
-    assert lowered.SerializeToString() == before
+        add_evidence(graph)
+    assert ir.to_proto(graph).SerializeToString() == before
 
 
 def test_bundle_holds_and_checks_evidence(checkpoint_file: Path, tmp_path: Path) -> None:

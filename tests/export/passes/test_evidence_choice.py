@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,9 +62,9 @@ def written(
     model: nn.Module, folder: Path, *, is_external: bool = False, dtype: torch.dtype = torch.float32
 ) -> tuple[OnnxRuntimeEngine, Explainable]:
     """Return an engine of the file of a model, and its heads with evidence."""
-    lowered = lower(capture(model, dtype=dtype))
-    found = add_evidence(lowered)
-    finished = finish(lowered)
+    graph = ir.from_proto(lower(capture(model, dtype=dtype)))
+    found = add_evidence(graph)
+    finished = finish(ir.to_proto(graph))
     onnx.checker.check_model(finished)
     write_model(folder, finished, max_bytes=1 if is_external else 1 << 30)
     assert (folder / "model.onnx.data").exists() is is_external
@@ -189,11 +190,11 @@ def test_head_that_is_not_linear_is_skipped(tmp_path: Path) -> None:
 
 
 def test_required_heads_are_all_or_none() -> None:
-    lowered = lower(capture(Heads(lambda x, lengths: x.sum(1)).eval()))
-    before = lowered.SerializeToString()
+    graph = ir.from_proto(lower(capture(Heads(lambda x, lengths: x.sum(1)).eval())))
+    before = ir.to_proto(graph).SerializeToString()
     with pytest.raises(NoEvidence, match="in another way than topic"):
-        add_evidence(lowered, ["topic", "flags"])
-    assert lowered.SerializeToString() == before
+        add_evidence(graph, ["topic", "flags"])
+    assert ir.to_proto(graph).SerializeToString() == before
 
 
 def test_engine_returns_requested_outputs(engine: tuple[OnnxRuntimeEngine, Explainable]) -> None:

@@ -67,7 +67,7 @@ class ByRoot(Pooled):
 def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> None:
     module = kind().eval()
     lowered = lower(capture(module, dtype=torch.float16))
-    accumulate_in_float32(lowered)
+    lowered = accumulate_in_float32(lowered)
     plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
     chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1)
     model = finish(lowered, precision="fp16").SerializeToString()

@@ -1,5 +1,6 @@
 """A computation that a chunk cannot do is refused, and the error names it."""
 
+import onnx_ir as ir
 import pytest
 import tiny_models
 import torch
@@ -176,13 +177,14 @@ class RepeatedMean(Positions):
 )
 def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> None:
     with pytest.raises(NotChunkable, match=reason):
-        classify(lower(capture(module(), max_tokens=4096)))
+        classify(ir.from_proto(lower(capture(module(), max_tokens=4096))).graph)
 
 
 @pytest.mark.table(keep=0.34, by=any_case)
 @pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled, NormedHeads, Positions])
 def test_own_values_allow_chunks(module: type[nn.Module]) -> None:
-    assert classify(lower(capture(module())))["logits"] is Kind.POOLED
+    graph = ir.from_proto(lower(capture(module()))).graph
+    assert classify(graph)["logits"] is Kind.POOLED
 
 
 @pytest.mark.table(keep=0.3, by=any_case)
@@ -191,7 +193,7 @@ def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None
     settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
     model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
-    lowered = rewrite_as_means(lower(capture(model, max_tokens=longest)))
+    lowered = rewrite_as_means(lower(capture(model, max_tokens=longest))).graph
     if mechanism == "dot_product_attention":
         with pytest.raises(NotChunkable):
             classify(lowered)
