@@ -18,7 +18,6 @@ from aftexport.chunked.summaries import Window, summary, window_of
 from aftexport.operators.constants import MASKED
 from aftexport.passes.graph_values import names_of
 from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.nodes import remove, take_place
 
 
 @dataclass(frozen=True)
@@ -143,10 +142,7 @@ def _attend_to_others(graph: ir.Graph, node: ir.Node, left: int, by_position: bo
     )
     attended = new.append(attention)[0]
     rows = new.add("Slice", attended, start, length, new.constant([1]))
-    result = new.add("CastLike", rows, query)
-    graph.insert_before(node, new.nodes)
-    take_place(node.outputs[0], result)
-    remove([node])
+    new.replace(node, new.add("CastLike", rows, query))
 
 
 def _behind(

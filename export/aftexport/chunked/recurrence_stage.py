@@ -16,7 +16,6 @@ from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_ST
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.passes.graph_values import names_of
 from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.nodes import remove, take_place
 from aftexport.passes.token_kinds import NotChunkable
 
 _LENGTHS = -1
@@ -105,10 +104,7 @@ def _apply(
         halves = new.constant([recurrence.shape[0]] * 2)
         split = ir.node("Split", [present, halves], {"axis": 1}, num_outputs=2)
         present, _ = new.append(split)
-    typed = new.add("CastLike", result, own.inputs[0])
-    graph.insert_before(own, new.nodes)
-    take_place(own.outputs[0], typed)
-    remove([own])
+    new.replace(own, new.add("CastLike", result, own.inputs[0]))
     if recurrence.direction != "reverse":
         _add_next_state(graph, present, recurrence)
     return parts.model(graph)

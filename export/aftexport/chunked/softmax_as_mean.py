@@ -21,7 +21,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.graph_values import axes_of, constants_of, main_input_of
 from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.nodes import remove, take_place
 from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 
 
@@ -59,7 +58,7 @@ def _fastformer(graph: ir.Graph, node: ir.Node) -> None:
 
     keyed = new.add("Mul", key, mean_of(query, alpha_weight))
     result = new.add("Mul", value, mean_of(keyed, beta_weight))
-    _replace(graph, node, new, result)
+    new.replace(node, result)
 
 
 def _mean(
@@ -67,13 +66,6 @@ def _mean(
 ) -> ir.Value:
     attributes: dict[str, int | str] = {"num_heads": num_heads, "gate": "none"}
     return new.append(ir.node(op_type, inputs, attributes, domain=DOMAIN))[0]
-
-
-def _replace(graph: ir.Graph, node: ir.Node, new: NewNodes, result: ir.Value) -> None:
-    """Put new nodes in the place of a node, whose output becomes ``result``."""
-    graph.insert_before(node, new.nodes)
-    take_place(node.outputs[0], result)
-    remove([node])
 
 
 def _pooling_by_softmax(graph: ir.Graph) -> None:
@@ -105,7 +97,7 @@ def _pool_by_mean(graph: ir.Graph, total: ir.Node, softmax: ir.Node, x: ir.Value
     filter = new.constant(np.zeros((1, 1), np.float32))
     mean = _mean(new, "AftConv", (x, softmax.inputs[0], x, filter, count), 1)
     first = new.add("Gather", mean, new.constant(np.asarray(0)), axis=1)
-    _replace(graph, total, new, first)
+    new.replace(total, first)
 
 
 def _pooling_by_mean(graph: ir.Graph) -> None:
@@ -122,7 +114,7 @@ def _pooling_by_mean(graph: ir.Graph) -> None:
         count = new.add("CastLike", tokens, total)
         total.type, total.shape = mean.type, mean.shape
         count.type, count.shape = mean.type, ir.Shape([1])
-        _replace(graph, node, new, new.add("Div", total, count))
+        new.replace(node, new.add("Div", total, count))
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:

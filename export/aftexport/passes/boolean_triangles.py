@@ -1,31 +1,21 @@
 """Triangles of boolean masks, computed on integers: ONNX Runtime 1.17 has no boolean kernel."""
 
-import onnx
-from onnx import TensorProto
+import onnx_ir as ir
+
+from aftexport.passes.new_nodes import NewNodes
 
 
-def widen_boolean_triangles(model: onnx.ModelProto) -> None:
-    """Rewrite each Trilu of booleans in the main graph, in place.
+def widen_boolean_triangles(graph: ir.Graph) -> None:
+    """Rewrite each Trilu of booleans in a graph, in place.
 
     Args:
-        model: the graph, with the types of intermediate values in its ``value_info``.
+        graph: the main graph, with the types of intermediate values.
     """
-    graph = model.graph
-    described = (*graph.input, *graph.value_info)
-    booleans = {v.name for v in described if v.type.tensor_type.elem_type == TensorProto.BOOL}
-    booleans |= {t.name for t in graph.initializer if t.data_type == TensorProto.BOOL}
-    nodes = list[onnx.NodeProto]()
-    for node in graph.node:
-        if node.op_type != "Trilu" or node.input[0] not in booleans:
-            nodes.append(node)
+    for node in tuple(graph):
+        mask, *diagonal = node.inputs or (None,)
+        if node.op_type != "Trilu" or mask is None or mask.dtype != ir.DataType.BOOL:
             continue
-        mask, result = node.input[0], node.output[0]
-        wide, triangle = f"val_wide_{result}", f"val_triangle_{result}"
-        node.input[0], node.output[0] = wide, triangle
-        nodes += [
-            onnx.helper.make_node("Cast", [mask], [wide], to=TensorProto.INT64),
-            node,
-            onnx.helper.make_node("Cast", [triangle], [result], to=TensorProto.BOOL),
-        ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+        new = NewNodes(graph, "triangle")
+        wide = new.add("Cast", mask, to=ir.DataType.INT64)
+        trilu = ir.Node(node.domain, node.op_type, [wide, *diagonal], node.attributes.values())
+        new.replace(node, new.add("Cast", new.append(trilu)[0], to=ir.DataType.BOOL))

@@ -31,10 +31,10 @@ def finish(
         fuse_fastformer(graph, precision=products)
         fuse_encoder(graph, precision=products)
         fuse_pooling(graph)
+    widen_boolean_triangles(graph.graph)
+    keep_small_sigmoids(graph.graph)
+    avoid_optimizer_faults(graph)
     model = ir.to_proto(graph)
-    widen_boolean_triangles(model)
-    keep_small_sigmoids(model)
-    avoid_optimizer_faults(model)
     # Every runtime infers intermediate shapes itself; those of torch contain its own symbols.
     del model.graph.value_info[:]
     choose_precisions(model, precision)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from aftexport.passes.nodes import remove, take_place
 from aftexport.passes.value_names import free_name, value_names
 
 
@@ -15,12 +16,14 @@ class NewNodes:
     Args:
         graph: the graph, which gets the constants at once.
         prefix: the start of all new names.
+        taken: the names of the values of the whole model, which get the new ones; None for those
+            of ``graph``.
     """
 
-    def __init__(self, graph: ir.Graph, prefix: str) -> None:
+    def __init__(self, graph: ir.Graph, prefix: str, taken: set[str] | None = None) -> None:
         self._graph = graph
         self._prefix = prefix
-        self._taken = value_names(graph)
+        self._taken = value_names(graph) if taken is None else taken
         self.nodes: list[ir.Node] = []
 
     def add(
@@ -54,6 +57,12 @@ class NewNodes:
         if have == to:
             return value
         return self.add("Cast", value, to=int(ir.DataType.from_numpy(to)))
+
+    def replace(self, node: ir.Node, result: ir.Value) -> None:
+        """Put the nodes in the place of a node, whose only output becomes ``result``."""
+        self._graph.insert_before(node, self.nodes)
+        take_place(node.outputs[0], result)
+        remove([node])
 
     def _name(self, stem: str) -> str:
         name = free_name(f"{self._prefix}_{stem}", self._taken)

@@ -64,8 +64,8 @@ def fuse_file(
                     aside.write_bytes(serialized(original))
         return recognition
     _refuse_random(original, source)
+    avoid_optimizer_faults(graph)
     fused = ir.to_proto(graph)
-    avoid_optimizer_faults(fused)
     lower_format(fused)
     fused = attach_bodies(fused)
     probed = probed or recognition.probed
