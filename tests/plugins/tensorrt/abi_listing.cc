@@ -80,6 +80,9 @@ int main() {
   FUNCTION(IPluginV3OneBuild::getTimingCacheID);
   FUNCTION(IPluginV3OneBuild::getFormatCombinationLimit);
   FUNCTION(IPluginV3OneBuild::getMetadataString);
+  CLASS(apiv::VExprBuilder);
+  FUNCTION(apiv::VExprBuilder::operation);
+  STRUCT(IExprBuilder);
   CLASS(IPluginV3OneRuntime);
   FUNCTION(IPluginV3OneRuntime::setTactic);
   FUNCTION(IPluginV3OneRuntime::onShapeChange);
@@ -140,6 +143,8 @@ int main() {
   STRUCT(TensorRTPhase);
   ENUMERATOR(TensorRTPhase::kBUILD);
   ENUMERATOR(TensorRTPhase::kRUNTIME);
+  STRUCT(DimensionOperation);
+  ENUMERATOR(DimensionOperation::kSUM);
   STRUCT(PluginCapabilityType);
   ENUMERATOR(PluginCapabilityType::kCORE);
   ENUMERATOR(PluginCapabilityType::kBUILD);
