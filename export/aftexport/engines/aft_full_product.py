@@ -11,30 +11,28 @@ place in the file, whose size is limited, and one implementation serves both eng
 """
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from typing import Any
 
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from aftexport.engines.aft_full_rule import is_in_range, is_long
+from aftexport.engines.aft_full_rule import is_long
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.kernel_forms import takes_form
 from aftexport.operators.portable_bodies import attach_bodies
-from aftexport.operators.position_bias_range import row_range
 
-_PRECISION = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
-_EXPONENTIALS = {
-    "fp32": ("fp32", "fp16", "bf16", "int8"),
-    "fp16": ("fp16",),
-    "bf16": ("fp16", "bf16", "int8"),
+_PRECISION: dict[tuple[int, str], str] = {
+    (TensorProto.FLOAT16, "fp16"): "fp16",
+    (TensorProto.BFLOAT16, "bf16"): "bf16",
+    (TensorProto.BFLOAT16, "int8"): "bf16",
 }
-"""Precision of the tensors to the attributes for which the kernel multiplies in that precision."""
+"""Element type and attribute ``precision`` of a node to the precision of both. Others are wider.
+``passes.position_bias`` sets the attribute, so that the range of the bias suits the precision."""
 
 
 def use_products(
     model: onnx.ModelProto,
     library: str,
-    folder: Path | None = None,
     *,
     max_tokens: int | None = None,
     capabilities: Collection[int] = (),
@@ -44,7 +42,6 @@ def use_products(
     Args:
         model: the graph, which is changed in place.
         library: the name of the kernel library, see ``aftplugins.RUNTIMES``.
-        folder: the folder of weights outside the file.
         max_tokens: the number of tokens of the longest document; None for that of the bias.
         capabilities: the compute capabilities times 10 of the GPUs; none if unknown.
 
@@ -55,7 +52,7 @@ def use_products(
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         bias = _constant_bias(node, library, constants)
-        if bias is not None and _is_chosen(node, bias, folder, max_tokens, capabilities):
+        if bias is not None and _is_chosen(node, bias, max_tokens, capabilities):
             nodes += _product_nodes(node, bias.data_type)
         else:
             nodes.append(node)
@@ -79,19 +76,13 @@ def _constant_bias(
 def _is_chosen(
     node: onnx.NodeProto,
     bias: TensorProto,
-    folder: Path | None,
     max_tokens: int | None,
     capabilities: Collection[int],
 ) -> bool:
-    precision = _PRECISION.get(bias.data_type)
     asked = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
-    if precision is None or asked not in _EXPONENTIALS[precision]:
-        return False
+    precision = _PRECISION.get((bias.data_type, asked))
     tokens = min(bias.dims[0], max_tokens or bias.dims[0])
-    if not is_long(precision, tokens, capabilities):
-        return False
-    numbers = numpy_helper.to_array(bias, str(folder or ""))
-    return is_in_range(precision, row_range(numbers, causal=False))
+    return precision is not None and is_long(precision, tokens, capabilities)
 
 
 def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:
@@ -99,7 +90,7 @@ def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:
     (output,) = node.output
     nodes: list[onnx.NodeProto] = []
 
-    def add(stem: str, op_type: str, *inputs: str, **attributes: object) -> str:
+    def add(stem: str, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, and return the name of its output."""
         nodes.append(helper.make_node(op_type, inputs, [f"{output}/{stem}"], **attributes))
         return f"{output}/{stem}"

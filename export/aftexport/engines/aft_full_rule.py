@@ -3,12 +3,13 @@
 The library's product runs nearer to the peak of the GPU, but its entries pass through memory. So it
 pays for long documents only. All rows are estimates until they are measured; 2,048 is also
 ``AFT_CUDA_AFT_FULL_GEMM_TOKENS`` of the kernels.
+
+float32 has no row: a library adds all keys to one float32 sum, whose error grows with the tokens.
+The fused kernel adds segments of keys, whose error does not.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
-
-from aftexport.operators.position_bias_range import MAX_RANGE
 
 
 @dataclass(frozen=True)
@@ -27,31 +28,21 @@ class Row:
 
 
 ROWS = (
-    Row(family=None, precision="fp32", min_tokens=2048),
     Row(family=None, precision="fp16", min_tokens=2048),
     Row(family=None, precision="bf16", min_tokens=2048),
 )
-_MAX_RANGE = MAX_RANGE | {"fp32": MAX_RANGE["bf16"]}
-"""float32 has the exponents of bfloat16."""
 
 
 def is_long(precision: str, tokens: int, capabilities: Collection[int] = ()) -> bool:
     """Return whether documents are long enough for the library's product.
 
     Args:
-        precision: the precision of the product.
+        precision: the precision of the product; the answer is no for one without a row.
         tokens: the number of tokens of the longest document.
         capabilities: the compute capabilities times 10 of all GPUs of an engine; none if unknown.
     """
-    rows = {(row.family, row.precision): row.min_tokens for row in ROWS}
-    default = rows[None, precision]
+    rows = {row.family: row.min_tokens for row in ROWS if row.precision == precision}
+    if None not in rows:
+        return False
     families = [capability // 10 for capability in capabilities]
-    return tokens >= max((rows.get((f, precision), default) for f in families), default=default)
-
-
-def is_in_range(precision: str, row_range: float | None) -> bool:
-    """Return whether the products of a position bias lose only rounding.
-
-    Outside, too many outputs would be computed again by the definition, which is slow.
-    """
-    return row_range is not None and row_range <= _MAX_RANGE[precision]
+    return tokens >= max((rows.get(f, rows[None]) for f in families), default=rows[None])

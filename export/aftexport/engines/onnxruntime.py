@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import aftplugins
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.engines import Stop, Tensors
+from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.explained_input import padded_choices, take_choice
 from aftexport.engines.onnxruntime_package import native, onnxruntime
@@ -285,9 +286,15 @@ def _with_kernels(model: bytes, library: str | None) -> bytes:
         parsed = onnx.load_from_string(model)
     except DecodeError:
         return model  # the runtime reports the fault of the file more precisely
-    if not choose_kernels(parsed, library):
+    if not _fit_to_kernels(parsed, library):
         return model
     return bytes(parsed.SerializeToString())
+
+
+def _fit_to_kernels(model: onnx.ModelProto, library: str) -> bool:
+    """Change a model in place to the nodes that the kernels take; return whether it changed."""
+    has_products = library == KERNELS["cuda"] and use_products(model, library)
+    return choose_kernels(model, library) or has_products
 
 
 def _adapted(
@@ -319,8 +326,8 @@ def _adapted(
     if is_wide:
         model = read_model(path)
         widen(model)
-    is_renamed = library is not None and choose_kernels(model, library)
-    if not (takes_choice and take_choice(model)) and not is_wide and not is_renamed:
+    is_fitted = library is not None and _fit_to_kernels(model, library)
+    if not (takes_choice and take_choice(model)) and not is_wide and not is_fitted:
         return source
     if isinstance(source, str):
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))

@@ -1,15 +1,30 @@
-"""The safe precisions of AFT-full's exponentials; see ``operators.position_bias_range``."""
+"""The range of AFT-full's position biases, and the safe precisions of their exponentials.
+
+The kernels multiply exp(w - m), with m the largest bias of a row, by exp(key - its maximum). For
+the largest key that product is at least exp(-r), with r the range of the row's biases, so all terms
+of a sum may be as small as exp(-r). float16 keeps its digits down to exp(-9.7), bfloat16 down to
+exp(-87). In every precision, a sum too small to be accurate is computed again in float32 by its
+definition, relative to its own largest logit. Outputs are therefore right beyond these ranges too,
+but 16 bits would not be faster there.
+
+In 8-bit integers exp(w - m) has the same step for every size; down to exp(-1) the step is at most
+1 % of it. The keys' terms have one step for each block of keys, and a causal row may see only the
+smallest of a block: int8 does not suit causal rows.
+"""
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from aftexport.bundle.manifest import PositionBias
 from aftexport.operators.domain import DOMAIN, operator_name
-from aftexport.operators.position_bias_range import MAX_RANGE, row_range
 
 _OPERATORS = ("AftFull", "CausalAftFull")
+MAX_RANGE = {"int8": 1.0, "fp16": 8.0, "bf16": 75.0}
+"""Precision to the maximum range of a row's biases for which exponentials lose only rounding."""
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "fp32": (),
     "fp16": ("fp16", "bf16"),
@@ -19,18 +34,34 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 """Export precision to the precisions allowed for exponentials, the cheapest first; else fp32."""
 
 
-def safe_precision(precision: str, bias_range: float | None, *, causal: bool) -> str:
+def row_range(bias: NDArray[np.generic], *, causal: bool) -> float | None:
+    """Return the largest ``max - min`` of a row of ``bias [Tmax, Tmax]``; None if not finite.
+
+    Args:
+        bias: the biases, with a row for each query and a column for each key.
+        causal: whether only the part of a row up to the diagonal counts.
+    """
+    with np.errstate(invalid="ignore"):  # differences of infinities
+        ranges = [
+            np.ptp((row[: t + 1] if causal else row).astype(np.float64))
+            for t, row in enumerate(bias)
+        ]
+    largest = float(np.max(ranges))
+    return largest if np.isfinite(largest) else None
+
+
+def safe_precision(precision: str, row_range: float | None, *, causal: bool) -> str:
     """Return the cheapest safe precision for the exponentials of an export.
 
     Args:
         precision: the precision of the export.
-        bias_range: the range of the bias; None if unknown, which is safe only in fp32.
+        row_range: the range of the bias; None if unknown, which is safe only in fp32.
         causal: whether only the part of a row up to the diagonal counts.
     """
     for candidate in _ALLOWED[precision]:
         if causal and candidate == "int8":
             continue
-        if bias_range is not None and bias_range <= MAX_RANGE[candidate]:
+        if row_range is not None and row_range <= MAX_RANGE[candidate]:
             return candidate
     return "fp32"
 

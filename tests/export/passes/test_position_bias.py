@@ -17,11 +17,12 @@ from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import operators_in
-from aftexport.operators.position_bias_range import MAX_RANGE, row_range
 from aftexport.passes.finish import finish
 from aftexport.passes.position_bias import (
+    MAX_RANGE,
     choose_precisions,
     position_biases,
+    row_range,
     safe_precision,
 )
 from aftexport.pipeline.export import export

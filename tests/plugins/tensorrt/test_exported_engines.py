@@ -13,6 +13,10 @@ import aftexport
 import aftplugins
 from aftexport.bundle.bundle import engine_file
 from aftexport.capture.capture import capture
+from aftexport.engines import aft_full_rule
+from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.aft_full_rule import Row
+from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
@@ -47,6 +51,30 @@ def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_p
     assert record.plugins == sha256(installed)
     # The library is inside.
     assert bundle.files["model.trt-rtx.engine"] > installed.stat().st_size
+
+
+@pytest.mark.parametrize(("first_tokens", "replaced"), [(16, True), (65, False)])
+def test_longest_document_decides_about_product(
+    first_tokens: int,
+    replaced: bool,
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The path of the operator is a plugin's either way."""
+    changes: list[bool] = []
+    monkeypatch.setattr(aft_full_rule, "ROWS", (Row(None, "fp16", first_tokens),))
+    monkeypatch.setattr(
+        builder,
+        "use_products",
+        lambda *given, **named: changes.append(use_products(*given, **named)) or changes[-1],
+    )
+    asked = EngineOptions(max_length=64)
+    settings = build_settings("trt-rtx", asked, precision="fp16", max_tokens=100)
+    path = engines.graph(tmp_path, mechanism="aft_full", max_length=100)
+    built = build(load("tensorrt_rtx"), path, settings, precision="fp16", plugins=installed)
+    assert changes == [replaced]
+    assert built.operators == {"AftFull": "plugin"}
 
 
 def test_every_setting_runs_by_plugin(installed: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
@@ -77,7 +78,7 @@ def build(
     builder = module.Builder(trt.logger)
     with plugins_loaded(trt, plugins):
         network = builder.create_network(_strongly_typed(module))
-        operators = _parse(trt, network, model, has_plugins=plugins is not None)
+        operators = _parse(trt, network, model, settings, has_plugins=plugins is not None)
         types = network_types(network)
         check_types(trt.title, types, precision)
         if 75 in settings.compute_capabilities:
@@ -136,7 +137,9 @@ def _strongly_typed(module: Any) -> int:
     return 0 if flag is None else 1 << int(flag)
 
 
-def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> dict[str, str]:
+def _parse(
+    trt: TensorRt, network: Any, model: Path, settings: BuildSettings, *, has_plugins: bool
+) -> dict[str, str]:
     """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
@@ -148,9 +151,15 @@ def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> di
             "Export the model again.",
         ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
+    has_products = has_plugins and use_products(
+        graph,
+        "tensorrt",
+        max_tokens=settings.max_length,
+        capabilities=settings.compute_capabilities,
+    )
     is_renamed = has_plugins and choose_kernels(graph, "tensorrt")
     inlined = inline_partial_calls(graph)
-    if is_renamed or inlined is not graph:
+    if has_products or is_renamed or inlined is not graph:
         is_parsed = parser.parse(inlined.SerializeToString(), str(model))
     else:
         is_parsed = parser.parse_from_file(str(model))
