@@ -15,7 +15,8 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
-from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
+from aftexport.engines.tensorrt.plugin_library import plugins_loaded
+from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
