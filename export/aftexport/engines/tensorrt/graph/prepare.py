@@ -24,11 +24,11 @@ PLUGIN_REWRITES: tuple[Rewrite, ...] = (name_plugins,)
 PORTABLE_REWRITES: tuple[Rewrite, ...] = (remove_plugins,)
 """The rewrites of a graph whose operators run by their bodies."""
 SIMPLIFICATIONS: tuple[Rewrite, ...] = (infer_types, remove_idle_casts, fold_constants)
-"""The rewrites of every graph, after the others; they need the types of values."""
+"""The rewrites of every graph, after the others and in topological order."""
 
 
 def prepare_graph(model: onnx.ModelProto, folder: Path, *, has_plugins: bool) -> onnx.ModelProto:
-    """Rewrite a model for TensorRT, then remove unused nodes and sort the others.
+    """Rewrite a model for TensorRT, with its nodes sorted and without unused ones.
 
     Args:
         model: the model, which may be changed. Weights in files are not read.
@@ -41,10 +41,14 @@ def prepare_graph(model: onnx.ModelProto, folder: Path, *, has_plugins: bool) ->
     rewrites = PLUGIN_REWRITES if has_plugins else PORTABLE_REWRITES
     try:
         network = Network(inline_partial_calls(model), folder)
-        for rewrite in (*rewrites, *SIMPLIFICATIONS):
+        for rewrite in rewrites:
             rewrite(network)
         with quiet():
             network.graph.cleanup().toposort()
+        for simplify in SIMPLIFICATIONS:
+            simplify(network)
+        with quiet():
+            network.graph.cleanup()
         return network.to_model()
     except gs.OnnxGraphSurgeonException as error:
         raise EngineError(

@@ -1,6 +1,9 @@
 """Simplifications of a graph that leave its results bit for bit."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -66,10 +69,10 @@ def fold_constants(network: Network) -> None:
     """
     try:
         # This module switches the telemetry off before the first session.
-        import aftexport.engines.onnxruntime_package  # noqa: F401
+        from aftexport.engines.onnxruntime_package import onnxruntime
     except EngineError:
         return
-    with quiet():
+    with quiet(), _quiet_sessions(onnxruntime):
         network.graph.fold_constants(
             fold_shapes=False,
             recurse_subgraphs=False,
@@ -78,6 +81,16 @@ def fold_constants(network: Network) -> None:
             size_threshold=MAX_SMALL_BYTES,
             should_exclude_node=lambda node: not _can_fold(node),
         )
+
+
+@contextmanager
+def _quiet_sessions(onnxruntime: Any) -> Iterator[None]:
+    """Silence the sessions of onnx-graphsurgeon, which have the runtime's own severity."""
+    onnxruntime.set_default_logger_severity(4)
+    try:
+        yield
+    finally:
+        onnxruntime.set_default_logger_severity(2)  # the runtime's default, which it does not tell
 
 
 def element_of(tensor: gs.Tensor) -> int | None:
