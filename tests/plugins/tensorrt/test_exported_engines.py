@@ -14,6 +14,7 @@ import aftplugins
 from aftexport.bundle.bundle import engine_file
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import build
+from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.lowering.to_onnx import lower
@@ -68,6 +69,17 @@ def test_build_without_plugins_contains_none(installed: Path, tmp_path: Path) ->
         for plugins in (installed, None)
     ]
     assert ways == [{"AftSimple": "plugin"}, {"AftSimple": "portable"}]
+
+
+def test_portable_build_ignores_plugins_of_engines(installed: Path, tmp_path: Path) -> None:
+    """An engine of the process holds the plugins."""
+    model, runtime = engines.graph(tmp_path), load("tensorrt_rtx")
+    hold_plugins(runtime, installed)
+    try:
+        built = build(runtime, model, engines.SETTINGS, precision="fp16", plugins=None)
+    finally:
+        release_plugins(runtime, installed)
+    assert built.operators == {"AftSimple": "portable"}
 
 
 def test_unsupported_gpus_omit_plugins(installed: Path, tmp_path: Path) -> None:

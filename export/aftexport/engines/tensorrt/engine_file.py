@@ -49,8 +49,8 @@ class EngineRecord(BaseModel):
         runtime, version: the runtime that built the engine; only this version loads it.
         gpu: name of the GPU of the build; None for a portable engine.
         capability: compute capability of that GPU times 10, 90 for 9.0.
-        settings, precision, model, plugins: see ``EngineRequirements``; the engine contains its
-            plugins.
+        settings, precision, model, plugins: see ``EngineRequirements``; the engine should contain
+            its plugins, see ``deserialization``.
         types: element types of inputs and outputs, by name.
         operators: ``plugin`` or ``portable`` for each custom operator.
         parity: state of the comparison with PyTorch, which needs a GPU.
