@@ -20,7 +20,14 @@ using AsciiChar = char;
 enum class APILanguage : int32_t { kCPP = 0 };
 enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kBF16 = 7, kINT64 = 8 };
 enum class TensorFormat : int32_t { kLINEAR = 0 };
-enum class PluginFieldType : int32_t { kFLOAT32 = 1, kINT32 = 5, kCHAR = 6, kUNKNOWN = 8 };
+enum class PluginFieldType : int32_t {
+  kFLOAT32 = 1,
+  kFLOAT64 = 2,
+  kINT32 = 5,
+  kCHAR = 6,
+  kUNKNOWN = 8,
+  kINT64 = 10
+};
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
 enum class DimensionOperation : int32_t { kSUM = 0 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };

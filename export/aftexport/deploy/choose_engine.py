@@ -78,6 +78,6 @@ def _tensorrt(bundle: Bundle, console: Console) -> ChosenEngine:
     gpu = device()
     file = build(bundle, console=console)
     content, record = file.read(wanted_here(bundle, plan.settings))
-    engine = TensorrtEngine(content, record.runtime)
+    engine = TensorrtEngine(content, record.runtime, uses_plugins=record.uses_plugins)
     reason = f"{engine.title} on {gpu}, engine {file.engine}."
     return ChosenEngine(engine, reason, engine.min_tokens, engine.max_tokens)

@@ -264,7 +264,7 @@ def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Compariso
     try:
         wanted = wanted_here(bundle, plan.settings)
         content, record = find(bundle, wanted).read(wanted)
-        engine = TensorrtEngine(content, record.runtime)
+        engine = TensorrtEngine(content, record.runtime, uses_plugins=record.uses_plugins)
     except EngineError as error:
         return [], [f"The {TITLES[plan.settings.runtime]} engine was not compared: {error.problem}"]
     return compare_engine(bundle, engine, cases), []

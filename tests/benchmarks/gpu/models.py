@@ -120,7 +120,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
         load("tensorrt"), bundle.model_path, plan.settings, precision="fp16", plugins=None
     )
     engines = {
-        "plugins": TensorrtEngine(file.engine.read_bytes(), "tensorrt"),
+        "plugins": TensorrtEngine(file.engine.read_bytes(), "tensorrt", uses_plugins=True),
         "portable": TensorrtEngine(portable.engine, "tensorrt"),
     }
     results = {name: compare(bundle, engine) for name, engine in engines.items()}

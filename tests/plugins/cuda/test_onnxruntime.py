@@ -22,6 +22,7 @@ from aftexport.engines import aft_full_rule
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.engines.onnxruntime_package import onnxruntime
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
@@ -367,6 +368,25 @@ def test_operators_without_kernel_run_by_body(
     logits = OnnxRuntimeEngine(path).run({"input_ids": ids, "lengths": lengths})["logits"]
     bound = TOLERANCES["fp32"].bound * max(1.0, expected.abs().max().item())
     np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("mechanism", ["aft_local", "fastformer"])
+def test_runtime_without_provider_runs_bodies(mechanism: str, tmp_path: Path) -> None:
+    """The library as it is installed, in a runtime that has no CUDA execution provider."""
+    path = tmp_path / "model.onnx"
+    program = capture(tiny_models.classifier(mechanism))
+    onnx.save(finish(lower(program), fuse=False), path)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(emulated.build() / "libaftplugins_onnxruntime_cuda.so"))
+    ids, lengths = np.arange(80).reshape(2, 40), np.array([40, 13])
+    feeds = {"input_ids": ids, "lengths": lengths}
+    logits = [
+        onnxruntime.InferenceSession(path, given, providers=["CPUExecutionProvider"]).run(
+            None, feeds
+        )[0]
+        for given in (options, onnxruntime.SessionOptions())
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 def test_errors_name_operator_shapes_and_reason(library: Path) -> None:

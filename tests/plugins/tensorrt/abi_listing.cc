@@ -137,7 +137,9 @@ int main() {
   ENUMERATOR(TensorFormat::kLINEAR);
   STRUCT(PluginFieldType);
   ENUMERATOR(PluginFieldType::kFLOAT32);
+  ENUMERATOR(PluginFieldType::kFLOAT64);
   ENUMERATOR(PluginFieldType::kINT32);
+  ENUMERATOR(PluginFieldType::kINT64);
   ENUMERATOR(PluginFieldType::kCHAR);
   ENUMERATOR(PluginFieldType::kUNKNOWN);
   STRUCT(TensorRTPhase);

@@ -34,7 +34,9 @@ PluginField text(const char* name, const char* value) {
   return {name, value, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(value))};
 }
 const int32_t kHeads = 3, kNoHeads = 0;
+const int64_t kWideHeads = 3, kTooManyHeads = (int64_t{1} << 32) + 3;
 const float kScale = 0.1f, kEps = 0.25f, kNoEps = 0.0f, kInfiniteEps = std::numeric_limits<float>::infinity();
+const double kWideScale = 0.1, kWideEps = 0.25, kTinyEps = 1e-60, kHugeEps = 1e60;
 const PluginField kThreeHeads{"num_heads", &kHeads, PluginFieldType::kINT32, 1};
 
 std::vector<Expected> all_operators() {
@@ -134,6 +136,12 @@ void test_fields(IPluginCreatorV3One& creator, const Expected& e) {
   for (const PluginField& field : defaults) expect(field.data && field.length > 0, e.op + " has no default");
   std::vector<PluginField> with_zero_counted = e.fields;
   for (PluginField& field : with_zero_counted) field.length += field.type == PluginFieldType::kCHAR;
+  std::vector<PluginField> wide = e.fields;
+  for (PluginField& field : wide) {
+    if (field.data == &kHeads) field = {field.name, &kWideHeads, PluginFieldType::kINT64, 1};
+    if (field.data == &kScale) field = {field.name, &kWideScale, PluginFieldType::kFLOAT64, 1};
+    if (field.data == &kEps) field = {field.name, &kWideEps, PluginFieldType::kFLOAT64, 1};
+  }
   std::vector<PluginField> of_node = e.fields;
   of_node.push_back(text("plugin_namespace", "ai.aftexport"));
   of_node.push_back(text("plugin_version", "1"));
@@ -155,6 +163,7 @@ void test_fields(IPluginCreatorV3One& creator, const Expected& e) {
   expect_settings(defaults, e.defaults);
   expect_settings(e.fields, e.chosen);
   expect_settings(with_zero_counted, e.chosen);
+  expect_settings(wide, e.chosen);
   expect_settings(of_node, e.chosen);
 }
 
@@ -174,17 +183,27 @@ void test_refused_fields(const Plugins& plugins, Log* log) {
   expect_refused("AftSimple", kThreeHeads, "num_heads is 3, which the plugin does not take; expected 0");
   expect_refused("NormalizedLinearAttention", text("normalizer", "clamp"),
                  "normalizer is \"clamp\", expected one of add");
-  expect_refused("AftConv", text("num_heads", "3"), "num_heads has a wrong type, expected a 32-bit integer");
+  expect_refused("AftConv", text("num_heads", "3"), "num_heads has a wrong type, expected an integer");
   expect_refused("AftConv", {"gate", &kHeads, PluginFieldType::kINT32, 1}, "gate has a wrong type, expected text");
   expect_refused("AftConv", {"num_heads", &kNoHeads, PluginFieldType::kINT32, 1},
                  "num_heads is 0, expected more than 0");
   expect_refused("Fastformer", {"num_heads", two, PluginFieldType::kINT32, 2}, "num_heads has 2 values, expected one");
   expect_refused("EfficientAttention", {"scale", &kHeads, PluginFieldType::kINT32, 1},
-                 "scale has a wrong type, expected a 32-bit float");
+                 "scale has a wrong type, expected a float");
   expect_refused("NormalizedLinearAttention", {"eps", &kNoEps, PluginFieldType::kFLOAT32, 1},
                  "eps is 0, expected more than 0");
   expect_refused("NormalizedLinearAttention", {"eps", &kInfiniteEps, PluginFieldType::kFLOAT32, 1},
                  "eps is inf, expected a finite number");
+  expect_refused("AftConv", {"num_heads", &kTooManyHeads, PluginFieldType::kINT64, 1},
+                 "num_heads is 4294967299, expected a 32-bit integer");
+  expect_refused("AftConv", {"num_heads", &kWideEps, PluginFieldType::kFLOAT64, 1},
+                 "num_heads has a wrong type, expected an integer");
+  expect_refused("NormalizedLinearAttention", {"eps", &kTinyEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e-60, which is 0 in 32 bits; expected more");
+  expect_refused("NormalizedLinearAttention", {"eps", &kHugeEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e+60, expected a finite number");
+  expect_refused("AftFull", {"eps", &kTinyEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e-60, which the plugin does not take; expected 0");
 }
 
 // The output has the type and the symbolic extents of the first input, or twice its channels.

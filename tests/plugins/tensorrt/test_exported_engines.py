@@ -18,6 +18,7 @@ from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
+from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.lowering.to_onnx import lower
@@ -96,6 +97,17 @@ def test_build_without_plugins_contains_none(installed: Path, tmp_path: Path) ->
         for plugins in (installed, None)
     ]
     assert ways == [{"AftSimple": "plugin"}, {"AftSimple": "portable"}]
+
+
+def test_portable_build_ignores_plugins_of_engines(installed: Path, tmp_path: Path) -> None:
+    """An engine of the process holds the plugins."""
+    model, runtime = engines.graph(tmp_path), load("tensorrt_rtx")
+    hold_plugins(runtime, installed)
+    try:
+        built = build(runtime, model, engines.SETTINGS, precision="fp16", plugins=None)
+    finally:
+        release_plugins(runtime, installed)
+    assert built.operators == {"AftSimple": "portable"}
 
 
 def test_unsupported_gpus_omit_plugins(installed: Path, tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from google.protobuf.message import DecodeError
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.aft_full_product import use_products
-from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
+from aftexport.engines.tensorrt.plugin_library import plugins_loaded
+from aftexport.engines.tensorrt.runtimes import EXTRAS, LOGIT_TYPES, TensorRt, element
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
-from aftexport.operators.kernel_forms import choose_kernels
-from aftexport.operators.portable_bodies import inline_partial_calls
 from aftexport.system.files import replacing_file
+from aftexport.system.installation import install_command
 
 Progress = Callable[[str, int, int], None]
 """A callback with a phase, its completed steps, and its total steps."""
@@ -151,18 +151,15 @@ def _parse(
             "Export the model again.",
         ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
-    has_products = has_plugins and use_products(
-        graph,
-        "tensorrt",
-        max_tokens=settings.max_length,
-        capabilities=settings.compute_capabilities,
-    )
-    is_renamed = has_plugins and choose_kernels(graph, "tensorrt")
-    inlined = inline_partial_calls(graph)
-    if has_products or is_renamed or inlined is not graph:
-        is_parsed = parser.parse(inlined.SerializeToString(), str(model))
-    else:
-        is_parsed = parser.parse_from_file(str(model))
+    if has_plugins:
+        use_products(
+            graph,
+            "tensorrt",
+            max_tokens=settings.max_length,
+            capabilities=settings.compute_capabilities,
+        )
+    prepared = _prepare(trt)(graph, model.parent, has_plugins=has_plugins)
+    is_parsed = parser.parse(prepared.SerializeToString(), str(model))
     if not is_parsed:
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         reason = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
@@ -179,6 +176,17 @@ def _parse(
         op_type: "plugin" if paths == {"plugin"} else "portable"
         for op_type, paths in sorted(ways.items())
     }
+
+
+def _prepare(trt: TensorRt) -> Callable[..., onnx.ModelProto]:
+    """Return ``prepare_graph``, whose library only builds need."""
+    try:
+        from aftexport.engines.tensorrt.graph.prepare import prepare_graph
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"{error.name} is not installed.", f"Run: {install_command(EXTRAS[trt.name])}"
+        ) from error
+    return prepare_graph
 
 
 def _check_turing(model: Path, operators: Mapping[str, str]) -> None:
