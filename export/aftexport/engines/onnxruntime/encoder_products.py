@@ -8,7 +8,8 @@ float16 or bfloat16 that the precision of the model allows.
 import onnx_ir as ir
 
 from aftexport.operators.domain import DOMAIN
-from aftexport.operators.encoder import ARITHMETIC_OPERATORS, Arithmetic
+from aftexport.operators.encoder import ARITHMETIC_OPERATORS
+from aftexport.operators.encoder.arithmetic import Arithmetic
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _WEIGHT = 1

@@ -4,15 +4,12 @@ One more operator computes a whole Fastformer layer, whose attention commutes wi
 PyTorch models do not call these operators; ``aftexport.passes`` finds them in exported graphs.
 """
 
-from aftexport.operators.encoder._arithmetic import Arithmetic
 from aftexport.operators.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER
 from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
 from aftexport.operators.encoder.layer_norm_linear import LAYER_NORM_LINEAR
 from aftexport.operators.encoder.layer_norm_query_key_value import LAYER_NORM_QUERY_KEY_VALUE
 from aftexport.operators.encoder.linear_residual import LINEAR_RESIDUAL
 from aftexport.operators.schema import OnnxOperator
-
-__all__ = ["ARITHMETIC_OPERATORS", "OPERATORS", "Arithmetic"]
 
 ARITHMETIC_OPERATORS: dict[str, OnnxOperator] = {
     operator.op_type: operator
