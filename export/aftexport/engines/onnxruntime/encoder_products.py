@@ -52,7 +52,7 @@ def _arithmetic(node: ir.Node) -> Arithmetic | None:
         return None
     if weight.dtype in _NARROW:
         return Arithmetic.TENSORS
-    # The bound of int8 is wider than that of bfloat16, and the provider has no product for it.
+    # bfloat16 keeps the bound of int8 too, without a pass that quantizes the activations.
     if node.attributes.get_string("precision", "fp32") in ("bf16", "int8"):
         return Arithmetic.BFLOAT16
     return None
