@@ -251,7 +251,7 @@ def _path_notes(bundle: Bundle, request: Request) -> list[str]:
         return []
     if not request.fused:
         return ["The portable bodies ran instead of the fused kernels, as requested."]
-    if why := aftplugins.missing(ort.KERNELS[request.provider]):
+    if why := aftplugins.missing(ort.PROVIDERS[request.provider].library):
         return [f"The portable bodies ran: {why}"]
     return []
 

@@ -1,6 +1,7 @@
 """The rewrite of graphs: AFT-full by a matrix product of the runtime."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import tiny_models
 import torch
 from aft_full_product import DTYPES, aft_full_model, open_session
 
+import aftplugins
 from aftexport.capture.capture import capture
 from aftexport.engines import aft_full_rule
-from aftexport.engines import onnxruntime as engine
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.aft_full_rule import Row
+from aftexport.engines.onnxruntime import sessions
+from aftexport.engines.onnxruntime.providers import PROVIDERS
+from aftexport.engines.onnxruntime.session_model import Adaptation
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import operators_in
@@ -160,26 +164,28 @@ def test_gates_of_two_nodes_select_bodies() -> None:
     open_session(model, None)
 
 
-@pytest.mark.parametrize(("library", "replaced"), [(LIBRARY, True), ("onnxruntime", False)])
-def test_session_of_cuda_kernels_uses_products(
-    library: str, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The provider of the CPU stands for that of CUDA."""
-    changes: list[bool] = []
-    monkeypatch.setattr(engine, "KERNELS", {"cpu": library, "cuda": LIBRARY})
-    monkeypatch.setattr(engine, "_kernels", lambda provider, fused: tmp_path)
-    monkeypatch.setattr(engine, "_register", lambda library, options: None)
-    monkeypatch.setattr(
-        engine,
-        "use_products",
-        lambda *given: changes.append(use_products(*given)) or changes[-1],
-    )
+@pytest.mark.parametrize("library", [LIBRARY, "onnxruntime", None])
+def test_sessions_with_cuda_kernels_use_products(library: str | None) -> None:
+    adaptation = Adaptation(library=library, takes_choice=False, provider=None)
+    model = aft_full_model("fp16", random_bias())
+    assert adaptation.choose_bodies(model) == (library == LIBRARY)
+    assert ("AftFullFinish" in operators_in(model)) == (library == LIBRARY)
+
+
+def test_session_loads_weights_beside_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider of the CPU stands for that of CUDA, and the bodies for its kernels."""
+    cpu = replace(PROVIDERS["cpu"], library=LIBRARY)
+    monkeypatch.setitem(PROVIDERS, "cpu", cpu)
+    monkeypatch.setattr(aftplugins, "library", lambda library: tmp_path)
+    monkeypatch.setattr(sessions, "_register", lambda library, options: None)
     path = tmp_path / "model.onnx"
     weights = {"save_as_external_data": True, "location": "weights", "size_threshold": 1024}
     onnx.save(aft_full_model("fp16", random_bias()), path, **weights)
     sequence = np.zeros((1, 5, 16), np.float16)
     inputs = dict.fromkeys(("query", "key", "value"), sequence) | {"lengths": np.array([5])}
-    for model in (path, onnx.load(path).SerializeToString()):
-        session = engine.session(model, engine.session_options(1), fused=True)
-        assert session.run(None, inputs)[0].shape == (1, 5, 16)
-    assert changes == ([True, True] if replaced else [])
+    options = sessions.session_options(1)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    session = sessions.session(path, options, fused=True)
+    assert session.run(None, inputs)[0].shape == (1, 5, 16)
+    inlined = onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node
+    assert any("AftFullFinish" in value for node in inlined for value in node.output)
