@@ -22,7 +22,7 @@ from aftexport.engines import aft_full_rule
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.engines.onnxruntime_package import onnxruntime
+from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish

@@ -69,7 +69,7 @@ def fold_constants(network: Network) -> None:
     """
     try:
         # This module switches the telemetry off before the first session.
-        from aftexport.engines.onnxruntime_package import onnxruntime
+        from aftexport.engines.onnxruntime.package import onnxruntime
     except EngineError:
         return
     with quiet(), _quiet_sessions(onnxruntime):
