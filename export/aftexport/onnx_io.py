@@ -62,9 +62,14 @@ def load_weights(model: onnx.ModelProto, folder: Path) -> None:
         ValueError: if a name leads out of the folder, or weights end beyond the end of their file.
     """
     for tensor in _outside(model):
-        tensor.raw_data = _weights(folder, tensor)
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
+        load_weight(tensor, folder)
+
+
+def load_weight(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Read one external weight of a model into it; see ``load_weights``."""
+    tensor.raw_data = _weights(folder, tensor)
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]
 
 
 def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:

@@ -43,6 +43,17 @@ void expect_three_dimensions(const char* input, const Tensor& tensor) {
          std::string(input) + " has shape " + to_string(tensor.shape) + ", expected [batch, tokens, width]");
 }
 
+void expect_matrix(const char* input, const Tensor& tensor) {
+  expect(tensor.shape.size() == 2,
+         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
+}
+
+void expect_position_bias(const Tensor& bias, const Shape& query) {
+  expect_matrix("position_bias", bias);
+  expect(bias.shape[0] >= query[1] && bias.shape[1] >= query[1],
+         "query has shape " + to_string(query) + ", longer than position_bias " + to_string(bias.shape) + " allows");
+}
+
 void expect_heads_divide(int64_t heads, const char* input, const Shape& shape) {
   expect(shape[2] % heads == 0,
          std::string(input) + " has shape " + to_string(shape) + ", whose width is not divisible by num_heads " +
@@ -69,6 +80,10 @@ size_t read_choice(const Attributes& attributes, const char* name, const std::ve
   for (size_t i = 0; i < choices.size(); ++i)
     if (value == choices[i]) return i;
   throw ort::Error(std::string(name) + " is \"" + value + "\", expected " + list_names(choices));
+}
+
+aft::Gate read_gate(const Attributes& attributes) {
+  return static_cast<aft::Gate>(read_choice(attributes, "gate", {"sigmoid", "tanh", "none", "relu"}, "sigmoid"));
 }
 
 aft::Precision read_precision(const Attributes& attributes, std::initializer_list<aft::Precision> allowed) {

@@ -13,6 +13,8 @@ namespace ops {
 void expect(bool condition, const std::string& message);
 void expect_shape(const char* input, const Tensor& tensor, const Shape& expected);
 void expect_three_dimensions(const char* input, const Tensor& tensor);
+void expect_matrix(const char* input, const Tensor& tensor);
+void expect_position_bias(const Tensor& bias, const Shape& query);  // query: [batch, tokens, width]
 void expect_heads_divide(int64_t heads, const char* input, const Shape& shape);  // shape: [batch, tokens, width]
 
 // Returns the attribute `name`, a number of at least 1 and by default 1.
@@ -25,6 +27,9 @@ float read_eps(const Attributes& attributes, float otherwise);
 // Returns the place in `choices` of the attribute's value, which is `otherwise` where a node does not have it.
 size_t read_choice(const Attributes& attributes, const char* name, const std::vector<const char*>& choices,
                    const char* otherwise);
+
+// Returns the attribute gate, by default sigmoid.
+aft::Gate read_gate(const Attributes& attributes);
 
 // Returns the attribute precision, one of those allowed, fp32 by default.
 aft::Precision read_precision(const Attributes& attributes, std::initializer_list<aft::Precision> allowed);

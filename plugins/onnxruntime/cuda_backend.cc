@@ -60,9 +60,13 @@ void expect_head_channels(int64_t channels, int64_t heads) {
   throw ort::Error(form + ", as the CUDA kernel takes no other; AFTEXPORT_PORTABLE=1 runs the operator by its body");
 }
 
+void expect_gate(aft::Gate gate) {
+  if (gate == aft::Gate::kRelu) refuse_form("gate is \"relu\", expected sigmoid, tanh or none");
+}
+
 template <class AttentionFree>
 void expect_gate_and_eps(const AttentionFree& p) {
-  if (p.gate == aft::Gate::kRelu) refuse_form("gate is \"relu\", expected sigmoid, tanh or none");
+  expect_gate(p.gate);
   if (p.eps != 0.0f) {
     std::ostringstream eps;
     eps << p.eps;
@@ -79,14 +83,91 @@ void expect_own_keys(const aft::GroupedHeads& p) {
   if (p.key_lengths) refuse_form("key_lengths is given, expected none");
 }
 
+void expect_success(int error) {
+  if (error)
+    throw std::runtime_error(std::string("CUDA refuses the kernel: ") + aft_cuda_error_text(error) + " (error " +
+                             std::to_string(error) + ")");
+}
+
+cudaStream_t stream(const ort::Run& run) { return static_cast<cudaStream_t>(run.stream()); }
+
 template <class Call>
 void enqueue(const Call& call, size_t (*workspace_size)(const Call*), int (*kernel)(const Call*, void*, cudaStream_t),
              const ort::Run& run) {
   const std::shared_ptr<void> workspace = run.workspace(workspace_size(&call));
-  if (const int error = kernel(&call, workspace.get(), static_cast<cudaStream_t>(run.stream())))
-    throw std::runtime_error(std::string("CUDA refuses the kernel: ") + aft_cuda_error_text(error) + " (error " +
-                             std::to_string(error) + ")");
+  expect_success(kernel(&call, workspace.get(), stream(run)));
 }
+
+// The precision of AFT-full's factors around a product of tensors of this element.
+AftCudaExpPrecision product_precision(aft::Element element) {
+  if (element == aft::Element::kFloat32) return AFT_CUDA_EXP_FLOAT32;
+  return element == aft::Element::kFloat16 ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
+}
+
+// Fills the sizes of `s` from `shape`, [batch, tokens, channels], and the lengths from the input `lengths`.
+void set_shape(aft::Sequence& s, const Tensor& lengths, const Shape& shape) {
+  s.batch = shape[0];
+  s.tokens = shape[1];
+  s.channels = shape[2];
+  expect_shape("lengths", lengths, {s.batch});
+  s.lengths = static_cast<const int64_t*>(lengths.data);
+}
+
+// Before the product of AFT-full: key, value, lengths -> entries [batch, tokens, 2 channels].
+class AftFullPrepare final : public Kernel {
+ public:
+  AftFullPrepare(const Settings& settings, const ort::Attributes&) : element_(settings.element) {}
+
+  void compute(const ort::Run& run) const override {
+    const ort::Tensor key = run.input(0), value = run.input(1);
+    expect_three_dimensions("key", key);
+    expect_shape("value", value, key.shape);
+    aft::Sequence s{};
+    s.element = element_;
+    set_shape(s, run.input(2), key.shape);
+    s.key = key.data;
+    s.value = value.data;
+    void* entries = run.output(0, {s.batch, s.tokens, 2 * s.channels});
+    const AftCudaAftFull call{sequence(s), AFT_CUDA_NO_GATE, nullptr, 0, product_precision(element_)};
+    const std::shared_ptr<void> workspace = run.workspace(aft_cuda_aft_full_prepare_workspace(&call));
+    expect_success(aft_cuda_aft_full_prepare(&call, entries, workspace.get(), stream(run)));
+  }
+
+ private:
+  aft::Element element_;
+};
+
+// After it: query, key, value, position_bias, products, lengths -> output.
+class AftFullFinish final : public Kernel {
+ public:
+  AftFullFinish(const Settings& settings, const ort::Attributes& attributes)
+      : element_(settings.element), gate_(read_gate(attributes)) {
+    expect_gate(gate_);
+  }
+
+  void compute(const ort::Run& run) const override {
+    const ort::Tensor query = run.input(0), key = run.input(1), value = run.input(2), bias = run.input(3),
+                      products = run.input(4);
+    expect_three_dimensions("query", query);
+    expect_shape("key", key, query.shape);
+    expect_shape("value", value, query.shape);
+    aft::Sequence s{};
+    s.element = element_;
+    set_shape(s, run.input(5), query.shape);
+    expect_position_bias(bias, query.shape);
+    expect_shape("products", products, {s.batch, s.tokens, 2 * s.channels});
+    s.query = query.data;
+    s.key = key.data;
+    s.value = value.data;
+    s.output = run.output(0, query.shape);
+    const AftCudaAftFull call{sequence(s), gate(gate_), bias.data, bias.shape[1], product_precision(element_)};
+    expect_success(aft_cuda_aft_full_finish(&call, products.data, stream(run)));
+  }
+
+ private:
+  aft::Element element_;
+  aft::Gate gate_;
+};
 
 // All inputs but lengths are tensors of one element on the device. `precision` is of the products on a CPU; here they
 // are as exact as the tensors are.
@@ -142,7 +223,9 @@ class LayerNormFastformer final : public Kernel {
 
 const Backend kBackend = {AFT_EXECUTION_PROVIDER,
                           {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16},
-                          {{"LayerNormFastformer", 12, create<LayerNormFastformer>}}};
+                          {{"LayerNormFastformer", 12, create<LayerNormFastformer>},
+                           {"AftFullPrepare", 3, create<AftFullPrepare>, true, -1},
+                           {"AftFullFinish", 6, create<AftFullFinish>}}};
 
 void choose_kernels() {}
 

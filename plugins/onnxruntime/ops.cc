@@ -9,15 +9,6 @@ namespace ops {
 
 namespace {
 
-void expect_matrix(const char* input, const Tensor& tensor) {
-  expect(tensor.shape.size() == 2,
-         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
-}
-
-aft::Gate read_gate(const Attributes& attributes) {
-  return static_cast<aft::Gate>(read_choice(attributes, "gate", {"sigmoid", "tanh", "none", "relu"}, "sigmoid"));
-}
-
 // Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
 // classes fill in the rest of it from the attributes (once) and further inputs (every run).
 template <class Params>
@@ -101,9 +92,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  private:
   size_t take_inputs(const Run& run, const Shape& query, aft::AftFull& params) const override {
     const Tensor bias = run.input(3);
-    expect_matrix("position_bias", bias);
-    expect(bias.shape[0] >= query[1] && bias.shape[1] >= query[1],
-           "query has shape " + to_string(query) + ", longer than position_bias " + to_string(bias.shape) + " allows");
+    expect_position_bias(bias, query);
     params.position_bias = bias.data;
     params.position_bias_width = bias.shape[1];
     params.packed_bias = packed_bias_.get();

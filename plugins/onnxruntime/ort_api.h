@@ -50,6 +50,8 @@ enum class MemoryType : int { kDefault = 0 };
   X(ReleaseStatus, 93, void, Status*)                                                                   \
   X(ReleaseTensorTypeAndShapeInfo, 99, void, TensorShape*)                                              \
   X(ReleaseCustomOpDomain, 101, void, CustomOpDomain*)                                                  \
+  X(GetAvailableProviders, 125, Status*, char***, int*)                                                 \
+  X(ReleaseAvailableProviders, 126, Status*, char**, int)                                               \
   X(ReleaseAllocator, 132, void, Allocator*)                                                            \
   X(KernelContext_GetGPUComputeStream, 193, Status*, const KernelContext*, void**)                      \
   X(GetTensorMemoryInfo, 194, Status*, const Value*, const MemoryInfo**)                                \

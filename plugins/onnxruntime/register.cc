@@ -1,6 +1,8 @@
 // RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each is registered for every element that
 // the backend has, mechanisms both plain and causal; the runtime picks by name and type.
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -152,6 +154,18 @@ ort::CustomOpDomain* make_domain(const Api& api) {
   return domain;
 }
 
+// Whether this build of the runtime has the provider of the kernels.
+bool has_provider(const Api& api) {
+  char** names = nullptr;
+  int count = 0;
+  ort::check(api, api.GetAvailableProviders(&names, &count));
+  const bool found = std::any_of(names, names + count, [](const char* name) {
+    return std::strcmp(name, ops::kBackend.execution_provider) == 0;
+  });
+  ort::check(api, api.ReleaseAvailableProviders(names, count));
+  return found;
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(ort::SessionOptions* options,
@@ -159,6 +173,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   const Api* api = base->GetApi(ort::kApiVersion);
   if (!api) return nullptr;  // a runtime older than the interface: there is no way to report it
   return ort::guarded(*api, kDomain, [&] {
+    // An operator with a schema but without a kernel does not run by its body: the runtime refuses the model.
+    if (!has_provider(*api)) return;
     ops::choose_kernels();
     static ort::CustomOpDomain* const domain = make_domain(*api);
     ort::check(*api, api->AddCustomOpDomain(options, domain));

@@ -17,21 +17,34 @@ PluginFieldType type_of(const Field& field) {
   return field.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 }
 
-template <class T>
-T read(const Field& field, const PluginField& given) {
-  T value;
-  expect(given.length == 1, std::string(field.name) + " has " + std::to_string(given.length) + " values, expected one");
-  std::memcpy(&value, given.data, sizeof value);
+template <class Value>
+std::string is(const Field& field, Value value) {
   std::ostringstream text;
-  text << field.name << " is " << value << ", expected more than 0";
-  expect(!field.positive || value > 0, text.str());
-  text.str("");
-  text << field.name << " is " << value << ", expected a finite number";
-  expect(!field.positive || value <= std::numeric_limits<T>::max(), text.str());
-  text.str("");
-  text << field.name << " is " << value << ", which the plugin does not take; expected 0";
-  expect(!field.zero || value == 0, text.str());
-  return value;
+  text << field.name << " is " << value;
+  return text.str();
+}
+
+// Parsers give numbers of 32 bits; the interface has 64 bits as well. The value is checked before it is narrowed.
+template <class Narrow, class Wide>
+Narrow read(const Field& field, const PluginField& given, PluginFieldType wide) {
+  expect(given.length == 1, std::string(field.name) + " has " + std::to_string(given.length) + " values, expected one");
+  Narrow narrow;
+  Wide value;
+  if (given.type == wide) {
+    std::memcpy(&value, given.data, sizeof value);
+  } else {
+    std::memcpy(&narrow, given.data, sizeof narrow);
+    value = narrow;
+  }
+  using Limits = std::numeric_limits<Narrow>;
+  if constexpr (Limits::is_integer)
+    expect(value >= Limits::lowest() && value <= Limits::max(), is(field, value) + ", expected a 32-bit integer");
+  expect(!field.zero || value == 0, is(field, value) + ", which the plugin does not take; expected 0");
+  expect(!field.positive || value > 0, is(field, value) + ", expected more than 0");
+  expect(!field.positive || value <= Limits::max(), is(field, value) + ", expected a finite number");
+  narrow = static_cast<Narrow>(value);
+  expect(!field.positive || narrow > 0, is(field, value) + ", which is 0 in 32 bits; expected more");
+  return narrow;
 }
 
 // The text may or may not have its final zero counted.
@@ -47,16 +60,23 @@ int32_t read_choice(const Field& field, const PluginField& given) {
   return static_cast<int32_t>(found - field.choices.begin());
 }
 
+// The type of a number of 64 bits; text has none.
+PluginFieldType wide_type_of(const Field& field) {
+  if (!field.choices.empty()) return PluginFieldType::kCHAR;
+  return field.integer ? PluginFieldType::kINT64 : PluginFieldType::kFLOAT64;
+}
+
 void read_field(const Field& field, const PluginField& given, Settings& settings) {
-  const bool fits = given.type == type_of(field) && given.data;
+  const PluginFieldType wide = wide_type_of(field);
+  const bool fits = (given.type == type_of(field) || given.type == wide) && given.data;
   expect(fits, std::string(field.name) + " has a wrong type, expected " +
-                   (!field.choices.empty() ? "text" : field.integer ? "a 32-bit integer" : "a 32-bit float"));
+                   (!field.choices.empty() ? "text" : field.integer ? "an integer" : "a float"));
   if (!field.choices.empty())
     settings.*field.integer = read_choice(field, given);
   else if (field.integer)
-    settings.*field.integer = read<int32_t>(field, given);
+    settings.*field.integer = read<int32_t, int64_t>(field, given, wide);
   else
-    settings.*field.number = read<float>(field, given);
+    settings.*field.number = read<float, double>(field, given, wide);
 }
 
 }  // namespace

@@ -13,7 +13,6 @@ typedef struct CUstream_st* cudaStream_t;
 namespace nvinfer1 {
 
 class IDimensionExpr;
-class IExprBuilder;
 class IPluginResourceContext;
 
 using AsciiChar = char;
@@ -21,8 +20,16 @@ using AsciiChar = char;
 enum class APILanguage : int32_t { kCPP = 0 };
 enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kBF16 = 7, kINT64 = 8 };
 enum class TensorFormat : int32_t { kLINEAR = 0 };
-enum class PluginFieldType : int32_t { kFLOAT32 = 1, kINT32 = 5, kCHAR = 6, kUNKNOWN = 8 };
+enum class PluginFieldType : int32_t {
+  kFLOAT32 = 1,
+  kFLOAT64 = 2,
+  kINT32 = 5,
+  kCHAR = 6,
+  kUNKNOWN = 8,
+  kINT64 = 10
+};
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
+enum class DimensionOperation : int32_t { kSUM = 0 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
 
 struct Dims {
@@ -66,6 +73,30 @@ struct PluginFieldCollection {
 struct InterfaceInfo {
   const char* kind;
   int32_t major, minor;
+};
+
+namespace apiv {
+class VExprBuilder {
+ public:
+  virtual ~VExprBuilder() noexcept = default;
+  virtual const IDimensionExpr* constant(int64_t) = 0;
+  virtual const IDimensionExpr* operation(DimensionOperation, const IDimensionExpr&, const IDimensionExpr&) = 0;
+  virtual const IDimensionExpr* declareSizeTensor(int32_t output, const IDimensionExpr& best,
+                                                  const IDimensionExpr& most) = 0;
+};
+}  // namespace apiv
+
+// Not a versioned interface: calls go to an implementation that TensorRT keeps.
+class IExprBuilder {
+ public:
+  const IDimensionExpr* operation(DimensionOperation op, const IDimensionExpr& first,
+                                  const IDimensionExpr& second) noexcept {
+    return mImpl->operation(op, first, second);
+  }
+
+ protected:
+  virtual ~IExprBuilder() noexcept = default;
+  apiv::VExprBuilder* mImpl;
 };
 
 class IVersionedInterface {

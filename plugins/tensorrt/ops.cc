@@ -79,6 +79,31 @@ AftCudaAftFull aft_full(const Call& call) {
   return {sequence(call), gate(call), bias.data, bias.shape[1], exp_precision(call)};
 }
 
+// The precision of AFT-full's factors around a product of tensors of this element.
+AftCudaExpPrecision product_precision(AftCudaElement element) {
+  if (element == AFT_CUDA_FLOAT32) return AFT_CUDA_EXP_FLOAT32;
+  return element == AFT_CUDA_FLOAT16 ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
+}
+
+// Of key, value and lengths; query and output do not count.
+AftCudaAftFull aft_full_prepare(const Call& call) {
+  const Shape& key = call.inputs[0].shape;
+  AftCudaSequence s{};
+  s.element = call.element;
+  s.batch = key[0];
+  s.tokens = key[1];
+  s.channels = key[2];
+  s.key = packed(call.inputs[0]);
+  s.value = packed(call.inputs[1]);
+  s.lengths = static_cast<const int64_t*>(call.inputs[2].data);
+  return {s, AFT_CUDA_NO_GATE, nullptr, 0, product_precision(call.element)};
+}
+
+AftCudaAftFull aft_full_finish(const Call& call) {
+  const Tensor& bias = call.inputs[3];
+  return {sequence(call), gate(call), bias.data, bias.shape[1], product_precision(call.element)};
+}
+
 AftCudaAftLocal aft_local(const Call& call) {
   const Tensor& band = call.inputs[3];
   const int64_t width = band.shape[1];
@@ -127,6 +152,12 @@ void check_most_tokens(const Axes& axes, const char* input, char most) {
 
 void check_position_bias(const Axes& axes, bool) { check_most_tokens(axes, "position_bias", 'M'); }
 
+void check_products(const Axes& axes, bool causal) {
+  check_position_bias(axes, causal);
+  expect(!axes.known("DE") || axes['E'] == 2 * axes['D'],
+         "products has " + std::to_string(axes['E']) + " channels, expected " + std::to_string(2 * axes['D']));
+}
+
 void check_band(const Axes& axes, bool causal) {
   if (axes['R'] != 1) check_most_tokens(axes, "band", 'R');
   expect(!axes.known("W") || (axes['W'] > 0 && (causal || axes['W'] % 2 == 1)),
@@ -160,6 +191,44 @@ Operator make(const char* name, std::vector<Input> own_inputs, std::vector<Field
           }};
 }
 
+// The two operators around the matrix product of AFT-full, which is TensorRT's own.
+Operator make_aft_full_prepare() {
+  Operator op{"AftFullPrepare",
+              {{"key", "BTD"}, {"value", "BTD"}, {"lengths", "B"}},
+              {},
+              no_check,
+              [](const Call& call) {
+                const AftCudaAftFull p = aft_full_prepare(call);
+                return aft_cuda_aft_full_prepare_workspace(&p);
+              },
+              [](const Call& call, void* memory, cudaStream_t stream) {
+                const AftCudaAftFull p = aft_full_prepare(call);
+                return aft_cuda_aft_full_prepare(&p, call.output, memory, stream);
+              }};
+  op.has_causal_form = false;
+  op.doubles_channels = true;
+  return op;
+}
+
+Operator make_aft_full_finish() {
+  Operator op{"AftFullFinish",
+              {{"query", "BTD"},
+               {"key", "BTD"},
+               {"value", "BTD"},
+               {"position_bias", "MM"},
+               {"products", "BTE"},
+               {"lengths", "B"}},
+              {kGate},
+              check_products,
+              [](const Call&) { return size_t{0}; },
+              [](const Call& call, void*, cudaStream_t stream) {
+                const AftCudaAftFull p = aft_full_finish(call);
+                return aft_cuda_aft_full_finish(&p, call.inputs[4].data, stream);
+              }};
+  op.has_causal_form = false;
+  return op;
+}
+
 }  // namespace
 
 const std::vector<Operator>& operators() {
@@ -179,6 +248,8 @@ const std::vector<Operator>& operators() {
       make<linear_attention, aft_cuda_linear_attention_workspace, aft_cuda_linear_attention>(
           "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps, kNormalizer, kKvNumHeads},
           check_head_channels),
+      make_aft_full_prepare(),
+      make_aft_full_finish(),
   };
   return all;
 }

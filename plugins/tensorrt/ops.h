@@ -39,11 +39,13 @@ class Axes;
 
 struct Operator {
   const char* name;           // without the prefix Causal
-  std::vector<Input> inputs;  // query, key and value first, lengths last; the output is like the query
+  std::vector<Input> inputs;  // lengths last; the output is like the first
   std::vector<Field> fields;
   void (*check)(const Axes&, bool causal);  // throws Error
   size_t (*workspace)(const Call&);
   int (*enqueue)(const Call&, void* workspace, cudaStream_t);  // returns a cudaError_t
+  bool has_causal_form = true;
+  bool doubles_channels = false;  // the output has twice the channels of the first input
 };
 
 const std::vector<Operator>& operators();

@@ -64,7 +64,8 @@ void Plugin::expect_counts(int32_t inputs, int32_t outputs) const {
 }
 
 void Plugin::check_types(const DataType* types) const {
-  expect(is_floating_point(types[0]), "query is " + to_string(types[0]) + ", expected float32, float16 or bfloat16");
+  expect(is_floating_point(types[0]),
+         op_.inputs[0].name + (" is " + to_string(types[0]) + ", expected float32, float16 or bfloat16"));
   for (size_t i = 1; i < op_.inputs.size(); ++i) {
     const DataType expected = i + 1 == op_.inputs.size() ? DataType::kINT64 : types[0];
     expect(types[i] == expected,
@@ -83,18 +84,20 @@ int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, cons
 }
 
 int32_t Plugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, const DimsExprs*, int32_t,
-                                DimsExprs* outputs, int32_t output_count, IExprBuilder&) noexcept {
+                                DimsExprs* outputs, int32_t output_count, IExprBuilder& builder) noexcept {
   return guarded(name_, kFailure, [&] {
     expect_counts(input_count, output_count);
     std::vector<ops::Shape> ranks;
     for (int32_t i = 0; i < input_count; ++i) ranks.emplace_back(inputs[i].nbDims, -1);
     check(ranks);
     outputs[0] = inputs[0];
+    const IDimensionExpr*& channels = outputs[0].d[2];
+    if (op_.doubles_channels) channels = builder.operation(DimensionOperation::kSUM, *channels, *channels);
     return kSuccess;
   });
 }
 
-// The floating-point tensors are all of the query's type, lengths are int64.
+// The floating-point tensors are all of the first one's type, lengths are int64.
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t input_count,
                                        int32_t output_count) noexcept {
   return guarded(name_, false, [&] {

@@ -6,18 +6,22 @@ list(TRANSFORM AFT_TENSORRT_SOURCES PREPEND ${AFT_TENSORRT_DIR}/)
 
 # The folders of TensorRT's headers that TENSORRT_ROOT (one or several, as in PATH) or the system have, as far as
 # they are of version 10 or later, when plugins became what ours are, and have CUDA's header, which they include.
+# A folder of TENSORRT_ROOT holds include/, or one folder with include/ for each of several versions.
 string(REPLACE ":" ";" AFT_TENSORRT_ROOTS "${TENSORRT_ROOT}:$ENV{TENSORRT_ROOT}")
 find_path(AFT_CUDA_RUNTIME_INCLUDE cuda_runtime_api.h
     HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} /usr/local/cuda/include)
 set(AFT_NVINFER_INCLUDES)
-foreach(root ${AFT_TENSORRT_ROOTS} /usr /usr/local)
-  unset(header)
-  find_file(header NvInferRuntime.h PATHS ${root} PATH_SUFFIXES include NO_DEFAULT_PATH NO_CACHE)
-  if(header AND AFT_CUDA_RUNTIME_INCLUDE)
+set(headers)
+foreach(root ${AFT_TENSORRT_ROOTS})
+  file(GLOB sets ${root}/include/NvInferRuntime.h ${root}/*/include/NvInferRuntime.h)
+  list(APPEND headers ${sets})
+endforeach()
+foreach(header ${headers} /usr/include/NvInferRuntime.h /usr/local/include/NvInferRuntime.h)
+  if(EXISTS ${header} AND AFT_CUDA_RUNTIME_INCLUDE)
     file(STRINGS ${header} usable REGEX "class IPluginV3OneBuild" LIMIT_COUNT 1)
     if(usable)
-      get_filename_component(header ${header} DIRECTORY)
-      list(APPEND AFT_NVINFER_INCLUDES ${header})
+      get_filename_component(folder ${header} DIRECTORY)
+      list(APPEND AFT_NVINFER_INCLUDES ${folder})
     endif()
   endif()
 endforeach()

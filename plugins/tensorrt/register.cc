@@ -44,7 +44,8 @@ extern "C" __attribute__((visibility("default"))) IPluginCreatorInterface* const
   static const std::vector<IPluginCreatorInterface*>& creators = *[] {
     auto* made = new std::vector<IPluginCreatorInterface*>;
     for (const ops::Operator& op : ops::operators())
-      for (const bool causal : {false, true}) made->push_back(new Creator(op, causal));
+      for (const bool causal : {false, true})
+        if (!causal || op.has_causal_form) made->push_back(new Creator(op, causal));
     return made;
   }();
   count = static_cast<int32_t>(creators.size());

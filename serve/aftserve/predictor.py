@@ -45,6 +45,7 @@ class Predictor:
     Args:
         bundle: a folder written by aftexport.
         engine: onnxruntime, tensorrt, or auto for TensorRT if bundle and machine allow it.
+        provider: execution provider of ONNX Runtime, cpu or cuda.
         threads: threads of the engine; by default one for each usable core.
         long_documents: treatment of a document over the memory budget: exact runs it in chunks,
             reject refuses it, head and tail cut it.
@@ -63,6 +64,7 @@ class Predictor:
         bundle: str | os.PathLike[str],
         *,
         engine: Literal["auto", "onnxruntime", "tensorrt"] = "auto",
+        provider: Literal["cpu", "cuda"] = "cpu",
         threads: int | None = None,
         long_documents: Policy = "exact",
         memory_budget_mib: float = 512,
@@ -72,6 +74,7 @@ class Predictor:
         self._settings = _settings(
             bundles=[Path(bundle)],
             engine=engine,
+            provider=provider,
             threads=threads,
             long_documents=long_documents,
             memory_budget_mib=memory_budget_mib,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -333,6 +333,9 @@ class Info(BaseModel):
     loaded: datetime
     last_reload: Reload | None
     engine: str
+    provider: Literal["cpu", "cuda"] | None = Field(
+        description="Execution provider of ONNX Runtime; null with another engine."
+    )
     uses_standard_ops_only: bool = Field(
         serialization_alias="safe",
         description="Whether only portable bodies run, after a breach of parity.",

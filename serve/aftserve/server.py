@@ -202,7 +202,7 @@ def _load_bundle(path: Path, settings: Settings, console: Console) -> ActiveBund
     model = load_model(bundle, settings, console)
     console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:
-        operators = operator_paths(bundle.model_path)
+        operators = operator_paths(bundle.model_path, provider=settings.provider)
         console.print(operator_table(bundle.manifest.operators, operators))
     return ActiveBundle(bundle, model)
 

@@ -146,6 +146,11 @@ class Settings(BaseSettings):
         description="auto: TensorRT if the bundle has an engine and the machine its GPU. An "
         "engine is a program: serve only bundles that you trust",
     )
+    provider: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="execution provider of ONNX Runtime; cuda runs on an NVIDIA GPU and needs "
+        "onnxruntime-gpu and the package aftexport-cuda",
+    )
     threads: PositiveInt | None = Field(
         None,
         description="threads of the engine; by default one for each core that affinity and CPU "

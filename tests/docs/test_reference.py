@@ -26,7 +26,7 @@ OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
     *("--recognized", "--record", "--recurrent", "--replace", "--device"),  # benchmarks
     *("--parts", "--threads"),  # load tests
-    *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
+    *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
     *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis

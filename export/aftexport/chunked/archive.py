@@ -16,6 +16,7 @@ import onnx_ir as ir
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
+from aftexport.engines.explained_input import take_choice
 from aftexport.onnx_io import MAX_MODEL_BYTES
 from aftexport.passes.evidence import add_direction
 from aftexport.passes.finish import finish
@@ -97,6 +98,7 @@ def _named(parts: Partition) -> dict[str, ir.Model]:
 
 def _finished(part: ir.Model, precision: str) -> onnx.ModelProto:
     model = ir.to_proto(part)
+    take_choice(model)
     summaries = list(model.functions)
     del model.functions[:]
     finished = finish(model, precision=precision)

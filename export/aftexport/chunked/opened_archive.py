@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.bundle.chunked_archive import DAMAGED
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
 from aftexport.system.stored_archives import unstored_member
 
@@ -29,6 +29,7 @@ class OpenedArchive:
         path: the path of the archive.
         threads: the number of threads of one operator; 0 for ``usable_cores``.
         fused: whether to use the kernel library, if it is built.
+        provider: the execution provider of the graphs.
 
     Raises:
         EngineError: if it is not a zip file, or would need more memory than its size.
@@ -37,11 +38,14 @@ class OpenedArchive:
         name: the name of the file.
     """
 
-    def __init__(self, path: Path, *, threads: int, fused: bool) -> None:
+    def __init__(
+        self, path: Path, *, threads: int, fused: bool, provider: Provider = "cpu"
+    ) -> None:
         self.name = path.name
         self._archive = _open_archive(path)
         self._threads = threads
         self._fused = fused
+        self._provider: Provider = provider
 
     def graph(self, name: str) -> onnx.GraphProto:
         """Return a graph without its large weights.
@@ -63,7 +67,9 @@ class OpenedArchive:
         """
         with self._reading():
             model = self._read(graph)
-        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
+        return OnnxRuntimeEngine(
+            model, threads=self._threads, fused=self._fused, provider=self._provider
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -10,7 +10,6 @@ from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
 from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage
-from aftexport.engines.explained_input import take_choice
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes.evidence import DIRECTION, add_products
 from aftexport.passes.graph_values import names_of
@@ -29,8 +28,8 @@ class Partition:
             no output needs pooled values.
         pooled: each output of ``pool``, with the combination of those of chunks: sum, max or first.
         head: the graph from pooled values to the outputs per document, to the pooled values that
-            ``tokens`` needs and, with ``explain``, to the directions of the logits that its input
-            ``EXPLAINED`` chooses; None without ``pool``.
+            ``tokens`` needs and, with ``explain``, to the directions of the logits that its
+            constant ``EXPLAINED`` chooses; None without ``pool``.
         documents: the names of the outputs per document.
         tokens: the graph from the values kept after the last stage, and outputs of ``head``, to the
             outputs per token; None if there are none.
@@ -85,7 +84,6 @@ class _Cutter(GraphParts):
             pool = self.model(self.subgraph([*kept, *self.given], list(pooled)))
             results = list(dict.fromkeys([*documents, *back]))
             head = self.model(self.subgraph([*pooled, *self.given], results))
-            take_choice(head)
         widths = self._widths()
         if widths:
             tokens = self.model(self.subgraph([*kept, *self.given, *back], list(widths)))

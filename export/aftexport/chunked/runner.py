@@ -21,6 +21,7 @@ from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
 from aftexport.contract import EVIDENCE, EXPLAINED
 from aftexport.engines.explained_input import padded_choices
+from aftexport.engines.onnxruntime import Provider
 from aftexport.errors import EngineError, InputError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 
@@ -44,6 +45,7 @@ class ChunkedModel:
         folder: the folder for values between layers; by default that of the system for temporary
             files.
         fused: whether to use the kernel library, if it is built.
+        provider: the execution provider of the graphs.
         chunk_tokens: the maximum tokens of a chunk; None to choose by the budget.
 
     Raises:
@@ -63,10 +65,11 @@ class ChunkedModel:
         memory_budget: int = MEMORY_BUDGET,
         folder: Path | None = None,
         fused: bool = True,
+        provider: Provider = "cpu",
         chunk_tokens: int | None = None,
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
-        self._archive = OpenedArchive(archive, threads=threads, fused=fused)
+        self._archive = OpenedArchive(archive, threads=threads, fused=fused, provider=provider)
         self._plan = plan
         self._folder = folder
         margins = max((s.left + s.right for s in plan.stages), default=0)

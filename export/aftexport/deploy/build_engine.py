@@ -95,7 +95,7 @@ def make(
     record = EngineRecord.of(built, wanted)
     if wanted.device is None or record.misfit(wanted):
         return built.engine, record, []
-    engine = TensorrtEngine(built.engine, settings.runtime)
+    engine = TensorrtEngine(built.engine, settings.runtime, uses_plugins=record.uses_plugins)
     builder.check_types(engine.title, engine.types, wanted.precision)
     if not parity:
         return built.engine, record, []
@@ -218,7 +218,8 @@ def _compared(bundle: Bundle, wanted: EngineRequirements, file: EngineFile) -> E
     content, record = file.read(wanted)
     if record.parity == "checked" or wanted.device is None:
         return file
-    check_parity(compare(bundle, TensorrtEngine(content, record.runtime)))
+    engine = TensorrtEngine(content, record.runtime, uses_plugins=record.uses_plugins)
+    check_parity(compare(bundle, engine))
     checked = record.model_copy(update={"parity": "checked"})
     return engine_cache(wanted.model).put(wanted, content, checked)
 

@@ -8,7 +8,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.deploy.build_engine import build, wanted_here
 from aftexport.engines import Engine
 from aftexport.engines.cuda import device
-from aftexport.engines.onnxruntime import VERSION, OnnxRuntimeEngine
+from aftexport.engines.onnxruntime import PROVIDERS, VERSION, OnnxRuntimeEngine, Provider
 from aftexport.engines.tensorrt.engine import TensorrtEngine
 from aftexport.errors import EngineError, ParityError, UsageError
 
@@ -35,6 +35,7 @@ def choose_engine(
     asked: str = "auto",
     *,
     threads: int = 0,
+    provider: Provider = "cpu",
     console: Console,
 ) -> ChosenEngine:
     """Load TensorRT if the bundle and the machine allow it, else ONNX Runtime.
@@ -47,11 +48,13 @@ def choose_engine(
         asked: ``onnxruntime``, ``tensorrt``, or ``auto`` for ONNX Runtime if TensorRT is not
             available.
         threads: number of threads of ONNX Runtime; see ``OnnxRuntimeEngine``.
+        provider: execution provider of ONNX Runtime.
         console: console for the progress of a build.
 
     Raises:
         UsageError: if TensorRT is requested and the bundle was exported only to ONNX.
-        EngineError: if the requested engine is not available.
+        EngineError: if the requested engine or provider is not available, or its kernels are
+            missing on a GPU.
         ParityError: if TensorRT is requested and is outside tolerance.
     """
     reason = "--engine onnxruntime was given"
@@ -62,11 +65,14 @@ def choose_engine(
             if asked == "tensorrt":
                 raise
             reason = error.problem.rstrip(".")
-    engine = OnnxRuntimeEngine(bundle.model_path, threads=threads)
+    PROVIDERS[provider].check()
+    PROVIDERS[provider].check_kernels(bundle.manifest.operators)
+    engine = OnnxRuntimeEngine(bundle.model_path, threads=threads, provider=provider)
     note = ""
     if bundle.manifest.engine is not None and bundle.manifest.precision == "bf16":
         note = " It runs the bfloat16 graph in float32."
-    return ChosenEngine(engine, f"ONNX Runtime {VERSION} on the CPU: {reason}.{note}")
+    place = "the CPU" if provider == "cpu" else PROVIDERS[provider].name
+    return ChosenEngine(engine, f"ONNX Runtime {VERSION} on {place}: {reason}.{note}")
 
 
 def _tensorrt(bundle: Bundle, console: Console) -> ChosenEngine:
@@ -78,6 +84,6 @@ def _tensorrt(bundle: Bundle, console: Console) -> ChosenEngine:
     gpu = device()
     file = build(bundle, console=console)
     content, record = file.read(wanted_here(bundle, plan.settings))
-    engine = TensorrtEngine(content, record.runtime)
+    engine = TensorrtEngine(content, record.runtime, uses_plugins=record.uses_plugins)
     reason = f"{engine.title} on {gpu}, engine {file.engine}."
     return ChosenEngine(engine, reason, engine.min_tokens, engine.max_tokens)

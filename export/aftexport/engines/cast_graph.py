@@ -3,13 +3,15 @@
 A bfloat16 graph becomes a float32 graph for a runtime without bfloat16 products. Any graph
 becomes a float64 graph for comparison. The wider type contains every narrow number, so the
 weights stay the same; the activations keep more digits.
+
+Servers need this at load and have no onnx_ir, whose sympy would double the size of an image. So the
+graph changes as protobuf.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 import onnx
-import onnx_ir as ir
 from onnx import TensorProto
 
 
@@ -26,14 +28,11 @@ def widen(
     model: onnx.ModelProto,
     types: Collection[int] = (TensorProto.BFLOAT16,),
     to: int = TensorProto.FLOAT,
-) -> onnx.ModelProto:
-    """Return a model, whose weights are loaded, with every tensor of ``types`` in type ``to``."""
-    wide = ir.from_proto(model)
-    widening = _Widening(types, ir.DataType(to))
-    widening.graph(wide.graph)
-    for function in wide.functions.values():
-        widening.nodes(function)
-    return ir.to_proto(wide)
+) -> None:
+    """Convert every tensor of ``types`` in ``model``, whose weights are loaded, to type ``to``."""
+    _Widening(types, to).graph(model.graph)
+    for function in model.functions:
+        _Widening(types, to).nodes(function.node)
 
 
 def widened_bytes(model: onnx.ModelProto, types: Collection[int], to: int) -> int:
@@ -61,48 +60,33 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
 
 
 class _Widening:
-    def __init__(self, types: Collection[int], to: ir.DataType) -> None:
+    def __init__(self, types: Collection[int], to: int) -> None:
         self._types = types
         self._to = to
+        self._dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
 
-    def graph(self, graph: ir.Graph) -> None:
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = self._tensor(value.const_value)
-        for value in (*graph.inputs, *graph.initializers.values()):
-            self._value(value)
-        self.nodes(graph)
+    def graph(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            self._tensor(tensor)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.tensor_type.elem_type in self._types:
+                value.type.tensor_type.elem_type = self._to
+        self.nodes(graph.node)
 
-    def nodes(self, nodes: Iterable[ir.Node]) -> None:
+    def nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in nodes:
-            for name in tuple(node.attributes):
-                node.attributes.add(self._attribute(node.attributes.pop(name)))
-            for output in node.outputs:
-                self._value(output)
+            for attribute in node.attribute:
+                if attribute.name in ("to", "dtype") and attribute.i in self._types:
+                    attribute.i = self._to
+                if attribute.name == "value_float" and TensorProto.FLOAT in self._types:
+                    value = onnx.helper.make_tensor("", self._to, [], [attribute.f])
+                    attribute.CopyFrom(onnx.helper.make_attribute("value", value))
+                if attribute.HasField("t"):
+                    self._tensor(attribute.t)
+                if attribute.HasField("g"):
+                    self.graph(attribute.g)
 
-    def _value(self, value: ir.Value) -> None:
-        if value.dtype in self._types:
-            value.dtype = self._to
-
-    def _attribute(self, attribute: ir.Attr) -> ir.Attr:
-        if attribute.is_ref():
-            return attribute
-        if attribute.name in ("to", "dtype") and attribute.value in self._types:
-            return ir.AttrInt64(attribute.name, self._to)
-        if attribute.name == "value_float" and ir.DataType.FLOAT in self._types:
-            return ir.AttrTensor("value", ir.tensor(attribute.as_float(), self._to))
-        if attribute.type == ir.AttributeType.TENSOR:
-            return ir.AttrTensor(attribute.name, self._tensor(attribute.as_tensor()))
-        if attribute.type == ir.AttributeType.GRAPH:
-            self.graph(attribute.as_graph())
-        return attribute
-
-    def _tensor(self, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        """Return a tensor in the wider type, which is converted when the model is written."""
-        if tensor.dtype not in self._types:
-            return tensor
-
-        def converted() -> ir.TensorProtocol:
-            return ir.tensor(tensor.numpy().astype(self._to.numpy()), name=tensor.name)
-
-        return ir.LazyTensor(converted, self._to, ir.Shape(tensor.shape.numpy()), name=tensor.name)
+    def _tensor(self, tensor: onnx.TensorProto) -> None:
+        if tensor.data_type in self._types:
+            wide = onnx.numpy_helper.to_array(tensor).astype(self._dtype)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))

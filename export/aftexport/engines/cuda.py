@@ -1,6 +1,7 @@
 """CUDA devices, streams, graphs and memory through Python's CUDA bindings, without torch."""
 
 import ctypes
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.errors import EngineError
+
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,21 @@ def device() -> Device:
         )
     properties = call("cudaGetDeviceProperties", 0)
     return Device(properties.name.decode(), properties.major * 10 + properties.minor)
+
+
+def missing_gpu() -> str | None:
+    """Return the reason why there is no GPU here; None if there is one.
+
+    It asks the driver, because ONNX Runtime needs no bindings of Python.
+    """
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return f"the NVIDIA driver is not installed, {_DRIVER} is missing"
+    count = ctypes.c_int()
+    if status := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return f"the NVIDIA driver reports error {status}"
+    return None if count.value else "the NVIDIA driver finds no device"
 
 
 class Memory:

@@ -7,22 +7,22 @@ as an input too, and other runtimes would require the input.
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
+import onnx
 from numpy.typing import NDArray
 
 from aftexport.contract import EXPLAINED, largest
 
 
-def take_choice(model: ir.Model) -> bool:
+def take_choice(model: onnx.ModelProto) -> bool:
     """Turn the constant ``EXPLAINED`` of a model into an input; return whether it has one."""
     graph = model.graph
-    choice = graph.initializers.pop(EXPLAINED, None)
-    if choice is None:
+    place = next((i for i, t in enumerate(graph.initializer) if t.name == EXPLAINED), None)
+    if place is None:
         return False
-    choice.const_value = None
+    del graph.initializer[place]
     # Without names of axes: the runtime may reuse the memory of values with equal names.
-    choice.dtype, choice.shape = ir.DataType.INT64, ir.Shape([None, None])
-    graph.inputs.append(choice)
+    axes = [None, None]
+    graph.input.append(onnx.helper.make_tensor_value_info(EXPLAINED, onnx.TensorProto.INT64, axes))
     return True
 
 

@@ -110,7 +110,11 @@ class OnnxOperator:
         return (*attributes, *self.present_in(node))
 
     def function(
-        self, settings: Mapping[str, str], opset: int, present: Collection[str] = ()
+        self,
+        settings: Mapping[str, str],
+        opset: int,
+        present: Collection[str] = (),
+        **form: Any,
     ) -> onnx.FunctionProto:
         """Build the portable body as a model-local function in standard ops.
 
@@ -118,11 +122,12 @@ class OnnxOperator:
             settings: the value of each setting.
             opset: the opset of the standard ops.
             present: the inputs of the nodes that call the function; required ones may be left out.
+            form: arguments of the body that settings do not decide, such as ``arithmetic``.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
-        chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings}
+        chosen: dict[str, Any] = {a.name: settings[a.name] for a in self.settings} | form
         if self.optional:
             chosen["present"] = frozenset(present).intersection(self.optional)
         inputs = list(self.inputs)

@@ -58,8 +58,8 @@ def verify(
             parts = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
             outputs = {OPERATOR_OUTPUT: join_outputs(parts)}
         results += _compare(bundle, case, outputs)
-        if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
-            results += _in_chunks(bundle, case, fused)
+        if case.subject == "model" and bundle.manifest.chunked:
+            results += _in_chunks(bundle, case, fused, provider)
     return results
 
 
@@ -110,14 +110,18 @@ def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[
     return [replace(result, subject="evidence") for result in results]
 
 
-def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
+def _in_chunks(bundle: Bundle, case: Case, fused: bool, provider: Provider) -> list[Comparison]:
     """Compare the case in at least three chunks; empty unless it is one document."""
     tokens = case.inputs[bundle.manifest.main_input]
     plan = bundle.manifest.chunked
     if plan is None or len(tokens) > 1:
         return []
     model = ChunkedModel(
-        bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, tokens.shape[1] // 3)
+        bundle.path / CHUNKED,
+        plan,
+        fused=fused,
+        provider=provider,
+        chunk_tokens=max(1, tokens.shape[1] // 3),
     )
     extras = values_of(bundle.manifest.extra_inputs, case.inputs, 0, tokens.shape[1])
     evidence = plan.evidence and (_choice(bundle) or True)

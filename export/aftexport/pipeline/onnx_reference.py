@@ -76,6 +76,8 @@ def _widened(model: onnx.ModelProto) -> bytes:
             f"Expected a model of at most 2 GiB in float64, got {size / 2**30:.1f} GiB.",
             "Compare it in float32.",
         )
-    wide = widen(model, _NARROW, TensorProto.DOUBLE)
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
     add_float64_operators(wide)
     return bytes(wide.SerializeToString())

@@ -251,7 +251,7 @@ def _path_notes(bundle: Bundle, request: Request) -> list[str]:
         return []
     if not request.fused:
         return ["The portable bodies ran instead of the fused kernels, as requested."]
-    if why := aftplugins.missing(ort.KERNELS[request.provider]):
+    if why := aftplugins.missing(ort.PROVIDERS[request.provider].library):
         return [f"The portable bodies ran: {why}"]
     return []
 
@@ -264,7 +264,7 @@ def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Compariso
     try:
         wanted = wanted_here(bundle, plan.settings)
         content, record = find(bundle, wanted).read(wanted)
-        engine = TensorrtEngine(content, record.runtime)
+        engine = TensorrtEngine(content, record.runtime, uses_plugins=record.uses_plugins)
     except EngineError as error:
         return [], [f"The {TITLES[plan.settings.runtime]} engine was not compared: {error.problem}"]
     return compare_engine(bundle, engine, cases), []

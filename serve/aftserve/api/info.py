@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from aftexport import __version__
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftserve.model.active import ActiveBundle
 from aftserve.model.inline_limit import max_inline_tokens
 from aftserve.model.wanted import explainable
@@ -16,6 +17,7 @@ def describe(service: Service) -> Info:
     active, settings = service.active, service.settings
     model, manifest = active.model, active.bundle.manifest
     classifier, first = model.classifier, next(iter(manifest.heads.values()))
+    is_onnxruntime = classifier.engine.name == OnnxRuntimeEngine.name
     precisions = Counter(node.precision for node in manifest.node_precisions)
     return Info(
         version=__version__,
@@ -23,6 +25,7 @@ def describe(service: Service) -> Info:
         loaded=active.since,
         last_reload=service.reloader.last,
         engine=classifier.engine.name,
+        provider=settings.provider if is_onnxruntime else None,
         uses_standard_ops_only=model.uses_standard_ops_only,
         heads=manifest.heads,
         labels=list(first.names),

@@ -144,6 +144,7 @@ def _answers(
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=settings.threads,
+        num_gpus=1 if settings.provider == "cuda" else 0,  # without one, Ray hides the GPUs
     )
     rows: Iterable[pa.Table] = answered.iter_batches(batch_size=None, batch_format="pyarrow")
     return rows

@@ -40,7 +40,7 @@ class LoadedModel:
         measurement: measurement of its costs, which begins with first estimates.
         reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
-        methods: methods of its products in reduced precision.
+        methods: methods of its products in reduced precision, which the CPU kernels have.
         slowdown: current slowdown of its runs.
     """
 
@@ -95,6 +95,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         bundle,
         settings.engine,
         threads=settings.threads or 0,
+        provider=settings.provider,
         console=console,
     )
     with stage(console, "Comparing with PyTorch's outputs"):
@@ -111,7 +112,12 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
         BundleError: if the files of the bundle changed since it was opened.
     """
     check_unchanged(bundle)
-    engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
+    engine = OnnxRuntimeEngine(
+        bundle.model_path,
+        threads=settings.threads or 0,
+        fused=False,
+        provider=settings.provider,
+    )
     choice = ChosenEngine(
         engine, "ONNX Runtime with portable bodies only, because parity was broken."
     )
@@ -165,9 +171,9 @@ def _prepare(
         classifier.tokenize("")
     measurement = _measurement(bundle, settings, classifier)
     measurement.measure_first()
-    golden = _golden(bundle, choice, standard_ops_only)
+    golden = _golden(bundle, settings, choice, standard_ops_only)
     choice.engine.release()
-    methods = _methods(bundle, choice, standard_ops_only)
+    methods = _methods(bundle, settings, choice, standard_ops_only)
     return LoadedModel(
         model_name(bundle.path, settings),
         classifier,
@@ -180,9 +186,10 @@ def _prepare(
 
 
 def _methods(
-    bundle: Bundle, choice: ChosenEngine, standard_ops_only: bool
+    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
 ) -> Sequence[MethodChoice]:
-    if standard_ops_only or choice.engine.name != OnnxRuntimeEngine.name:
+    has_cpu_kernels = choice.engine.name == OnnxRuntimeEngine.name and settings.provider == "cpu"
+    if standard_ops_only or not has_cpu_kernels:
         return ()
     return product_methods(bundle.model_path, bundle.manifest.precision)
 
@@ -230,12 +237,20 @@ def _chunked(
         memory_budget=settings.memory_budget,
         folder=settings.spill,
         fused=not standard_ops_only,
+        provider=settings.provider,
     )
 
 
-def _golden(bundle: Bundle, choice: ChosenEngine, standard_ops_only: bool) -> list[Comparison]:
+def _golden(
+    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
+) -> list[Comparison]:
     if choice.engine.name == OnnxRuntimeEngine.name:
-        return verify(bundle, engine=choice.engine, fused=not standard_ops_only)
+        return verify(
+            bundle,
+            engine=choice.engine,
+            fused=not standard_ops_only,
+            provider=settings.provider,
+        )
     assert choice.max_tokens is not None  # a built engine has a bound
     return verify_engine(
         bundle, choice.engine, min_tokens=choice.min_tokens, max_tokens=choice.max_tokens

@@ -153,6 +153,7 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
     if not isinstance(actor, dict):
         raise _bad(f"ray_actor_options must be a table, got {actor!r}")
     _check_names(given)
+    gpus = {"num_gpus": 1} if settings.provider == "cuda" else {}  # else Ray hides the GPUs
     options = {
         # Let replicas refuse late requests: they cannot see requests that Ray holds back.
         "max_ongoing_requests": 1024,
@@ -160,7 +161,7 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
         "logging_config": {"enable_access_log": False},  # the server has its own access log
         "graceful_shutdown_timeout_s": settings.shutdown_seconds,
         **given,
-        "ray_actor_options": {"num_cpus": settings.threads or 1, **actor},
+        "ray_actor_options": {"num_cpus": settings.threads or 1, **gpus, **actor},
     }
     try:
         _deployment(options)

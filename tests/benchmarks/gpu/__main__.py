@@ -45,6 +45,12 @@ def main() -> int:
     add("--no-sanitizer", action="store_true", help="do not run compute-sanitizer")
     add("--no-timing", action="store_true", help="do not time them")
     add("--no-models", action="store_true", help="do not run exported models")
+    add(
+        "--bundles",
+        type=Path,
+        help="verify the bundles of this folder in ONNX Runtime's CUDA provider instead of "
+        "exporting models, which needs all of aftexport's packages",
+    )
     add("--no-onnxruntime", action="store_true", help="no models in ONNX Runtime's CUDA provider")
     add("--no-tensorrt", action="store_true", help="no models in TensorRT")
     add("--no-bindings", action="store_true", help="do not check NVIDIA's Python bindings")

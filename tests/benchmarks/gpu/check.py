@@ -107,7 +107,12 @@ class Check:
         runtimes = {"onnxruntime": self._options.no_onnxruntime,
                     "tensorrt": self._options.no_tensorrt}  # fmt: skip
         left_out = [runtime for runtime, without in runtimes.items() if without]
-        for outcome in models.run(self._folder, self._options.mechanism, self._is_due, left_out):
+        mechanisms, folder = self._options.mechanism, self._options.bundles
+        if folder is None:
+            outcomes = models.run(self._folder, mechanisms, self._is_due, left_out)
+        else:
+            outcomes = models.run_bundles(self._folder, folder, self._is_due)
+        for outcome in outcomes:
             self.add(outcome)
 
     def bindings(self) -> None:

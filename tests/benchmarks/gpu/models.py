@@ -35,14 +35,10 @@ def run(
         is_due: false of what is to be passed over.
         left_out: runtimes that are not asked for, ``onnxruntime`` or ``tensorrt``.
     """
-    try:
-        import_module("aftexport.pipeline.export")
-        import aftplugins
-    except ImportError as error:
-        yield Outcome.skip("exported models", f"{error.name} is not installed", "--no-models")
+    if (lack := _lacks_module("aftexport.pipeline.export")) is not None:
+        yield Outcome.skip("exported models", lack, "--no-models")
         return
-    aftplugins.__path__ = [str(libraries), str(libraries / "tensorrt"), *aftplugins.__path__]
-    os.environ["AFTEXPORT_CACHE"] = str(libraries / "engines")
+    _use_libraries(libraries)
     ways: list[tuple[str, str, Callable[[], str | None], Callable[[str, Path], str]]] = [
         ("ONNX Runtime, CUDA provider, float32", "onnxruntime", _lacks_onnxruntime,
          partial(in_onnxruntime, precision="fp32", provider="cuda")),
@@ -61,6 +57,48 @@ def run(
                 yield outcome(what, partial(way, mechanism))
 
 
+def run_bundles(
+    libraries: Path, folder: Path, is_due: Callable[[str], bool] = lambda what: True
+) -> Iterator[Outcome]:
+    """Verifies the bundles of a folder, for which aftexport needs no torch.
+
+    Args:
+        libraries: the build of plugins/cuda, whose libraries are used in place of installed ones.
+        folder: the folder with the bundles.
+        is_due: false of what is to be passed over.
+    """
+    title = "ONNX Runtime, CUDA provider"
+    lack = _lacks_module("aftexport.parity.run_cases") or _lacks_onnxruntime()
+    if lack is not None:
+        yield Outcome.skip(title, lack, "--no-onnxruntime")
+        return
+    from aftexport.bundle.bundle import Bundle
+
+    _use_libraries(libraries)
+    paths = sorted(folder.glob("*.bundle"))
+    if not paths:
+        yield Outcome(title, f"{folder} has no folder *.bundle", passed=False)
+    for path in paths:
+        if is_due(what := f"{path.name} in {title}"):
+            yield outcome(what, lambda _, path=path: verified(Bundle.open(path), "cuda"))
+
+
+def _lacks_module(name: str) -> str | None:
+    try:
+        import_module(name)
+        import_module("aftplugins")
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return None
+
+
+def _use_libraries(libraries: Path) -> None:
+    import aftplugins
+
+    aftplugins.__path__ = [str(libraries), str(libraries / "tensorrt"), *aftplugins.__path__]
+    os.environ["AFTEXPORT_CACHE"] = str(libraries / "engines")
+
+
 def outcome(what: str, way: Callable[[Path], str]) -> Outcome:
     """What ``way`` says, in a folder of its own, or what it raises."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,6 +111,11 @@ def outcome(what: str, way: Callable[[Path], str]) -> Outcome:
 def in_onnxruntime(
     mechanism: str, folder: Path, *, precision: str, provider: Literal["cpu", "cuda"]
 ) -> str:
+    """Exports a model and verifies it; see ``verified``."""
+    return verified(_exported(mechanism, folder, to="onnx", precision=precision), provider)
+
+
+def verified(bundle: "Bundle", provider: Literal["cpu", "cuda"]) -> str:
     """Verifies a bundle as ``aftexport verify`` does.
 
     Raises:
@@ -83,7 +126,6 @@ def in_onnxruntime(
     from aftexport.parity import worst
     from aftexport.parity.run_cases import verify
 
-    bundle = _exported(mechanism, folder, to="onnx", precision=precision)
     paths = _expect_no_body(
         operator_paths(bundle.model_path, provider=provider), "LayerNormFastformer"
     )
@@ -120,7 +162,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
         load("tensorrt"), bundle.model_path, plan.settings, precision="fp16", plugins=None
     )
     engines = {
-        "plugins": TensorrtEngine(file.engine.read_bytes(), "tensorrt"),
+        "plugins": TensorrtEngine(file.engine.read_bytes(), "tensorrt", uses_plugins=True),
         "portable": TensorrtEngine(portable.engine, "tensorrt"),
     }
     results = {name: compare(bundle, engine) for name, engine in engines.items()}

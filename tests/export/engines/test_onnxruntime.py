@@ -102,7 +102,8 @@ def test_operators_report_kernel_or_body(
 @pytest.mark.skipif(HAS_CUDA, reason="ONNX Runtime has the CUDA execution provider")
 def test_missing_provider_error_names_package(bundle_folder: Path) -> None:
     with pytest.raises(
-        EngineError, match=r"no CUDAExecutionProvider.*uninstall --yes onnxruntime;.*\[cuda\]"
+        EngineError,
+        match=r"Expected CUDAExecutionProvider, got ONNX.*uninstall --yes onnxruntime;.*\[cuda\]",
     ):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from commands import assert_refused, run_python
 
-from aftexport.engines import onnxruntime_package
-from aftexport.engines.onnxruntime_package import check_package
+from aftexport.engines.onnxruntime import package
+from aftexport.engines.onnxruntime.package import check_package
 from aftexport.errors import EngineError
 from aftexport.system.installation import install_command
 
@@ -60,6 +60,6 @@ def test_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "onnxruntime").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "onnxruntime")
-    monkeypatch.setattr(onnxruntime_package, "PACKAGES", ())
+    monkeypatch.setattr(package, "PACKAGES", ())
     with pytest.raises(EngineError, match="ONNX Runtime is not installed"):
         check_package()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import aftplugins
 from aftexport.capture.capture import capture
-from aftexport.engines import onnxruntime as engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.kernel_forms import choose_kernels, takes_form
@@ -113,7 +112,8 @@ def test_form_with_portable_node_is_portable(
     def choose(model: onnx.ModelProto, _: str) -> bool:
         return choose_kernels(model, "onnxruntime_cuda")
 
-    monkeypatch.setattr(engine, "choose_kernels", choose)
+    for module in ("kernel_paths", "session_model"):
+        monkeypatch.setattr(f"aftexport.engines.onnxruntime.{module}.choose_kernels", choose)
     model = model_of(Form("AftFull", (("eps", order[0]),)))
     second = node_of(Form("AftFull", (("eps", order[1]),)))
     second.output[0] = "second"

@@ -15,7 +15,7 @@ import aftplugins
 from aftexport.bundle.golden import join_outputs
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.engines.onnxruntime.profile import operator_shares
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, operators_in

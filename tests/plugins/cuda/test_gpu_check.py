@@ -20,7 +20,7 @@ from sampling import any_case
 
 import aftplugins
 
-from . import emulated
+from . import emulated, emulated_provider
 
 
 def test_check_without_gpu_exits_with_3() -> None:
@@ -244,6 +244,24 @@ def test_kernel_verifies_exported_model(mechanism: str, monkeypatch: pytest.Monk
     assert "cases, error" in right.said
     monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
     assert "a kernel was not used: " in str(models.outcome(mechanism, way))
+
+
+def test_bundles_from_elsewhere_are_verified(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a provider that is emulated; a missing one is named."""
+    monkeypatch.setattr(aftplugins, "__path__", aftplugins.__path__)
+    monkeypatch.setenv("AFTEXPORT_CACHE", "")
+    (skipped,) = models.run_bundles(tmp_path, bundle_folder.parent)
+    assert skipped.skipped == (models._lacks_onnxruntime() is not None)
+    monkeypatch.setattr(models, "_lacks_onnxruntime", lambda: None)
+    emulated_provider.use(emulated.build() / emulated_provider.LIBRARY, monkeypatch)
+    (right,) = models.run_bundles(tmp_path, bundle_folder.parent)
+    assert right.passed, right
+    assert right.what == "model.bundle in ONNX Runtime, CUDA provider"
+    assert "AftSimple fused" in right.said
+    (empty,) = models.run_bundles(tmp_path, tmp_path)
+    assert not empty.passed
 
 
 def test_missing_runtimes_are_skipped_by_name(

@@ -13,11 +13,16 @@ import onnx
 import pytest
 import tiny_models
 import torch
+from aft_full_product import aft_full_model, open_session, rounded, run_around_product, run_operator
 from sampling import any_case
 
 import aftplugins
 from aftexport.capture.capture import capture
+from aftexport.engines import aft_full_rule
+from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
@@ -26,7 +31,7 @@ from aftexport.passes.position_bias import safe_precision
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer
 from ..checks import OPS, attributes_of, check, definition
-from ..runner import random_inputs, run
+from ..runner import INPUTS, random_inputs, run
 from . import emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
@@ -231,6 +236,78 @@ def test_precision_chosen_by_range_is_safe(
     check_on_device(library, op, inputs, element, precision=chosen)
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(
+    ("tokens", "dim", "lengths", "scale", "gate"),
+    [
+        (1, 1, [1], 1.0, "sigmoid"),
+        (33, 20, [33, 20, 0], 1.0, "tanh"),
+        (131, 16, [131, 70], 1.0, "none"),
+        (70, 8, [70, 33], 30.0, "sigmoid"),
+    ],
+)
+def test_operators_around_product_equal_definition(
+    library: Path,
+    element: str,
+    tokens: int,
+    dim: int,
+    lengths: list[int],
+    scale: float,
+    gate: str,
+) -> None:
+    """Keys and biases of a range beyond the rule are right too, but slow."""
+    drawn = random_inputs("AftFull", len(lengths), tokens, dim, scale=scale, lengths=lengths)
+    inputs = [x if x.dtype == np.int64 else rounded(x, element) for x in drawn]
+    names = dict(zip(INPUTS["AftFull"], inputs, strict=True))
+    actual = run_around_product(names, element, gate, library)
+    expected = definition("AftFull", inputs, gate=gate)
+    counts = np.arange(tokens) < np.array(lengths)[:, None]
+    assert np.isfinite(actual).all()
+    error = np.abs(actual - expected)[counts].max() / np.abs(inputs[2]).max()
+    assert error <= TOLERANCES[element].bound
+
+
+def test_rewritten_graph_runs_by_kernels(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bodies, only kernels can run the two operators."""
+    monkeypatch.setattr(aft_full_rule, "ROWS", (Row(None, "fp16", 1),))
+    drawn = random_inputs("AftFull", 2, 60, 16, lengths=[60, 21], dtype=np.float16)
+    names = dict(zip(INPUTS["AftFull"], drawn, strict=True))
+    model = aft_full_model("fp16", names.pop("position_bias"), gate="tanh")
+    assert use_products(model, "onnxruntime_cuda")
+    del model.functions[:]
+    actual = open_session(model, library).run(None, names)[0]
+    expected = definition("AftFull", drawn, gate="tanh")
+    for document, length in enumerate([60, 21]):
+        error = np.abs(actual[document, :length] - expected[document, :length]).max()
+        assert error <= TOLERANCES["fp16"].bound * np.abs(drawn[2]).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"products": (1, 5, 15)}, r"products has shape \[1, 5, 15\], expected \[1, 5, 16\]"),
+        ({"position_bias": (4, 4)}, r"longer than position_bias \[4, 4\] allows"),
+        ({"value": (1, 5, 7)}, r"value has shape \[1, 5, 7\], expected \[1, 5, 8\]"),
+    ],
+)
+def test_operators_around_product_refuse_wrong_shapes(
+    library: Path, changes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    shapes = dict.fromkeys(("query", "key", "value"), (1, 5, 8))
+    shapes |= {"position_bias": (5, 5), "products": (1, 5, 16)} | changes
+    inputs = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    with pytest.raises(Exception, match=message):
+        run_operator(
+            "AftFullFinish", inputs | {"lengths": np.array([5])}, "fp32", library, gate="none"
+        )
+
+
+def test_finish_without_kernel_is_refused(library: Path) -> None:
+    inputs = dict(zip(INPUTS["AftFull"], random_inputs("AftFull", 1, 5, 8), strict=True))
+    with pytest.raises(Exception, match='gate is "relu", expected sigmoid, tanh or none'):
+        run_around_product(inputs, "fp32", gate="relu", library=library)
+
+
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_collapsed_fastformer_layer_equals_original(
@@ -291,6 +368,25 @@ def test_operators_without_kernel_run_by_body(
     logits = OnnxRuntimeEngine(path).run({"input_ids": ids, "lengths": lengths})["logits"]
     bound = TOLERANCES["fp32"].bound * max(1.0, expected.abs().max().item())
     np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("mechanism", ["aft_local", "fastformer"])
+def test_runtime_without_provider_runs_bodies(mechanism: str, tmp_path: Path) -> None:
+    """The library as it is installed, in a runtime that has no CUDA execution provider."""
+    path = tmp_path / "model.onnx"
+    program = capture(tiny_models.classifier(mechanism))
+    onnx.save(finish(lower(program), fuse=False), path)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(emulated.build() / "libaftplugins_onnxruntime_cuda.so"))
+    ids, lengths = np.arange(80).reshape(2, 40), np.array([40, 13])
+    feeds = {"input_ids": ids, "lengths": lengths}
+    logits = [
+        onnxruntime.InferenceSession(path, given, providers=["CPUExecutionProvider"]).run(
+            None, feeds
+        )[0]
+        for given in (options, onnxruntime.SessionOptions())
+    ]
+    np.testing.assert_array_equal(*logits)
 
 
 def test_errors_name_operator_shapes_and_reason(library: Path) -> None:

@@ -80,6 +80,9 @@ int main() {
   FUNCTION(IPluginV3OneBuild::getTimingCacheID);
   FUNCTION(IPluginV3OneBuild::getFormatCombinationLimit);
   FUNCTION(IPluginV3OneBuild::getMetadataString);
+  CLASS(apiv::VExprBuilder);
+  FUNCTION(apiv::VExprBuilder::operation);
+  STRUCT(IExprBuilder);
   CLASS(IPluginV3OneRuntime);
   FUNCTION(IPluginV3OneRuntime::setTactic);
   FUNCTION(IPluginV3OneRuntime::onShapeChange);
@@ -134,12 +137,16 @@ int main() {
   ENUMERATOR(TensorFormat::kLINEAR);
   STRUCT(PluginFieldType);
   ENUMERATOR(PluginFieldType::kFLOAT32);
+  ENUMERATOR(PluginFieldType::kFLOAT64);
   ENUMERATOR(PluginFieldType::kINT32);
+  ENUMERATOR(PluginFieldType::kINT64);
   ENUMERATOR(PluginFieldType::kCHAR);
   ENUMERATOR(PluginFieldType::kUNKNOWN);
   STRUCT(TensorRTPhase);
   ENUMERATOR(TensorRTPhase::kBUILD);
   ENUMERATOR(TensorRTPhase::kRUNTIME);
+  STRUCT(DimensionOperation);
+  ENUMERATOR(DimensionOperation::kSUM);
   STRUCT(PluginCapabilityType);
   ENUMERATOR(PluginCapabilityType::kCORE);
   ENUMERATOR(PluginCapabilityType::kBUILD);

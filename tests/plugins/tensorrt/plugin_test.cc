@@ -27,13 +27,16 @@ struct Expected {
   std::string op, defaults, chosen;
   std::vector<PluginField> fields;  // those of `chosen`
   Shapes shapes;
+  bool doubles_channels = false;
 };
 
 PluginField text(const char* name, const char* value) {
   return {name, value, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(value))};
 }
 const int32_t kHeads = 3, kNoHeads = 0;
+const int64_t kWideHeads = 3, kTooManyHeads = (int64_t{1} << 32) + 3;
 const float kScale = 0.1f, kEps = 0.25f, kNoEps = 0.0f, kInfiniteEps = std::numeric_limits<float>::infinity();
+const double kWideScale = 0.1, kWideEps = 0.25, kTinyEps = 1e-60, kHugeEps = 1e60;
 const PluginField kThreeHeads{"num_heads", &kHeads, PluginFieldType::kINT32, 1};
 
 std::vector<Expected> all_operators() {
@@ -64,8 +67,31 @@ std::vector<Expected> all_operators() {
     all.push_back(all[i]);
     all.back().op = "Causal" + all[i].op;
   }
+  // Around the matrix product of AFT-full, which has no causal form.
+  all.push_back({"AftFullPrepare", "", "", {}, {sequence, sequence, lengths}, true});
+  all.push_back({"AftFullFinish", "gate=sigmoid", "gate=none", {text("gate", "none")},
+                 {sequence, sequence, sequence, {8, 8}, {2, 5, 12}, lengths}});
   return all;
 }
+
+// TensorRT's expressions of extents: the sum of an extent and itself is `doubled`.
+class Expressions final : public apiv::VExprBuilder {
+ public:
+  const IDimensionExpr* doubled() const { return reinterpret_cast<const IDimensionExpr*>(this); }
+  const IDimensionExpr* constant(int64_t) override { return nullptr; }
+  const IDimensionExpr* operation(DimensionOperation op, const IDimensionExpr& first,
+                                  const IDimensionExpr& second) override {
+    return op == DimensionOperation::kSUM && &first == &second ? doubled() : nullptr;
+  }
+  const IDimensionExpr* declareSizeTensor(int32_t, const IDimensionExpr&, const IDimensionExpr&) override {
+    return nullptr;
+  }
+};
+
+class ExprBuilder final : public IExprBuilder {
+ public:
+  explicit ExprBuilder(Expressions& expressions) { mImpl = &expressions; }
+};
 
 std::vector<PluginTensorDesc> describe_all(const Shapes& shapes) {
   std::vector<PluginTensorDesc> descs;
@@ -110,6 +136,12 @@ void test_fields(IPluginCreatorV3One& creator, const Expected& e) {
   for (const PluginField& field : defaults) expect(field.data && field.length > 0, e.op + " has no default");
   std::vector<PluginField> with_zero_counted = e.fields;
   for (PluginField& field : with_zero_counted) field.length += field.type == PluginFieldType::kCHAR;
+  std::vector<PluginField> wide = e.fields;
+  for (PluginField& field : wide) {
+    if (field.data == &kHeads) field = {field.name, &kWideHeads, PluginFieldType::kINT64, 1};
+    if (field.data == &kScale) field = {field.name, &kWideScale, PluginFieldType::kFLOAT64, 1};
+    if (field.data == &kEps) field = {field.name, &kWideEps, PluginFieldType::kFLOAT64, 1};
+  }
   std::vector<PluginField> of_node = e.fields;
   of_node.push_back(text("plugin_namespace", "ai.aftexport"));
   of_node.push_back(text("plugin_version", "1"));
@@ -131,6 +163,7 @@ void test_fields(IPluginCreatorV3One& creator, const Expected& e) {
   expect_settings(defaults, e.defaults);
   expect_settings(e.fields, e.chosen);
   expect_settings(with_zero_counted, e.chosen);
+  expect_settings(wide, e.chosen);
   expect_settings(of_node, e.chosen);
 }
 
@@ -150,20 +183,30 @@ void test_refused_fields(const Plugins& plugins, Log* log) {
   expect_refused("AftSimple", kThreeHeads, "num_heads is 3, which the plugin does not take; expected 0");
   expect_refused("NormalizedLinearAttention", text("normalizer", "clamp"),
                  "normalizer is \"clamp\", expected one of add");
-  expect_refused("AftConv", text("num_heads", "3"), "num_heads has a wrong type, expected a 32-bit integer");
+  expect_refused("AftConv", text("num_heads", "3"), "num_heads has a wrong type, expected an integer");
   expect_refused("AftConv", {"gate", &kHeads, PluginFieldType::kINT32, 1}, "gate has a wrong type, expected text");
   expect_refused("AftConv", {"num_heads", &kNoHeads, PluginFieldType::kINT32, 1},
                  "num_heads is 0, expected more than 0");
   expect_refused("Fastformer", {"num_heads", two, PluginFieldType::kINT32, 2}, "num_heads has 2 values, expected one");
   expect_refused("EfficientAttention", {"scale", &kHeads, PluginFieldType::kINT32, 1},
-                 "scale has a wrong type, expected a 32-bit float");
+                 "scale has a wrong type, expected a float");
   expect_refused("NormalizedLinearAttention", {"eps", &kNoEps, PluginFieldType::kFLOAT32, 1},
                  "eps is 0, expected more than 0");
   expect_refused("NormalizedLinearAttention", {"eps", &kInfiniteEps, PluginFieldType::kFLOAT32, 1},
                  "eps is inf, expected a finite number");
+  expect_refused("AftConv", {"num_heads", &kTooManyHeads, PluginFieldType::kINT64, 1},
+                 "num_heads is 4294967299, expected a 32-bit integer");
+  expect_refused("AftConv", {"num_heads", &kWideEps, PluginFieldType::kFLOAT64, 1},
+                 "num_heads has a wrong type, expected an integer");
+  expect_refused("NormalizedLinearAttention", {"eps", &kTinyEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e-60, which is 0 in 32 bits; expected more");
+  expect_refused("NormalizedLinearAttention", {"eps", &kHugeEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e+60, expected a finite number");
+  expect_refused("AftFull", {"eps", &kTinyEps, PluginFieldType::kFLOAT64, 1},
+                 "eps is 1e-60, which the plugin does not take; expected 0");
 }
 
-// The output has the query's type and its symbolic extents.
+// The output has the type and the symbolic extents of the first input, or twice its channels.
 void test_output(IPluginCreatorV3One& creator, const Expected& e) {
   Instance plugin(create(creator, e.fields, TensorRTPhase::kBUILD));
   const auto inputs = static_cast<int32_t>(e.shapes.size());
@@ -173,12 +216,15 @@ void test_output(IPluginCreatorV3One& creator, const Expected& e) {
     extents[i].nbDims = static_cast<int32_t>(e.shapes[i].size());
     for (int32_t d = 0; d < extents[i].nbDims; ++d) extents[i].d[d] = reinterpret_cast<IDimensionExpr*>(&symbols[i][d]);
   }
-  auto& builder = *reinterpret_cast<IExprBuilder*>(symbols);
+  Expressions expressions;
+  ExprBuilder builder(expressions);
   DimsExprs output{};
   const auto get_shapes = [&](int32_t count) {
     return plugin.build->getOutputShapes(extents.data(), count, nullptr, 0, &output, 1, builder);
   };
-  expect(get_shapes(inputs) == 0 && output.nbDims == 3 && std::equal(output.d, output.d + 3, extents[0].d),
+  const IDimensionExpr* const channels = e.doubles_channels ? expressions.doubled() : extents[0].d[2];
+  expect(get_shapes(inputs) == 0 && output.nbDims == 3 && std::equal(output.d, output.d + 2, extents[0].d) &&
+             output.d[2] == channels,
          e.op + " has a wrong output shape");
   expect(get_shapes(inputs - 1) != 0 && get_shapes(inputs + 1) != 0, e.op + " takes another number of inputs");
   extents[1].nbDims = 4;
@@ -284,6 +330,10 @@ void test_refused_shapes(const Plugins& plugins, Log* log) {
   expect_refused("AftSimple", {}, {s, s, s, {3}}, "lengths is [3], expected [2]");
   expect_refused("AftFull", {}, {s, s, s, {4, 4}, lengths}, "query has 5 tokens, position_bias allows 4");
   expect_refused("AftFull", {}, {s, s, s, {8, 9}, lengths}, "position_bias is [8, 9], expected [8, 8]");
+  expect_refused("AftFullPrepare", {}, {s, {2, 5, 7}, lengths}, "value is [2, 5, 7], expected [2, 5, 6]");
+  expect_refused("AftFullFinish", {}, {s, s, s, {8, 8}, {2, 5, 11}, lengths}, "products has 11 channels, expected 12");
+  expect_refused("AftFullFinish", {}, {s, s, s, {4, 4}, {2, 5, 12}, lengths},
+                 "query has 5 tokens, position_bias allows 4");
   expect_refused("AftLocal", {}, {s, s, s, {4, 3}, lengths}, "query has 5 tokens, band allows 4");
   expect_refused("AftLocal", {}, {s, s, s, {1, 4}, lengths}, "band has 4 columns, expected an odd number, 2s-1");
   expect_refused("CausalAftLocal", {}, {s, s, s, {1, 0}, lengths}, "band has 0 columns, expected at least one");

@@ -9,11 +9,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from aft_full_product import aft_full_model
 from onnx import TensorProto
 from sampling import any_case
 
+from aftexport.engines import aft_full_rule
+from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.aft_full_rule import Row
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.operators.torch_ops import OPERATORS
 
@@ -69,12 +74,33 @@ def test_every_operator_builds_in_every_type(element: str, library: Path, tmp_pa
     assert result["engine"]
 
 
+@pytest.fixture
+def product_from_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aft_full_rule, "ROWS", (Row(None, "fp16", 1), Row(None, "bf16", 1)))
+
+
+@pytest.mark.usefixtures("product_from_one_token")
+@pytest.mark.parametrize(("precision", "element"), [("fp16", "HALF"), ("bf16", "BF16")])
+def test_product_of_aft_full_builds_either_way(
+    precision: str, element: str, library: Path, tmp_path: Path
+) -> None:
+    model = aft_full_model(precision, np.eye(32), gate="tanh")
+    assert use_products(model, "tensorrt")
+    fused, portable = build(model, tmp_path, library), build(model, tmp_path)
+    for result in (fused, portable):
+        assert result["errors"] == []
+        assert result["outputs"] == {"output": [element, [-1, -1, 16]]}
+        assert result["engine"]
+    assert sorted(fused["plugins"]) == ["attention", "output/entries"]
+    assert portable["plugins"] == []
+
+
 @pytest.mark.parametrize(
     ("op_type", "changes", "message"),
     [
         ("AftFull", {"gate": "relu"}, 'gate is "relu", expected one of sigmoid tanh none'),
         ("CausalAftFull", {"precision": "int4"}, 'precision is "int4", expected one of fp32 fp16'),
-        ("AftConv", {"num_heads": "2"}, "num_heads has a wrong type, expected a 32-bit integer"),
+        ("AftConv", {"num_heads": "2"}, "num_heads has a wrong type, expected an integer"),
         ("AftConv", {"num_heads": [1, 2]}, "num_heads has 2 values, expected one"),
         ("NormalizedLinearAttention", {"eps": 0.0}, "eps is 0, expected more than 0"),
         ("NormalizedLinearAttention", {"eps": math.inf}, "eps is inf, expected a finite number"),

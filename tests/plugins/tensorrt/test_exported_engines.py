@@ -13,7 +13,12 @@ import aftexport
 import aftplugins
 from aftexport.bundle.bundle import engine_file
 from aftexport.capture.capture import capture
+from aftexport.engines import aft_full_rule
+from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.aft_full_rule import Row
+from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
+from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.lowering.to_onnx import lower
@@ -49,6 +54,30 @@ def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_p
     assert bundle.files["model.trt-rtx.engine"] > installed.stat().st_size
 
 
+@pytest.mark.parametrize(("first_tokens", "replaced"), [(16, True), (65, False)])
+def test_longest_document_decides_about_product(
+    first_tokens: int,
+    replaced: bool,
+    installed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The path of the operator is a plugin's either way."""
+    changes: list[bool] = []
+    monkeypatch.setattr(aft_full_rule, "ROWS", (Row(None, "fp16", first_tokens),))
+    monkeypatch.setattr(
+        builder,
+        "use_products",
+        lambda *given, **named: changes.append(use_products(*given, **named)) or changes[-1],
+    )
+    asked = EngineOptions(max_length=64)
+    settings = build_settings("trt-rtx", asked, precision="fp16", max_tokens=100)
+    path = engines.graph(tmp_path, mechanism="aft_full", max_length=100)
+    built = build(load("tensorrt_rtx"), path, settings, precision="fp16", plugins=installed)
+    assert changes == [replaced]
+    assert built.operators == {"AftFull": "plugin"}
+
+
 def test_every_setting_runs_by_plugin(installed: Path, tmp_path: Path) -> None:
     model, runtime = tmp_path / "model.onnx", load("tensorrt_rtx")
     program = capture(tiny_models.MixedSettings(), dtype=torch.float16, max_tokens=300)
@@ -68,6 +97,17 @@ def test_build_without_plugins_contains_none(installed: Path, tmp_path: Path) ->
         for plugins in (installed, None)
     ]
     assert ways == [{"AftSimple": "plugin"}, {"AftSimple": "portable"}]
+
+
+def test_portable_build_ignores_plugins_of_engines(installed: Path, tmp_path: Path) -> None:
+    """An engine of the process holds the plugins."""
+    model, runtime = engines.graph(tmp_path), load("tensorrt_rtx")
+    hold_plugins(runtime, installed)
+    try:
+        built = build(runtime, model, engines.SETTINGS, precision="fp16", plugins=None)
+    finally:
+        release_plugins(runtime, installed)
+    assert built.operators == {"AftSimple": "portable"}
 
 
 def test_unsupported_gpus_omit_plugins(installed: Path, tmp_path: Path) -> None:

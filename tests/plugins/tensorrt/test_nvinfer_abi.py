@@ -1,11 +1,31 @@
-"""Our declaration of TensorRT's plugin interface against the real headers, where present."""
+"""Our declaration of TensorRT's plugin interface, its listings, and the real headers.
 
+The listings in ``abi`` hold every virtual-table slot, signature, size, offset and enumerator that
+the plugins rely on, one for each major version. They are what the real headers must print.
+TENSORRT_ROOT names the folder of ``include``, several of them as in PATH, or a folder of such
+folders. Without headers, the declaration is compared with the listings, and its enumerators with
+those of TensorRT-RTX.
+"""
+
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from .test_plugins import run
+
+LISTINGS = {path.stem: path.read_text() for path in Path(__file__).with_name("abi").glob("*.txt")}
+"""The listing of each major version."""
+ENUMERATIONS = {
+    "APILanguage",
+    "DataType",
+    "DimensionOperation",
+    "PluginCapabilityType",
+    "PluginFieldType",
+    "TensorFormat",
+    "TensorRTPhase",
+}
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +35,7 @@ def versions(programs: Path) -> list[str]:
     if not found:
         pytest.skip(
             "no NvInferRuntime.h of TensorRT 10 or later with a cuda_runtime_api.h "
-            "(set TENSORRT_ROOT to the folder of include/, or to several, as in PATH)"
+            "(set TENSORRT_ROOT to the folder of include/, or to a folder of such folders)"
         )
     return found
 
@@ -25,11 +45,26 @@ def listing(program: Path) -> str:
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout
 
 
-def test_declaration_equals_the_headers(programs: Path, versions: list[str]) -> None:
+@pytest.mark.parametrize("major", ["10", "11"])
+def test_declaration_equals_listing(programs: Path, major: str) -> None:
+    assert LISTINGS[major].count("\n") > 90
+    assert listing(programs / f"abi_listing_{major}") == LISTINGS[major]
+
+
+def test_headers_equal_listing(programs: Path, versions: list[str]) -> None:
     for version in versions:
-        declared = listing(programs / f"abi_listing_{version.partition('.')[0]}")
-        assert declared.count("\n") > 90
-        assert listing(programs / f"abi_listing_nvinfer_{version}") == declared, version
+        major = version.partition(".")[0]
+        assert listing(programs / f"abi_listing_nvinfer_{version}") == LISTINGS[major], version
+
+
+@pytest.mark.parametrize("major", ["10", "11"])
+def test_enumerators_equal_rtx_bindings(major: str) -> None:
+    """The real runtime shows its enumerations to Python."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    numbers = re.findall(r"^  (\w+)::k(\w+) = (\d+)$", LISTINGS[major], re.MULTILINE)
+    assert {kind for kind, _, _ in numbers} == ENUMERATIONS
+    for kind, name, number in numbers:
+        assert int(getattr(getattr(trt, kind), name)) == int(number), (kind, name)
 
 
 def test_host_and_plugins_mix_headers(programs: Path, versions: list[str]) -> None:
@@ -39,4 +74,4 @@ def test_host_and_plugins_mix_headers(programs: Path, versions: list[str]) -> No
         for plugins in builds:
             library = programs / f"libaftplugins_tensorrt{plugins}.so"
             output = run(programs / f"plugin_test{host}", library)
-            assert "14 operators, 0 failures" in output, (host, plugins)
+            assert "16 operators, 0 failures" in output, (host, plugins)

@@ -58,13 +58,17 @@ def test_every_method_of_every_plugin(
     programs: Path, each_library: Path, wheel: str | None
 ) -> None:
     output = run(programs / "plugin_test", each_library, wheel=wheel)
-    assert "14 operators, 0 failures" in output
+    assert "16 operators, 0 failures" in output
     if wheel == "tensorrt-rtx":
         assert "with its logger" in output
 
 
 def test_precision_says_how_exponentials_are_multiplied(programs: Path, library: Path) -> None:
     assert "0 failures" in run(programs / "precision_test", library)
+
+
+def test_product_plugins_give_bits_of_kernels(programs: Path, library: Path) -> None:
+    assert "0 failures" in run(programs / "product_test", library)
 
 
 @pytest.mark.parametrize(("wheel", "every"), [(None, 4), ("tensorrt-dispatch-cu13-libs", 8)])

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import onnxruntime
 import pytest
-from commands import run_python
+from commands import assert_refused, run_python
 
 IMPORTED = (
     "import sys\n"
@@ -55,3 +56,18 @@ def test_existing_bundle_is_no_mistyped_command(tmp_path: Path) -> None:
     outcome = run_python("-m", "aftserve", "bacth", cwd=tmp_path)
     assert outcome.code == 2
     assert "Write aftserve batch" not in outcome.err
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="ONNX Runtime has the CUDA execution provider",
+)
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_missing_provider_ends_start(way: str, bundle_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "aftserve.toml"
+    file.write_text('provider = "cuda"\n')
+    words = {"flag": ["--provider", "cuda"], "file": ["--config", str(file)]}.get(way, [])
+    variables = {"AFTSERVE_PROVIDER": "cuda"} if way == "variable" else {}
+    words += ["--port", "0"]
+    outcome = run_python("-m", "aftserve", bundle_folder, *words, cwd=tmp_path, **variables)
+    assert_refused(outcome, "Expected CUDAExecutionProvider, got ONNX Runtime", "[cuda]")

@@ -15,13 +15,14 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.contract import FEATURES, IDS, LENGTHS
-from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, element, plugins_loaded
+from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.tensorrt.plugin_library import plugins_loaded
+from aftexport.engines.tensorrt.runtimes import EXTRAS, LOGIT_TYPES, TensorRt, element
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
-from aftexport.operators.kernel_forms import choose_kernels
-from aftexport.operators.portable_bodies import inline_partial_calls
 from aftexport.system.files import replacing_file
+from aftexport.system.installation import install_command
 
 Progress = Callable[[str, int, int], None]
 """A callback with a phase, its completed steps, and its total steps."""
@@ -77,7 +78,7 @@ def build(
     builder = module.Builder(trt.logger)
     with plugins_loaded(trt, plugins):
         network = builder.create_network(_strongly_typed(module))
-        operators = _parse(trt, network, model, has_plugins=plugins is not None)
+        operators = _parse(trt, network, model, settings, has_plugins=plugins is not None)
         types = network_types(network)
         check_types(trt.title, types, precision)
         if 75 in settings.compute_capabilities:
@@ -136,7 +137,9 @@ def _strongly_typed(module: Any) -> int:
     return 0 if flag is None else 1 << int(flag)
 
 
-def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> dict[str, str]:
+def _parse(
+    trt: TensorRt, network: Any, model: Path, settings: BuildSettings, *, has_plugins: bool
+) -> dict[str, str]:
     """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
@@ -148,12 +151,15 @@ def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> di
             "Export the model again.",
         ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
-    is_renamed = has_plugins and choose_kernels(graph, "tensorrt")
-    inlined = inline_partial_calls(graph)
-    if is_renamed or inlined is not graph:
-        is_parsed = parser.parse(inlined.SerializeToString(), str(model))
-    else:
-        is_parsed = parser.parse_from_file(str(model))
+    if has_plugins:
+        use_products(
+            graph,
+            "tensorrt",
+            max_tokens=settings.max_length,
+            capabilities=settings.compute_capabilities,
+        )
+    prepared = _prepare(trt)(graph, model.parent, has_plugins=has_plugins)
+    is_parsed = parser.parse(prepared.SerializeToString(), str(model))
     if not is_parsed:
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         reason = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
@@ -170,6 +176,17 @@ def _parse(trt: TensorRt, network: Any, model: Path, *, has_plugins: bool) -> di
         op_type: "plugin" if paths == {"plugin"} else "portable"
         for op_type, paths in sorted(ways.items())
     }
+
+
+def _prepare(trt: TensorRt) -> Callable[..., onnx.ModelProto]:
+    """Return ``prepare_graph``, whose library only builds need."""
+    try:
+        from aftexport.engines.tensorrt.graph.prepare import prepare_graph
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"{error.name} is not installed.", f"Run: {install_command(EXTRAS[trt.name])}"
+        ) from error
+    return prepare_graph
 
 
 def _check_turing(model: Path, operators: Mapping[str, str]) -> None:

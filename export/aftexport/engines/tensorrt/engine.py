@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aftexport.contract import AXES, LENGTHS, main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
+from aftexport.engines.tensorrt.deserialization import deserialize
 from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
 from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
@@ -97,9 +98,10 @@ class TensorrtEngine:
     compiles its kernels on first use.
 
     Args:
-        serialized: the engine. It contains the plugins' code, so load engines only from
+        serialized: the engine. It may contain the plugins' code, so load engines only from
             trusted bundles.
         runtime: the runtime that built the engine.
+        uses_plugins: whether an operator runs by a plugin, see ``EngineRecord``.
 
     Attributes:
         types: element type of each input and output of the engine.
@@ -112,18 +114,12 @@ class TensorrtEngine:
     name = "tensorrt"
     takes_choice = False
 
-    def __init__(self, serialized: bytes, runtime: RuntimeName) -> None:
+    def __init__(
+        self, serialized: bytes, runtime: RuntimeName, *, uses_plugins: bool = False
+    ) -> None:
         self._trt: TensorRt = load(runtime)
         self._stream = Stream()
-        module = self._trt.module
-        self._runtime = module.Runtime(self._trt.logger)
-        # The engine contains the code of its plugins.
-        self._runtime.engine_host_code_allowed = True
-        self._engine = self._trt.attempt(
-            lambda: self._runtime.deserialize_cuda_engine(serialized),
-            "refuses the engine",
-            "Run: aftexport build BUNDLE --rebuild",
-        )
+        self._runtime, self._engine = deserialize(self._trt, serialized, uses_plugins=uses_plugins)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self.types = {name: element(self._engine.get_tensor_dtype(name)) for name in names}
         self.input_names = tuple(name for name in names if name in AXES)

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aftexport.engines.cuda import Device
 from aftexport.engines.tensorrt.builder import BuiltEngine
+from aftexport.engines.tensorrt.deserialization import REBUILD
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.engines.tensorrt.settings import BuildSettings, Count, RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.files import sha256, sha256_of
 
-REBUILD = "Run: aftexport build BUNDLE --rebuild"
 MAX_ENGINE_BYTES = 1 << 37
 """Limit of an engine, at least the memory of any GPU; an engine must fit into GPU memory."""
 MAX_RECORD_BYTES = 1 << 20
@@ -49,8 +49,8 @@ class EngineRecord(BaseModel):
         runtime, version: the runtime that built the engine; only this version loads it.
         gpu: name of the GPU of the build; None for a portable engine.
         capability: compute capability of that GPU times 10, 90 for 9.0.
-        settings, precision, model, plugins: see ``EngineRequirements``; the engine contains its
-            plugins.
+        settings, precision, model, plugins: see ``EngineRequirements``; the engine should contain
+            its plugins, see ``deserialization``.
         types: element types of inputs and outputs, by name.
         operators: ``plugin`` or ``portable`` for each custom operator.
         parity: state of the comparison with PyTorch, which needs a GPU.
@@ -71,6 +71,11 @@ class EngineRecord(BaseModel):
     operators: dict[str, Literal["plugin", "portable"]]
     parity: Literal["checked", "deferred"]
     sha256: str
+
+    @property
+    def uses_plugins(self) -> bool:
+        """Whether an operator runs by a plugin."""
+        return "plugin" in self.operators.values()
 
     @classmethod
     def of(cls, built: BuiltEngine, wanted: EngineRequirements) -> Self:

@@ -1,12 +1,9 @@
 """The Python modules of TensorRT and TensorRT-RTX: import, log and element types."""
 
-import ctypes
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from aftexport.engines.tensorrt.settings import RuntimeName
@@ -18,8 +15,6 @@ EXTRAS: dict[RuntimeName, str] = {"tensorrt": "trt", "tensorrt_rtx": "trt-rtx"}
 MIN_VERSIONS: dict[RuntimeName, tuple[int, int]] = {"tensorrt": (10, 1), "tensorrt_rtx": (1, 4)}
 
 _TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64"}
-RTX_ALIAS = "libtensorrt_rtx.so"
-"""A library that is built with the plugins (``plugins/tensorrt/rtx_alias.cmake``)."""
 LOGIT_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The type of an engine's logits for each precision."""
 
@@ -111,34 +106,3 @@ def element(data_type: Any) -> str:
     """Return numpy's name of a TensorRT type, or ``bfloat16``, which numpy lacks."""
     name = str(data_type.name)
     return _TYPES.get(name, name.lower())
-
-
-@contextmanager
-def plugins_loaded(trt: TensorRt, library: Path | None) -> Iterator[None]:
-    """Register the plugin library for the block; None registers nothing.
-
-    Raises:
-        EngineError: if the runtime refuses the library.
-    """
-    if library is None:
-        yield
-        return
-    remedy = "Install aftexport again to build the plugins for this machine."
-    try:
-        # Networks outlive the block and call their plugins when they are freed, so the
-        # library must stay loaded.
-        ctypes.CDLL(str(library))
-        if trt.name == "tensorrt_rtx":
-            # The parser of TensorRT-RTX finds plugins through a library of this name, which
-            # the wheel lacks. Without the library, the parser ends the process.
-            ctypes.CDLL(str(library.with_name(RTX_ALIAS)))
-    except OSError as error:
-        raise EngineError(f"{trt.title} cannot use the plugins: {error}.", remedy) from error
-    registry = trt.module.get_plugin_registry()
-    handle = trt.attempt(
-        lambda: registry.load_library(str(library)), f"cannot load the plugins of {library}", remedy
-    )
-    try:
-        yield
-    finally:
-        registry.deregister_library(handle)

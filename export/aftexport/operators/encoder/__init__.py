@@ -11,14 +11,18 @@ from aftexport.operators.encoder.layer_norm_query_key_value import LAYER_NORM_QU
 from aftexport.operators.encoder.linear_residual import LINEAR_RESIDUAL
 from aftexport.operators.schema import OnnxOperator
 
-OPERATORS: dict[str, OnnxOperator] = {
+ARITHMETIC_OPERATORS: dict[str, OnnxOperator] = {
     operator.op_type: operator
     for operator in (
         LAYER_NORM_LINEAR,
         LAYER_NORM_QUERY_KEY_VALUE,
         LAYER_NORM_FEED_FORWARD,
         LINEAR_RESIDUAL,
-        LAYER_NORM_FASTFORMER,
     )
+}
+"""The operators whose bodies have every form of ``Arithmetic``, by ONNX name."""
+OPERATORS: dict[str, OnnxOperator] = {
+    **ARITHMETIC_OPERATORS,
+    LAYER_NORM_FASTFORMER.op_type: LAYER_NORM_FASTFORMER,
 }
 """The encoder's operators by ONNX name."""

@@ -9,50 +9,37 @@ arXiv 2002.04745) and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415).
 import onnx
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.schema import OnnxOperator, as_float
+from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.schema import OnnxOperator
+
+_INPUTS = (
+    "x",
+    "norm_weight",
+    "norm_bias",
+    "weight_in",
+    "bias_in",
+    "weight_out",
+    "bias_out",
+)
 
 
-def _body() -> str:
-    # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
-    # The root has the type of the product, which is float64 where a float64 engine runs the body.
-    names = ("norm_weight", "norm_bias", "weight_in", "bias_in", "weight_out", "bias_out")
+def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
+    x, norm_weight, norm_bias, weight_in, bias_in, weight_out, bias_out = arithmetic.names(*_INPUTS)
     return (
-        as_float("x", *names)
-        + """
-        normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> (
-            x_f, norm_weight_f, norm_bias_f
-        )
-        product_in = MatMul(normed, weight_in_f)
-        hidden = Add(product_in, bias_in_f)
-        two_f = Constant <value_float = 2.0> ()
-        two = CastLike(two_f, hidden)
-        sqrt_two = Sqrt(two)
-        one_f = Constant <value_float = 1.0> ()
-        half = Constant <value_float = 0.5> ()
-        scaled = Div(hidden, sqrt_two)
-        error_function = Erf(scaled)
-        twice_weight = Add(error_function, one_f)
-        twice_activated = Mul(hidden, twice_weight)
-        activated = Mul(twice_activated, half)
-        product_out = MatMul(activated, weight_out_f)
-        change = Add(product_out, bias_out_f)
-        result = Add(x_f, change)
-        output = CastLike(result, x)
-    """
+        arithmetic.casts(_INPUTS)
+        + layer_norm(x, norm_weight, norm_bias)
+        + arithmetic.product("product_in", "normed", weight_in)
+        + f"hidden = Add(product_in, {bias_in})\n"
+        + arithmetic.gelu("activated", "hidden")
+        + arithmetic.product("product_out", "activated", weight_out)
+        + f"change = Add(product_out, {bias_out})\n"
+        + arithmetic.output("output", f"Add({x}, change)")
     )
 
 
 LAYER_NORM_FEED_FORWARD = OnnxOperator(
     op_type="LayerNormFeedForward",
-    inputs=(
-        "x",
-        "norm_weight",
-        "norm_bias",
-        "weight_in",
-        "bias_in",
-        "weight_out",
-        "bias_out",
-    ),
+    inputs=_INPUTS,
     shapes=("B T D", "D", "D", "D F", "F", "F D", "D"),
     exponents=(),
     attributes=(EPSILON,),

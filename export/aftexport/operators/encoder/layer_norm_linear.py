@@ -8,26 +8,25 @@ Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4.
 import onnx
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.schema import OnnxOperator, as_float
+from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.schema import OnnxOperator
+
+_INPUTS = ("x", "norm_weight", "norm_bias", "weight", "bias")
 
 
-def _body() -> str:
+def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
+    x, norm_weight, norm_bias, weight, bias = arithmetic.names(*_INPUTS)
     return (
-        as_float("x", "norm_weight", "norm_bias", "weight", "bias")
-        + """
-        normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> (
-            x_f, norm_weight_f, norm_bias_f
-        )
-        product = MatMul(normed, weight_f)
-        result = Add(product, bias_f)
-        output = CastLike(result, x)
-    """
+        arithmetic.casts(_INPUTS)
+        + layer_norm(x, norm_weight, norm_bias)
+        + arithmetic.product("product", "normed", weight)
+        + arithmetic.output("output", f"Add(product, {bias})")
     )
 
 
 LAYER_NORM_LINEAR = OnnxOperator(
     op_type="LayerNormLinear",
-    inputs=("x", "norm_weight", "norm_bias", "weight", "bias"),
+    inputs=_INPUTS,
     shapes=("B T D", "D", "D", "D E", "E"),
     exponents=(),
     attributes=(EPSILON,),

@@ -9,7 +9,8 @@ arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the attent
 import onnx
 
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.schema import OnnxOperator, as_float
+from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.schema import OnnxOperator
 
 _OUTPUTS = ("query", "key", "value")
 _INPUTS = (
@@ -25,24 +26,13 @@ _INPUTS = (
 )
 
 
-def _body() -> str:
-    products = (
-        f"""
-        {name}_product = MatMul(normed, {name}_weight_f)
-        {name}_result = Add({name}_product, {name}_bias_f)
-        {name} = CastLike({name}_result, x)
-        """
-        for name in _OUTPUTS
-    )
-    return (
-        as_float(*_INPUTS)
-        + """
-        normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> (
-            x_f, norm_weight_f, norm_bias_f
-        )
-        """
-        + "".join(products)
-    )
+def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
+    x, norm_weight, norm_bias, *parameters = arithmetic.names(*_INPUTS)
+    lines = arithmetic.casts(_INPUTS) + layer_norm(x, norm_weight, norm_bias)
+    for name, weight, bias in zip(_OUTPUTS, parameters[::2], parameters[1::2], strict=True):
+        lines += arithmetic.product(f"{name}_product", "normed", weight)
+        lines += arithmetic.output(name, f"Add({name}_product, {bias})")
+    return lines
 
 
 LAYER_NORM_QUERY_KEY_VALUE = OnnxOperator(

@@ -6,24 +6,25 @@ Y = R + X W + b
 import onnx
 
 from aftexport.operators.encoder._attributes import PRECISION
-from aftexport.operators.schema import OnnxOperator, as_float
+from aftexport.operators.encoder.arithmetic import Arithmetic
+from aftexport.operators.schema import OnnxOperator
+
+_INPUTS = ("x", "weight", "bias", "residual")
 
 
-def _body() -> str:
+def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
+    x, weight, bias, residual = arithmetic.names(*_INPUTS)
     return (
-        as_float("x", "weight", "bias", "residual")
-        + """
-        product = MatMul(x_f, weight_f)
-        change = Add(product, bias_f)
-        result = Add(residual_f, change)
-        output = CastLike(result, x)
-    """
+        arithmetic.casts(_INPUTS)
+        + arithmetic.product("product", x, weight)
+        + f"change = Add(product, {bias})\n"
+        + arithmetic.output("output", f"Add({residual}, change)")
     )
 
 
 LINEAR_RESIDUAL = OnnxOperator(
     op_type="LinearResidual",
-    inputs=("x", "weight", "bias", "residual"),
+    inputs=_INPUTS,
     shapes=("B T E", "E D", "D", "B T D"),
     exponents=(),
     attributes=(),

@@ -2,6 +2,7 @@
 
 from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
+from aftexport.operators.mechanisms.aft_full_product import AFT_FULL_FINISH, AFT_FULL_PREPARE
 from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
 from aftexport.operators.mechanisms.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
@@ -16,6 +17,7 @@ from aftexport.operators.mechanisms.linear_attention import (
 )
 from aftexport.operators.mechanisms.mechanism import MechanismOperator
 from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
+from aftexport.operators.schema import OnnxOperator
 
 OPERATORS: dict[str, MechanismOperator] = {
     operator.op_type: operator
@@ -43,7 +45,18 @@ RECURRENT_OPERATORS: dict[str, MechanismOperator] = {
 }
 """The operators with a state, by ONNX name; they have a direction or none instead of a twin."""
 
+PRODUCT_OPERATORS: dict[str, OnnxOperator] = {
+    operator.op_type: operator for operator in (AFT_FULL_PREPARE, AFT_FULL_FINISH)
+}
+"""The operators around AFT-full's matrix product, by ONNX name; engines put them into graphs."""
+
 MECHANISMS: tuple[str, ...] = tuple(dict.fromkeys(o.stem for o in OPERATORS.values()))
 """The stems of the mechanisms with a twin, which name their files in every layer."""
 
-__all__ = ["MECHANISMS", "OPERATORS", "RECURRENT_OPERATORS", "MechanismOperator"]
+__all__ = [
+    "MECHANISMS",
+    "OPERATORS",
+    "PRODUCT_OPERATORS",
+    "RECURRENT_OPERATORS",
+    "MechanismOperator",
+]

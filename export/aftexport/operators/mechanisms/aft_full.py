@@ -35,14 +35,12 @@ def _body(*, gate: str, causal: bool) -> str:
         """
     else:
         lines += "bias = Identity(position_bias_f)\n"
+    lines += bias_corner()
     lines += """
         bias_row_max = ReduceMax <keepdims = 1> (bias, axis1)
         bias_max = Max(bias_row_max, lowest)
         bias_shifted = Sub(bias, bias_max)
         all_bias_weight = Exp(bias_shifted)
-        corner = Concat <axis = 0> (tokens, tokens)
-        both_axes = Constant <value_ints = [0, 1]> ()
-        origin = Constant <value_ints = [0, 0]> ()
         bias_weight = Slice(all_bias_weight, origin, corner, both_axes)
         key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
     """
@@ -60,12 +58,24 @@ def _body(*, gate: str, causal: bool) -> str:
         counted_weight = Where(key_max_is_none, one_f, total_weight)
     """
     lines += text.add_eps("counted_weight", "logit_max", "denominator")
-    lines += text.guarded_division(_exact_body())
+    lines += text.guarded_division(exact_body())
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
 
 
-def _exact_body() -> str:
-    """Define ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
+def bias_corner() -> str:
+    """Define ``origin``, ``corner`` and ``both_axes``, which cut a bias to the tokens."""
+    return """
+        corner = Concat <axis = 0> (tokens, tokens)
+        both_axes = Constant <value_ints = [0, 1]> ()
+        origin = Constant <value_ints = [0, 0]> ()
+    """
+
+
+def exact_body() -> str:
+    """Define ``exact_mean``, row by row: a softmax of keys plus that row's biases.
+
+    Reads ``logits``, ``bias``, ``value_f``, ``log_eps`` and the names of ``bias_corner``.
+    """
     lines = text.constants(half=0.5, half_lowest=text.LOWEST / 2)
     lines += """
         half_key = Mul(logits, half)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aftexport.operators.schema import OnnxOperator
 from aftexport.operators.torch_ops import (
+    aft_full_product,
     layer_norm_fastformer,
     layer_norm_feed_forward,
     layer_norm_linear,
@@ -60,6 +61,8 @@ RECURRENT_OPERATORS: dict[str, Operator] = {
 
 _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
+    "AftFullPrepare": aft_full_product.prepare,
+    "AftFullFinish": aft_full_product.finish,
     "LayerNormFastformer": layer_norm_fastformer.reference,
     "LayerNormFeedForward": layer_norm_feed_forward.reference,
     "LayerNormLinear": layer_norm_linear.reference,

@@ -42,7 +42,7 @@ def compare_layers(
     """
     model = read_model(path)
     if has_bfloat16(model):
-        model = widen(model)  # ONNX Runtime runs bfloat16 graphs in float32
+        widen(model)  # ONNX Runtime runs bfloat16 graphs in float32
     names = [name for node in model.graph.node for name in node.output if name in program]
     expected = program.run(names, case.inputs)
     probe = _Probe(model, case.inputs, fused=fused, provider=provider)

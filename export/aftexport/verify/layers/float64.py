@@ -37,7 +37,9 @@ def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Arra
 
 
 def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpRun]]) -> Array:
-    wide = widen(model, _NARROW, TensorProto.DOUBLE)
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
     wide_inputs = {
         name: value.astype(np.float64) if value.dtype.kind == "f" else value
         for name, value in inputs.items()

@@ -1,5 +1,6 @@
 """The builder that TensorRT and TensorRT-RTX share; the latter builds without a GPU."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,25 @@ def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
     network = rtx.module.Builder(rtx.logger).create_network(0)
     network.add_input("ids", rtx.module.DataType.INT64, (-1, 3))
     assert network_types(network) == {"ids": "int64"}
+
+
+def test_missing_graph_library_names_install_command(
+    rtx: TensorRt, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if "tensorrt.graph" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx_graphsurgeon", None)
+    with pytest.raises(EngineError, match="onnx_graphsurgeon is not installed") as caught:
+        built(rtx, model, "fp16")
+    assert install_command("trt-rtx") in caught.value.remedy
+
+
+def test_only_builds_import_graph_library() -> None:
+    code = (
+        "import sys, aftexport.deploy.build_engine, aftexport.engines.tensorrt.builder\n"
+        "assert 'onnx_graphsurgeon' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_missing_runtime_names_install_command(

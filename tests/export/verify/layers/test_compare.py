@@ -132,7 +132,7 @@ def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
             fault.plant(changed)
         return load(changed.SerializeToString(), *options, fused=False, **others)
 
-    monkeypatch.setattr(ort, "session", session)
+    monkeypatch.setattr("aftexport.engines.onnxruntime.engine.session", session)
     monkeypatch.setattr(compare, "operator_paths", lambda *_, **__: {fault.name: "fused"})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aftexport.engines import Tensors
-from aftexport.engines.onnxruntime import session, session_options
+from aftexport.engines.onnxruntime.sessions import session, session_options
 
 _RUNS = 3
 

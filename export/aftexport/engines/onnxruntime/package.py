@@ -59,7 +59,9 @@ check_package()
 import onnxruntime  # noqa: E402  after the check: the import of mixed files may end the process
 from onnxruntime.capi import onnxruntime_pybind11_state as native  # noqa: E402
 
-__all__ = ["check_package", "native", "onnxruntime"]
+__all__ = ["VERSION", "check_package", "native", "onnxruntime"]
+
+VERSION: str = onnxruntime.__version__
 
 # The environment variable has no effect if onnxruntime was imported before aftexport.
 onnxruntime.disable_telemetry_events()

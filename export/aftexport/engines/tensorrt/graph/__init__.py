@@ -1,0 +1,1 @@
+"""Graphs for TensorRT, prepared with onnx-graphsurgeon."""

@@ -1,0 +1,43 @@
+"""The CUDA execution provider of ONNX Runtime on an emulated GPU, which is the CPU.
+
+Its kernels are the emulated ones. Sessions load models as they do for CUDA.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import aftplugins
+from aftexport.engines.onnxruntime import providers
+from aftexport.engines.onnxruntime.cuda_rewrites import rewrite_for_cuda
+
+LIBRARY = "libaftplugins_onnxruntime_emulated.so"
+EMULATED = providers.ExecutionProvider(
+    "CPUExecutionProvider", "onnxruntime_cuda", rewrite=rewrite_for_cuda
+)
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+import pytest
+
+from aftserve.cli import main
+from plugins.cuda.emulated_provider import use
+
+with pytest.MonkeyPatch.context() as patch:
+    use(Path({library!r}), patch)
+    sys.exit(main())
+"""
+"""``aftserve`` whose provider cuda is emulated, for ``python -c``."""
+
+
+def use(library: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let ``cuda`` be the emulated provider.
+
+    Args:
+        library: the path of the emulated kernels.
+        patch: the change, which can be undone.
+    """
+    patch.setitem(providers.PROVIDERS, "cuda", EMULATED)
+    patch.setattr(aftplugins, "library", lambda runtime: library)
