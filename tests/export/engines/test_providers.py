@@ -33,9 +33,9 @@ def test_missing_driver_is_named(has_provider: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "_DRIVER", "libabsent-driver.so.1")
     with pytest.raises(
         EngineError, match=r"Expected a GPU.*libabsent-driver\.so\.1 is missing"
-    ) as e:
+    ) as refusal:
         CUDA.check()
-    assert "nvidia-smi" in e.value.remedy
+    assert "nvidia-smi" in refusal.value.remedy
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the C library has another name")
@@ -66,9 +66,9 @@ def test_missing_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aftplugins, "library", lambda runtime: None)
     with pytest.raises(
         EngineError, match=r"kernels for AftLocal and AftSimple, got none: lib"
-    ) as e:
+    ) as refusal:
         CUDA.check_kernels(["AftSimple", "AftLocal_sigmoid", "LayerNormFeedForward"])
-    assert "make cuda-wheel" in e.value.remedy
+    assert "make cuda-wheel" in refusal.value.remedy
     CUDA.check_kernels(["LayerNormFeedForward", "RecurrentLinearAttention"])
     PROVIDERS["cpu"].check_kernels(["AftSimple"])
     monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
@@ -78,10 +78,11 @@ def test_missing_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(
     CUDA.name in onnxruntime.get_available_providers(), reason="the provider is here"
 )
+@pytest.mark.filterwarnings("ignore:Specified provider")
 def test_provider_that_cannot_start_is_named(
     bundle_folder: Path, has_provider: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime itself only warns, and runs the model on the CPU."""
     monkeypatch.setattr(providers, "missing_gpu", lambda: None)
-    with pytest.raises(EngineError, match=CUDA.name):
+    with pytest.raises(EngineError, match=f"{CUDA.name}.*Install the NVIDIA driver, CUDA"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")

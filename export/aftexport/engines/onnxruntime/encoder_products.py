@@ -5,18 +5,21 @@ multiplies in float32 without tensor cores, which takes several times as long as
 float16 or bfloat16 that the precision of the model allows.
 """
 
-import onnx_ir as ir
+from collections.abc import Mapping
 
-from aftexport.operators.domain import DOMAIN
+import onnx
+from onnx import TensorProto
+
+from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS
 from aftexport.operators.encoder.arithmetic import Arithmetic
 
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WEIGHT = 1
 """The position of an input that every one of these operators has, a parameter of the model."""
 
 
-def narrow_products(model: ir.Model) -> bool:
+def narrow_products(model: onnx.ModelProto) -> bool:
     """Let every node whose precision allows it call a body with products of 16 bits.
 
     Args:
@@ -25,34 +28,45 @@ def narrow_products(model: ir.Model) -> bool:
     Returns:
         Whether there was such a node.
     """
-    opset = model.opset_imports.get("", 0)
-    changed = False
-    for node in model.graph:
+    types = _element_types(model.graph)
+    bodies: dict[str, onnx.FunctionProto] = {}
+    replaced: set[str] = set()
+    for node in model.graph.node:
         operator = ARITHMETIC_OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
-        arithmetic = _arithmetic(node) if operator is not None else None
+        arithmetic = _arithmetic(node, types) if operator is not None else None
         if operator is None or arithmetic is None:
             continue
         name = f"{operator.op_type}_{arithmetic.value}"
-        identifier = (DOMAIN, name, "")
-        if identifier not in model.functions:
-            body = ir.serde.deserialize_function(
-                operator.function({}, opset, arithmetic=arithmetic)
-            )
-            body.name = name
-            model.functions[identifier] = body
+        if name not in bodies:
+            bodies[name] = operator.function({}, opset_of(model), arithmetic=arithmetic)
+            bodies[name].name = name
+        replaced.add(operator.op_type)
         node.op_type = name
-        changed = True
-    return changed
+    model.functions.extend(bodies.values())
+    _remove_unused(model, replaced)
+    return bool(bodies)
 
 
-def _arithmetic(node: ir.Node) -> Arithmetic | None:
+def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the types of the values that a file declares: weights, and inputs in their place."""
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def _arithmetic(node: onnx.NodeProto, types: Mapping[str, int]) -> Arithmetic | None:
     """Return the arithmetic of a node's body; None for that of the file."""
-    weight = node.inputs[_WEIGHT]
-    if weight is None or weight.dtype is None:
-        return None
-    if weight.dtype in _NARROW:
+    element = types.get(node.input[_WEIGHT])
+    if element in _NARROW:
         return Arithmetic.TENSORS
+    precision = next((a.s for a in node.attribute if a.name == "precision"), b"fp32")
     # bfloat16 keeps the bound of int8 too, without a pass that quantizes the activations.
-    if node.attributes.get_string("precision", "fp32") in ("bf16", "int8"):
+    if element == TensorProto.FLOAT and precision in (b"bf16", b"int8"):
         return Arithmetic.BFLOAT16
     return None
+
+
+def _remove_unused(model: onnx.ModelProto, names: set[str]) -> None:
+    """Remove the functions with these names that no node calls any more."""
+    unused = names - {node.op_type for node in model.graph.node if node.domain == DOMAIN}
+    for function in [f for f in model.functions if f.domain == DOMAIN and f.name in unused]:
+        model.functions.remove(function)

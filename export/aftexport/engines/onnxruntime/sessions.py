@@ -98,8 +98,9 @@ def session(
             disabled_optimizers=_DISABLED,
         )
     except FAILURES as error:
+        place = f" on {chosen.name}" if chosen.needs_gpu else ""
         raise EngineError(
-            f"ONNX Runtime {VERSION} cannot load the model: {reason(error)}.",
+            f"ONNX Runtime {VERSION} cannot load the model{place}: {reason(error)}.",
             _CUDA_REMEDY
             if chosen.needs_gpu
             else "Export it again, with a lower --opset if the message names one.",
