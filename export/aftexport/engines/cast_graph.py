@@ -4,8 +4,8 @@ A bfloat16 graph becomes a float32 graph for a runtime without bfloat16 products
 becomes a float64 graph for comparison. The wider type contains every narrow number, so the
 weights stay the same; the activations keep more digits.
 
-Servers need this at load and have no onnx_ir, whose sympy would double the size of an image. So the
-graph changes as protobuf.
+Servers need this at load, and images leave onnx_ir out, since its sympy takes 80 MB. So the graph
+changes as protobuf.
 """
 
 from collections.abc import Collection, Iterable, Iterator
