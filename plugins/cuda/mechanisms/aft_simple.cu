@@ -115,22 +115,6 @@ struct Tokens {
   }
 };
 
-// A key of weight 0.
-template <class T>
-__device__ __forceinline__ T no_key();
-template <>
-__device__ __forceinline__ float no_key<float>() {
-  return __uint_as_float(0xff800000u);
-}
-template <>
-__device__ __forceinline__ Half no_key<Half>() {
-  return {0xfc00};
-}
-template <>
-__device__ __forceinline__ BFloat16 no_key<BFloat16>() {
-  return {0xff80};
-}
-
 template <class T, int N>
 __device__ __forceinline__ void add_tokens(BinarySum (&sums)[N], const Tokens<T, N>& key, const Tokens<T, N>& value) {
 #pragma unroll
@@ -197,7 +181,7 @@ __device__ __forceinline__ BinarySum sum_chunk(const Params& p, const Tile<T, N>
       add_tokens(sums, key, value);
     }
     if (const int count = count_before(end, t, kStep)) {
-      key.load(key_row, key_step, count, no_key<T>());
+      key.load(key_row, key_step, count, minus_infinity<T>());
       value.load(value_row, value_step, count, T{});
       add_tokens(sums, key, value);
     }
@@ -348,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const Params p) {
     const int rows = tile.active ? count_before(tile.end, t, 1) : 0;
     const int counted = tile.active ? count_before(tile.end < length ? tile.end : length, t, 1) : 0;
     Tokens<T, N> query, key, value;
-    key.load(row<T>(s.key, tile.batch, t) + tile.channel, s.key.token_stride, counted, no_key<T>());
+    key.load(row<T>(s.key, tile.batch, t) + tile.channel, s.key.token_stride, counted, minus_infinity<T>());
     value.load(row<T>(s.value, tile.batch, t) + tile.channel, s.value.token_stride, counted, T{});
     BinarySum sums[N];
     clear(sums);

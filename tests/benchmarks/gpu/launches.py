@@ -127,10 +127,13 @@ class Launches(EncoderLaunches):
             stem,
             kernel,
             tiles,
+            # Groups of channels come one after another, documents last. Two blocks at once on each
+            # of 132 multiprocessors read the same keys.
             read=matrix + 4 * self.tensor,
-            again=matrix * (w.batch * ceil(w.dim / 64) - 1),  # groups of channels one after another
-            reused=matrix,
-            cached=2 * self.tensor * seen / 128,
+            again=matrix * (w.batch - 1) + 2 * self.tensor * max(0, tiles / 264 - 1),
+            reused=max(matrix if w.batch > 1 else 0, 2 * self.tensor),
+            cached=matrix * w.batch * (ceil(w.dim / 64) - 1) + 2 * self.tensor * seen / 128,
+            before=seen / 128 / 16,
             flops=w.flops,
             iterations=seen / keys,
         )
@@ -151,7 +154,8 @@ class Launches(EncoderLaunches):
             stem, "", 0, read=matrix + 4 * self.tensor, flops=w.flops, is_float32=self.exact
         )
         blocks = ceil(self.elements / self.vector / 256)
-        yield Launch(stem, f"finish_kernel<{types}>", blocks, read=4 * self.tensor, exposed=2)
+        finish = f"finish_kernel<{types}, {SIGMOID}>"
+        yield Launch(stem, finish, blocks, read=4 * self.tensor, exposed=2)
 
     def aft_local(self) -> Iterator[Launch]:
         w, stem = self.w, "aft_local"

@@ -1,7 +1,7 @@
 // AFT-simple against its formula.
 
+#include "changed_inputs.h"
 #include "gate.h"
-#include "problem.h"
 
 static int check(Problem& problem, const std::function<oracle::Values(const oracle::Document&)>& formula) {
   const AftCudaAftSimple call{problem.sequence, problem.c.gate};
@@ -12,43 +12,24 @@ static int check(Problem& problem) {
   return check(problem, [&](const oracle::Document& d) { return oracle::aft_simple(d, gate(problem.c.gate)); });
 }
 
-static Case case_of(int64_t tokens, AftCudaElement element, bool causal, AftCudaGate gate) {
-  return {0, 1, tokens, 8, 1, element, causal, gate, Data::kSmall, Layout::kPacked, {tokens - 1}};
-}
-
-// Keys become change(t, c, key), rounded to their type.
-template <class Change>
-static void change_keys(Problem& problem, const Change& change) {
-  const Case& c = problem.c;
-  const size_t size = element_size(c.element);
-  auto* const keys = static_cast<unsigned char*>(const_cast<void*>(problem.sequence.key.data));
-  for (int64_t t = 0; t < c.lengths[0]; ++t)
-    for (int64_t channel = 0; channel < c.channels; ++channel) {
-      const int64_t i = t * c.channels + channel;
-      unsigned char bytes[4];
-      encode(change(t, channel, static_cast<float>(problem.key[i])), c.element, bytes);
-      device::write(keys + i * size, bytes, size);
-      problem.key[i] = decode(bytes, c.element);
-    }
-}
-
 // References that round by more than the keys differ, and a mask by value that no weight may come from.
 static int check_large_keys(const Bounds& bounds) {
   int failures = 0;
   for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
     for (bool causal : {false, true}) {
-      const Case c = case_of(700, element, causal, AFT_CUDA_SIGMOID);
+      const Case c = short_document(700, element, causal, AFT_CUDA_SIGMOID);
       device::doing = "large keys, " + c.name();
       for (float offset : {1e4f, -1e4f, 1e6f, -1e8f}) {
         if (element == AFT_CUDA_FLOAT16 && std::fabs(offset) > 6e4f) continue;
         Problem problem(c, bounds, c.channels);
         const float spread = std::max(1.0f, std::fabs(offset) / 1e6f);
-        change_keys(problem, [&](int64_t, int64_t, float key) { return offset + spread * key; });
+        change_keys(problem, [&](int64_t, float key) { return offset + spread * key; });
         failures += check(problem);
       }
       if (element == AFT_CUDA_FLOAT16) continue;
       Problem problem(c, bounds, c.channels);
-      change_keys(problem, [](int64_t t, int64_t channel, float key) {
+      change_keys(problem, [&](int64_t i, float key) {
+        const int64_t t = i / c.channels, channel = i % c.channels;
         return t > 0 && t < 600 ? -1e30f * static_cast<float>(channel + 1) : key;
       });
       failures += check(problem);
@@ -60,7 +41,7 @@ static int check_large_keys(const Bounds& bounds) {
 static int check_many_chunks(const Bounds& bounds) {
   int failures = 0;
   for (bool causal : {false, true}) {
-    const Case c = case_of(16385, AFT_CUDA_FLOAT32, causal, AFT_CUDA_NO_GATE);
+    const Case c = short_document(16385, AFT_CUDA_FLOAT32, causal, AFT_CUDA_NO_GATE);
     device::doing = "many chunks, " + c.name();
     Problem problem(c, bounds, c.channels);
     failures += check(problem, [](const oracle::Document& d) {

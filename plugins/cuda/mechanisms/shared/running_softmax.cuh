@@ -8,7 +8,7 @@
 //           weights vanish, and sums of such keys only have a mean of 0.
 #pragma once
 
-#include "device/device.cuh"
+#include "device/load_store.cuh"
 
 namespace aft::cuda {
 
@@ -41,6 +41,22 @@ struct RunningSum {
 __device__ __forceinline__ float raised(float reference, float key) {
   const float product = key * machine::kLog2E;
   return fmaxf(reference, fmaf(fabsf(product), 1.1920929e-7f, product));
+}
+
+// A key of weight 0.
+template <class T>
+__device__ __forceinline__ T minus_infinity();
+template <>
+__device__ __forceinline__ float minus_infinity<float>() {
+  return __uint_as_float(0xff800000u);
+}
+template <>
+__device__ __forceinline__ Half minus_infinity<Half>() {
+  return {0xfc00};
+}
+template <>
+__device__ __forceinline__ BFloat16 minus_infinity<BFloat16>() {
+  return {0xff80};
 }
 
 // exp(key) over 2^reference.
