@@ -68,7 +68,6 @@ MUTATIONS = [
         "mechanisms/aft_full/aft_full.cu",
         ("if (u + 1 >= visible) high = 0.0f;", ""),
         ("if (next <= rows.least_visible)", "if (u <= rows.least_visible)"),
-        ("i * kRowsApart < rows ? bytes : 0", "bytes"),
         ("entries[stage ^ 1])", "entries[stage])"),
         _without("entries[stage ^ 1]);\n      async_wait<0>();\n", "async_wait<0>();\n"),
         _without("  __syncthreads();\n  write_tile<T, N, kTensorThreads>"),
@@ -79,10 +78,8 @@ MUTATIONS = [
         "aft_full",
         "mechanisms/aft_full/aft_full_tile.cuh",
         ("first_key + column + k < visible[i] ?", "true ?"),
-        ("key[i].elements[c] = minus_infinity<T>();", "key[i].elements[c] = T{};"),
         ("first_key + count <= keys", "first_key <= keys"),
         ("key_row += kShare * key_step;", ""),
-        ("raised(kNoKey, maximum[c]);", "raised(kNoKey, maximum[0]);"),
     ),
     *_of(
         "aft_full",
