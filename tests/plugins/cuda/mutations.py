@@ -78,7 +78,6 @@ MUTATIONS = [
         "aft_full",
         "mechanisms/aft_full/aft_full_tile.cuh",
         ("first_key + column + k < visible[i] ?", "true ?"),
-        ("first_key + count <= keys", "first_key <= keys"),
         ("key_row += kShare * key_step;", ""),
     ),
     *_of(
