@@ -7,10 +7,12 @@
 //           otherwise the tokens are cut too and k and v read twice, 6BTD elements.
 // Method:   a thread takes one vector of 16 bytes of channels (one element where rows are not aligned to that) down
 //           kInFlight tokens at a time, all their loads issued before the arithmetic. A block is kRows such threads
-//           high, side by side as many as read whole 128-byte lines, and runs down one chunk of tokens. (maximum,
+//           high, side by side as many as read whole 128-byte lines, and runs down one chunk of tokens. (reference,
 //           numerator, denominator) is an associative triple per channel: rows are merged within the block, chunks
-//           through the workspace by every block that needs them, which costs less than a launch of its own.
-//           Not causal: one launch if there is one chunk; otherwise one that sums chunks and one that gates.
+//           through the workspace by every block that needs them, which costs less than a launch of its own: there are
+//           kBlocks chunks at most. All merges of a channel are one thread's or a tree of a few.
+//           Not causal: one launch if there is one chunk; otherwise one that sums chunks and one that gates, whose
+//           first queries are on their way while it merges chunks.
 //           Causal: one that sums chunks (if more than one), and one that starts from the chunks before and scans its
 //           own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
 //           goes over the tokens again, still in registers, with the sums before them.
@@ -31,16 +33,19 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kInFlight = 4;
 constexpr int kChunk = 256;  // the fewest tokens of a chunk
 
-// Blocks wanted at most: several for each multiprocessor of a large device, or, where more chunks mean more
-// traffic, just two.
-constexpr int64_t kBlocks = 1024, kCausalBlocks = 256;
+// Blocks wanted at most: two for each multiprocessor of a large device, which keep enough loads under way. Every block
+// reads the sums of all chunks of its channels, so that more chunks cost more than they bring.
+constexpr int64_t kBlocks = 256;
+
+// Sums in the workspace are moved as 16 bytes.
+constexpr int kRecord = 4;
 
 struct Params {
   AftCudaAftSimple call;
   int64_t chunk;  // tokens
   int chunks;
-  int groups;        // of channels, one a block
-  RunningSum* sums;  // [batch, chunks, channels]
+  int groups;      // of channels, one a block
+  float* records;  // [batch, chunks, channels, kRecord]
 };
 
 // How a block lies over tokens and channels: `kColumns` threads side by side with N channels each.
@@ -50,14 +55,15 @@ struct Tile {
   static constexpr int kRows = kThreads / kColumns;
   static constexpr int kRowsPerWarp = kWarp / kColumns;
   static constexpr int kChannels = kColumns * N;
+  static constexpr int kParts = kThreads / kChannels;  // threads a channel, where each has one
 
   struct Shared {
-    RunningSum sums[kWarps][kChannels];
-    RunningSum before[kChannels];  // causal: of all tokens above the tile
+    BinarySum sums[2][kWarps][kChannels];  // in turn
+    float means[kChannels];
   };
 
   int column = threadIdx.x % kColumns, row = threadIdx.x / kColumns, warp = threadIdx.x / kWarp;
-  int64_t batch, begin, end, channel;
+  int64_t batch, begin, end, first_channel, channel;
   int chunk;
   bool active;  // has channels
 
@@ -67,40 +73,59 @@ struct Tile {
     batch = blockIdx.x / p.groups / p.chunks;
     begin = chunk * p.chunk;
     end = begin + p.chunk < s.tokens ? begin + p.chunk : s.tokens;
+    // Both in 32 bits: over a sum of 64 bits, nvcc cuts the causal kernel's stores of 16 bytes.
+    first_channel = blockIdx.x % p.groups * kChannels;
     channel = blockIdx.x % p.groups * kChannels + column * N;
     active = channel < s.channels;
   }
+
+  // The record of the tile's channel c and a chunk.
+  __device__ __forceinline__ float* record(const Params& p, int of_chunk, int c) const {
+    return p.records + ((batch * p.chunks + of_chunk) * p.call.sequence.channels + first_channel + c) * kRecord;
+  }
 };
 
-// Adds key and value of up to kInFlight tokens, `step` apart; those from `end` on do not count.
+// kInFlight tokens of a tensor, `step` apart.
 template <class T, int N>
-__device__ __forceinline__ void add_tokens(RunningSum (&sums)[N], const Raw<T, N> (&key)[kInFlight],
-                                           const Raw<T, N> (&value)[kInFlight], int count) {
+struct Tokens {
+  Raw<T, N> raw[kInFlight];
+
+  __device__ __forceinline__ void load(const T* first, int64_t step) {
 #pragma unroll
-  for (int c = 0; c < N; ++c) {
-    float maximum = sums[c].maximum;
+    for (int i = 0; i < kInFlight; ++i) raw[i] = Raw<T, N>(first + i * step);
+  }
+
+  // The first `count` tokens only.
+  __device__ __forceinline__ void load(const T* first, int64_t step, int count) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
-      if (i < count) maximum = fmaxf(maximum, key[i][c]);
-    const float rescale = machine::fast_exp(sums[c].maximum - maximum);
-    float numerator = sums[c].numerator * rescale, denominator = sums[c].denominator * rescale;
+      if (i < count) raw[i] = Raw<T, N>(first + i * step);
+  }
+
+  // The first `count` tokens, and `rest` in the others' place.
+  __device__ __forceinline__ void load(const T* first, int64_t step, int count, T rest) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
       if (i < count) {
-        const float weight = machine::fast_exp(key[i][c] - maximum);
-        numerator += weight * value[i][c];
-        denominator += weight;
+        raw[i] = Raw<T, N>(first + i * step);
+      } else {
+#pragma unroll
+        for (int c = 0; c < N; ++c) raw[i].elements[c] = rest;
       }
-    sums[c] = {maximum, numerator, denominator};
   }
-}
+};
 
 template <class T, int N>
-__device__ __forceinline__ void load_tokens(Raw<T, N> (&raw)[kInFlight], const AftCudaTensor& tensor,
-                                            const Tile<T, N>& tile, int64_t first, int64_t step, int count) {
+__device__ __forceinline__ void add_tokens(BinarySum (&sums)[N], const Tokens<T, N>& key, const Tokens<T, N>& value) {
 #pragma unroll
-  for (int i = 0; i < kInFlight; ++i)
-    if (i < count) raw[i] = Raw<T, N>(row<T>(tensor, tile.batch, first + i * step) + tile.channel);
+  for (int c = 0; c < N; ++c) {
+    float largest = key.raw[0][c];
+#pragma unroll
+    for (int i = 1; i < kInFlight; ++i) largest = fmaxf(largest, key.raw[i][c]);
+    sums[c].raise(largest);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) sums[c].add_below(key.raw[i][c], value.raw[i][c]);
+  }
 }
 
 // How many of kInFlight tokens first, first + step, ... lie before `end`.
@@ -110,62 +135,83 @@ __device__ __forceinline__ int count_before(int64_t end, int64_t first, int64_t 
   return count < kInFlight ? static_cast<int>(count) : kInFlight;
 }
 
-// Every thread ends with the sum over all rows of its column.
+template <int N>
+__device__ __forceinline__ void clear(BinarySum (&sums)[N]) {
+#pragma unroll
+  for (int c = 0; c < N; ++c) sums[c] = BinarySum::empty();
+}
+
+// The sum of channel threadIdx.x over `count` parts in shared memory, for the tile's first kChannels threads.
+template <int count, class Parts>
+__device__ __forceinline__ BinarySum merge_parts(const Parts& parts, int channels) {
+  __syncthreads();
+  const int c = threadIdx.x;
+  if (c >= channels) return BinarySum::empty();
+  BinarySum sums[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) sums[i] = parts[i][c];
+#pragma unroll
+  for (int half = count / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) sums[i].merge(sums[i + half]);
+  return sums[0];
+}
+
+// The sum of channel threadIdx.x over the block's chunk.
 template <class T, int N>
-__device__ __forceinline__ void merge_rows(RunningSum (&sums)[N], const Tile<T, N>& tile) {
-  auto& shared = shared_memory<typename Tile<T, N>::Shared>();
+__device__ __forceinline__ BinarySum sum_chunk(const Params& p, const Tile<T, N>& tile) {
+  using Layout = Tile<T, N>;
+  constexpr int kStep = Layout::kRows;
+  auto& shared = shared_memory<typename Layout::Shared>();
+  const AftCudaSequence& s = p.call.sequence;
+  const int64_t length = length_of(s, tile.batch), end = tile.end < length ? tile.end : length;
+  const int64_t key_step = kStep * s.key.token_stride, value_step = kStep * s.value.token_stride;
+  BinarySum sums[N];
+  clear(sums);
+  if (tile.active) {
+    Tokens<T, N> key, value;
+    int64_t t = tile.begin + tile.row;
+    const T* key_row = row<T>(s.key, tile.batch, t) + tile.channel;
+    const T* value_row = row<T>(s.value, tile.batch, t) + tile.channel;
+    for (; t + (kInFlight - 1) * kStep < end; t += kInFlight * kStep) {
+      key.load(key_row, key_step);
+      value.load(value_row, value_step);
+      key_row += kInFlight * key_step;
+      value_row += kInFlight * value_step;
+      add_tokens(sums, key, value);
+    }
+    if (const int count = count_before(end, t, kStep)) {
+      key.load(key_row, key_step, count, minus_infinity<T>());
+      value.load(value_row, value_step, count, T{});
+      add_tokens(sums, key, value);
+    }
+  }
 #pragma unroll
   for (int c = 0; c < N; ++c)
 #pragma unroll
-    for (int distance = Tile<T, N>::kColumns; distance < kWarp; distance *= 2)
+    for (int distance = Layout::kColumns; distance < kWarp; distance *= 2)
       sums[c].merge(shuffle_xor(sums[c], distance));
-  if (tile.row % Tile<T, N>::kRowsPerWarp == 0)
+  if (tile.row % Layout::kRowsPerWarp == 0)
 #pragma unroll
-    for (int c = 0; c < N; ++c) shared.sums[tile.warp][tile.column * N + c] = sums[c];
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < N; ++c) {
-    sums[c] = shared.sums[0][tile.column * N + c];
-    for (int warp = 1; warp < kWarps; ++warp) sums[c].merge(shared.sums[warp][tile.column * N + c]);
-  }
-  __syncthreads();
+    for (int c = 0; c < N; ++c) shared.sums[0][tile.warp][tile.column * N + c] = sums[c];
+  return merge_parts<kWarps>(shared.sums[0], Layout::kChannels);
 }
 
-template <int N>
-__device__ __forceinline__ void clear(RunningSum (&sums)[N]) {
-#pragma unroll
-  for (int c = 0; c < N; ++c) sums[c] = RunningSum::empty();
-}
-
-// The sums over the block's chunk.
+// The sum of channel threadIdx.x over chunks [0, count), whose records several threads share.
 template <class T, int N>
-__device__ __forceinline__ void sum_chunk(RunningSum (&sums)[N], const Params& p, const Tile<T, N>& tile) {
-  constexpr int kStep = Tile<T, N>::kRows;
-  const AftCudaSequence& s = p.call.sequence;
-  const int64_t length = length_of(s, tile.batch), end = tile.end < length ? tile.end : length;
-  clear(sums);
-  if (tile.active)
-    for (int64_t t = tile.begin + tile.row; t < end; t += kInFlight * kStep) {
-      const int count = count_before(end, t, kStep);
-      Raw<T, N> key[kInFlight], value[kInFlight];
-      load_tokens(key, s.key, tile, t, kStep, count);
-      load_tokens(value, s.value, tile, t, kStep, count);
-      add_tokens(sums, key, value, count);
+__device__ __forceinline__ BinarySum sum_chunks(const Params& p, const Tile<T, N>& tile, int count) {
+  using Layout = Tile<T, N>;
+  auto& shared = shared_memory<typename Layout::Shared>();
+  const int c = threadIdx.x % Layout::kChannels, part = threadIdx.x / Layout::kChannels;
+  BinarySum sum = BinarySum::empty();
+  if (tile.first_channel + c < p.call.sequence.channels)
+#pragma unroll 4
+    for (int chunk = part; chunk < count; chunk += Layout::kParts) {
+      const Raw<float, kRecord> record(tile.record(p, chunk, c));
+      sum.merge({record[0], record[1], record[2]});
     }
-  merge_rows(sums, tile);
-}
-
-// The sums over chunks [0, count) from the workspace.
-template <class T, int N>
-__device__ __forceinline__ void sum_chunks(RunningSum (&sums)[N], const Params& p, const Tile<T, N>& tile, int count) {
-  clear(sums);
-  if (tile.active)
-    for (int chunk = tile.row; chunk < count; chunk += Tile<T, N>::kRows) {
-      const RunningSum* partial = p.sums + (tile.batch * p.chunks + chunk) * p.call.sequence.channels + tile.channel;
-#pragma unroll
-      for (int c = 0; c < N; ++c) sums[c].merge(partial[c]);
-    }
-  merge_rows(sums, tile);
+  shared.sums[0][part][c] = sum;
+  return merge_parts<Layout::kParts>(shared.sums[0], Layout::kChannels);
 }
 
 template <class T, int N>
@@ -173,142 +219,157 @@ __device__ __forceinline__ T* output_row(const AftCudaSequence& s, const Tile<T,
   return static_cast<T*>(s.output) + (tile.batch * s.tokens + t) * s.channels + tile.channel;
 }
 
-template <class T, int N>
-__device__ __forceinline__ void gate_chunk(const RunningSum (&sums)[N], const Params& p, const Tile<T, N>& tile) {
-  constexpr int kStep = Tile<T, N>::kRows;
+template <AftCudaGate gate, class T, int N>
+__device__ __forceinline__ void store_gated(T* output, const Raw<T, N>& query, const float (&context)[N]) {
+  float y[N];
+#pragma unroll
+  for (int c = 0; c < N; ++c) y[c] = gated<gate>(query[c], context[c]);
+  store(output, y);
+}
+
+// Gates the block's chunk by the sums over all tokens, sum() of channel threadIdx.x, which the first queries come
+// before. A query's registers take the next one before the output is stored.
+template <AftCudaGate gate, class T, int N, class Sum>
+__device__ __forceinline__ void gate_chunk(const Params& p, const Tile<T, N>& tile, const Sum& sum) {
+  using Layout = Tile<T, N>;
+  constexpr int kStep = Layout::kRows;
+  auto& shared = shared_memory<typename Layout::Shared>();
   const AftCudaSequence& s = p.call.sequence;
+  const int64_t query_step = kStep * s.query.token_stride, output_step = kStep * s.channels;
+  int64_t t = tile.begin + tile.row;
+  const T* query_row = row<T>(s.query, tile.batch, t) + tile.channel;
+  T* output = output_row(s, tile, t);
+  Tokens<T, N> query;
+  query.load(query_row, query_step, tile.active ? count_before(tile.end, t, kStep) : 0);
+  const BinarySum total = sum();
+  if (threadIdx.x < Layout::kChannels) shared.means[threadIdx.x] = total.mean();
+  __syncthreads();
   if (!tile.active) return;
   float context[N];
 #pragma unroll
-  for (int c = 0; c < N; ++c) context[c] = sums[c].mean();
-  for (int64_t t = tile.begin + tile.row; t < tile.end; t += kInFlight * kStep) {
-    const int count = count_before(tile.end, t, kStep);
-    Raw<T, N> query[kInFlight];
-    load_tokens(query, s.query, tile, t, kStep, count);
+  for (int c = 0; c < N; ++c) context[c] = shared.means[tile.column * N + c];
+
+  for (; t + (kInFlight - 1) * kStep < tile.end; t += kInFlight * kStep) {
+    query_row += kInFlight * query_step;
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i)
-      if (i < count) {
-        float y[N];
-#pragma unroll
-        for (int c = 0; c < N; ++c) y[c] = gated(p.call.gate, query[i][c], context[c]);
-        store(output_row(s, tile, t + i * kStep), y);
-      }
+    for (int i = 0; i < kInFlight; ++i) {
+      const Raw<T, N> present = query.raw[i];
+      if (t + (kInFlight + i) * kStep < tile.end) query.raw[i] = Raw<T, N>(query_row + i * query_step);
+      store_gated<gate>(output + i * output_step, present, context);
+    }
+    output += kInFlight * output_step;
   }
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i)
+    if (t + i * kStep < tile.end) store_gated<gate>(output + i * output_step, query.raw[i], context);
 }
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
   const Tile<T, N> tile(p);
-  RunningSum sums[N];
-  sum_chunk(sums, p, tile);
-  if (tile.row != 0 || !tile.active) return;
-  RunningSum* partial = p.sums + (tile.batch * p.chunks + tile.chunk) * p.call.sequence.channels + tile.channel;
-#pragma unroll
-  for (int c = 0; c < N; ++c) partial[c] = sums[c];
+  const BinarySum sum = sum_chunk(p, tile);
+  const int c = threadIdx.x;
+  if (c < Tile<T, N>::kChannels && tile.first_channel + c < p.call.sequence.channels)
+    store(tile.record(p, tile.chunk, c), {sum.reference, sum.numerator, sum.denominator, 0.0f});
 }
 
-template <class T, int N>
+template <class T, int N, AftCudaGate gate>
 __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const Params p) {
   const Tile<T, N> tile(p);
-  RunningSum sums[N];
-  sum_chunks(sums, p, tile, p.chunks);
-  gate_chunk(sums, p, tile);
+  gate_chunk<gate>(p, tile, [&] { return sum_chunks(p, tile, p.chunks); });
 }
 
-template <class T, int N>
+template <class T, int N, AftCudaGate gate>
 __global__ void __launch_bounds__(kThreads, 2) single_chunk_kernel(const Params p) {
   const Tile<T, N> tile(p);
-  RunningSum sums[N];
-  sum_chunk(sums, p, tile);
-  gate_chunk(sums, p, tile);
+  gate_chunk<gate>(p, tile, [&] { return sum_chunk(p, tile); });
 }
 
-// From each row's own sums to those of shared.before and all rows above.
+// From each row's own sums to those of all rows above and of `before`, the sum of channel threadIdx.x above the tile,
+// which becomes that above the next tile.
 template <class T, int N>
-__device__ __forceinline__ void scan_rows(RunningSum (&sums)[N], const Tile<T, N>& tile) {
+__device__ __forceinline__ void scan_rows(BinarySum (&sums)[N], BinarySum& before,
+                                          BinarySum (&shared)[kWarps][Tile<T, N>::kChannels], const Tile<T, N>& tile) {
   using Layout = Tile<T, N>;
-  auto& shared = shared_memory<typename Layout::Shared>();
-  const int row_in_warp = tile.row % Layout::kRowsPerWarp;
+  const int row_in_warp = tile.row % Layout::kRowsPerWarp, c = threadIdx.x;
 #pragma unroll
   for (int c = 0; c < N; ++c) {
 #pragma unroll
     for (int distance = 1; distance < Layout::kRowsPerWarp; distance *= 2) {
-      const RunningSum above = shuffle_up(sums[c], distance * Layout::kColumns);
-      if (row_in_warp >= distance) sums[c].merge(above);
+      BinarySum above = shuffle_up(sums[c], distance * Layout::kColumns);
+      if (row_in_warp < distance) above.reference = kNoKey;  // its sums are the lane's own: their weight becomes 0
+      sums[c].merge(above);
     }
-    if (row_in_warp == Layout::kRowsPerWarp - 1) shared.sums[tile.warp][tile.column * N + c] = sums[c];
+    if (row_in_warp == Layout::kRowsPerWarp - 1) shared[tile.warp][tile.column * N + c] = sums[c];
     if constexpr (Layout::kRowsPerWarp > 1) sums[c] = shuffle_up(sums[c], Layout::kColumns);
-    if (row_in_warp == 0) sums[c] = RunningSum::empty();
+    if (row_in_warp == 0) sums[c] = BinarySum::empty();
   }
   __syncthreads();
-#pragma unroll
-  for (int c = 0; c < N; ++c) {
-    sums[c].merge(shared.before[tile.column * N + c]);
-    for (int warp = 0; warp < tile.warp; ++warp) sums[c].merge(shared.sums[warp][tile.column * N + c]);
-  }
+  if (c < Layout::kChannels)
+#pragma unroll 1  // more take too many registers
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const BinarySum own = shared[warp][c];
+      shared[warp][c] = before;
+      before.merge(own);
+    }
   __syncthreads();
-}
-
-// The `before` of the next tile, or of the first: one row knows it.
-template <class T, int N>
-__device__ __forceinline__ void keep_before(const RunningSum (&sums)[N], const Tile<T, N>& tile, int row) {
-  auto& shared = shared_memory<typename Tile<T, N>::Shared>();
-  if (tile.row == row)
 #pragma unroll
-    for (int c = 0; c < N; ++c) shared.before[tile.column * N + c] = sums[c];
+  for (int c = 0; c < N; ++c) sums[c].merge(shared[tile.warp][tile.column * N + c]);
 }
 
-template <class T, int N>
+template <class T, int N, AftCudaGate gate>
 __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const Params p) {
   using Layout = Tile<T, N>;
+  auto& shared = shared_memory<typename Layout::Shared>();
   const Layout tile(p);
   const AftCudaSequence& s = p.call.sequence;
   const int64_t length = length_of(s, tile.batch);
-  RunningSum sums[N];
-  sum_chunks(sums, p, tile, tile.chunk);
-  keep_before(sums, tile, 0);
-  for (int64_t first = tile.begin; first < tile.end; first += Layout::kRows * kInFlight) {
+  BinarySum before = sum_chunks(p, tile, tile.chunk);
+  __syncthreads();  // the first turn is free again
+  int turn = 0;
+  for (int64_t first = tile.begin; first < tile.end; first += Layout::kRows * kInFlight, turn ^= 1) {
     const int64_t t = first + tile.row * kInFlight;
     const int rows = tile.active ? count_before(tile.end, t, 1) : 0;
     const int counted = tile.active ? count_before(tile.end < length ? tile.end : length, t, 1) : 0;
-    Raw<T, N> query[kInFlight], key[kInFlight], value[kInFlight];
-    load_tokens(key, s.key, tile, t, 1, counted);
-    load_tokens(value, s.value, tile, t, 1, counted);
-    load_tokens(query, s.query, tile, t, 1, rows);
+    Tokens<T, N> query, key, value;
+    key.load(row<T>(s.key, tile.batch, t) + tile.channel, s.key.token_stride, counted, minus_infinity<T>());
+    value.load(row<T>(s.value, tile.batch, t) + tile.channel, s.value.token_stride, counted, T{});
+    BinarySum sums[N];
     clear(sums);
-    add_tokens(sums, key, value, counted);
-    scan_rows(sums, tile);
+    add_tokens(sums, key, value);
+    query.load(row<T>(s.query, tile.batch, t) + tile.channel, s.query.token_stride, rows);
+    scan_rows(sums, before, shared.sums[turn], tile);
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
       if (i < rows) {
-        float y[N];
+        float context[N];
 #pragma unroll
         for (int c = 0; c < N; ++c) {
-          if (i < counted) sums[c].add(key[i][c], value[i][c]);
-          y[c] = gated(p.call.gate, query[i][c], sums[c].mean());
+          sums[c].raise(key.raw[i][c]);
+          sums[c].add_below(key.raw[i][c], value.raw[i][c]);
+          context[c] = sums[c].mean();
         }
-        store(output_row(s, tile, t + i), y);
+        store_gated<gate>(output_row(s, tile, t + i), query.raw[i], context);
       }
-    keep_before(sums, tile, Layout::kRows - 1);
   }
 }
 
-template <class T, int N>
+template <class T, int N, AftCudaGate gate>
 int run(const AftCudaAftSimple& call, void* workspace, cudaStream_t stream) {
   using Shared = typename Tile<T, N>::Shared;
   const AftCudaSequence& s = call.sequence;
   const int64_t groups = ceil_div<int64_t>(s.channels, Tile<T, N>::kChannels);
-  const int64_t wanted = ceil_div(s.causal ? kCausalBlocks : kBlocks, groups * s.batch);
+  const int64_t wanted = ceil_div(kBlocks, groups * s.batch);
   const int64_t most = ceil_div<int64_t>(s.tokens, kChunk);
   const int64_t chunk = round_up<int64_t>(ceil_div(s.tokens, wanted < most ? wanted : most), kChunk);
   const int64_t chunks = ceil_div(s.tokens, chunk);
-  const Params params{call, chunk, static_cast<int>(chunks), static_cast<int>(groups),
-                      static_cast<RunningSum*>(workspace)};
+  const Params params{call, chunk, static_cast<int>(chunks), static_cast<int>(groups), static_cast<float*>(workspace)};
   const dim3 grid(static_cast<unsigned>(groups * chunks * s.batch));
   if (chunks == 1)
-    return launch<Shared>(s.causal ? causal_kernel<T, N> : single_chunk_kernel<T, N>, grid, kThreads, stream, params);
+    return launch<Shared>(s.causal ? causal_kernel<T, N, gate> : single_chunk_kernel<T, N, gate>, grid, kThreads,
+                          stream, params);
   if (const int status = launch<Shared>(sum_kernel<T, N>, grid, kThreads, stream, params)) return status;
-  return launch<Shared>(s.causal ? causal_kernel<T, N> : gate_kernel<T, N>, grid, kThreads, stream, params);
+  return launch<Shared>(s.causal ? causal_kernel<T, N, gate> : gate_kernel<T, N, gate>, grid, kThreads, stream, params);
 }
 
 }  // namespace
@@ -317,15 +378,19 @@ int run(const AftCudaAftSimple& call, void* workspace, cudaStream_t stream) {
 size_t aft_cuda_aft_simple_workspace(const AftCudaAftSimple* call) {
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
-  return sizeof(RunningSum) * s.batch * ceil_div<int64_t>(s.tokens, kChunk) * s.channels;
+  const int64_t chunks = s.batch * ceil_div<int64_t>(s.tokens, kChunk), most = kBlocks + s.batch;
+  return kRecord * sizeof(float) * (chunks < most ? chunks : most) * s.channels;
 }
 
 int aft_cuda_aft_simple(const AftCudaAftSimple* call, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
   if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
   return with_element(call->sequence.element, [&](auto element) {
-    using T = decltype(element);
-    const bool vectors = call->sequence.channels % kVector<T> == 0 && all_aligned<T>(call->sequence);
-    return vectors ? run<T, kVector<T>>(*call, workspace, stream) : run<T, 1>(*call, workspace, stream);
+    return with_gate(call->gate, [&](auto gate) {
+      using T = decltype(element);
+      const bool vectors = call->sequence.channels % kVector<T> == 0 && all_aligned<T>(call->sequence);
+      return vectors ? run<T, kVector<T>, decltype(gate)::value>(*call, workspace, stream)
+                     : run<T, 1, decltype(gate)::value>(*call, workspace, stream);
+    });
   });
 }

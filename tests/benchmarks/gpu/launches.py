@@ -12,6 +12,8 @@ from benchmarks.gpu.workloads import HEADS, TAPS, WINDOW, Workload
 
 AFT_FULL_GEMM = "aft_full_gemm"
 """AFT-full around a library's matrix product."""
+SIGMOID = 0
+"""The gate of all workloads, as it is among the kernels' template arguments."""
 
 
 class Launches(EncoderLaunches):
@@ -36,31 +38,33 @@ class Launches(EncoderLaunches):
         w, stem = self.w, "aft_simple"
         step, least_chunk = 128, 256  # tokens of an iteration and of a chunk
         groups = ceil(w.dim / (8 * self.vector))
-        wanted = ceil((256 if w.causal else 1024) / (groups * w.batch))
+        wanted = ceil(256 / (groups * w.batch))
         chunk = _round_up(ceil(w.tokens / min(wanted, ceil(w.tokens / least_chunk))), least_chunk)
         chunks = ceil(w.tokens / chunk)
-        grid, suffix = groups * chunks * w.batch, f"<{self.element}, {self.vector}>"
+        grid, kernel = groups * chunks * w.batch, f"<{self.element}, {self.vector}"
+        gated = f"{kernel}, {SIGMOID}>"
         size = {"grid": grid, "iterations": chunk / step}
+        if chunks == 1 and not w.causal:
+            yield Launch(stem, f"single_chunk_kernel{gated}", read=4 * self.tensor, **size)
+            return
         if chunks > 1:
-            yield Launch(stem, f"sum_kernel{suffix}", read=2 * self.tensor, **size)
+            yield Launch(stem, f"sum_kernel{kernel}>", read=2 * self.tensor, **size)
+        # Every block reads the records of its channels, several threads a channel, four at once.
+        each = chunks / (256 / (8 * self.vector))
+        records = {
+            "cached": 16.0 * grid * chunks * 8 * self.vector, "before": each / 4,
+            "records": each, "at_once": 4,
+        }  # fmt: skip
         if w.causal:
+            again = 2 * self.tensor if chunks > 1 else 0
             yield Launch(
-                stem,
-                f"causal_kernel{suffix}",
-                read=(2 if chunks > 1 else 4) * self.tensor,
-                again=2 * self.tensor if chunks > 1 else 0,
-                reused=2 * self.tensor,
-                before=chunks / 64,
-                exposed=chunk / step,
-                **size,
-            )
-        elif chunks > 1:
-            yield Launch(
-                stem, f"gate_kernel{suffix}", read=2 * self.tensor, before=chunks / 32,
-                exposed=2, **size,
+                stem, f"causal_kernel{gated}", read=4 * self.tensor - again, again=again,
+                reused=2 * self.tensor, exposed=chunk / step, **records, **size,
             )  # fmt: skip
         else:
-            yield Launch(stem, f"single_chunk_kernel{suffix}", read=4 * self.tensor, **size)
+            yield Launch(
+                stem, f"gate_kernel{gated}", read=2 * self.tensor, exposed=2, **records, **size
+            )
 
     def heads(self) -> Iterator[Launch]:
         """Linear and Efficient Attention."""
@@ -123,10 +127,13 @@ class Launches(EncoderLaunches):
             stem,
             kernel,
             tiles,
+            # Groups of channels come one after another, documents last. Two blocks at once on each
+            # of 132 multiprocessors read the same keys.
             read=matrix + 4 * self.tensor,
-            again=matrix * (w.batch * ceil(w.dim / 64) - 1),  # groups of channels one after another
-            reused=matrix,
-            cached=2 * self.tensor * seen / 128,
+            again=matrix * (w.batch - 1) + 2 * self.tensor * max(0, tiles / 264 - 1),
+            reused=max(matrix if w.batch > 1 else 0, 2 * self.tensor),
+            cached=matrix * w.batch * (ceil(w.dim / 64) - 1) + 2 * self.tensor * seen / 128,
+            before=seen / 128 / 16,
             flops=w.flops,
             iterations=seen / keys,
         )
@@ -147,7 +154,8 @@ class Launches(EncoderLaunches):
             stem, "", 0, read=matrix + 4 * self.tensor, flops=w.flops, is_float32=self.exact
         )
         blocks = ceil(self.elements / self.vector / 256)
-        yield Launch(stem, f"finish_kernel<{types}>", blocks, read=4 * self.tensor, exposed=2)
+        finish = f"finish_kernel<{types}, {SIGMOID}>"
+        yield Launch(stem, finish, blocks, read=4 * self.tensor, exposed=2)
 
     def aft_local(self) -> Iterator[Launch]:
         w, stem = self.w, "aft_local"

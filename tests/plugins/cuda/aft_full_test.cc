@@ -1,11 +1,38 @@
 // AFT-full against its formula.
 
 #include "aft_full.h"
+#include "changed_inputs.h"
+
+static int check(Problem& problem, const AftFull& formula) {
+  return problem.check(formula.call, aft_cuda_aft_full_workspace, aft_cuda_aft_full, formula);
+}
+
+// References of keys and of rows of the bias that round by more than the numbers differ.
+static int check_large_references(const Bounds& bounds) {
+  int failures = 0;
+  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
+    for (float offset : {1e4f, -1e4f, 1e6f, 1e20f})
+      for (int index = 0; index < 6; ++index) {
+        if (element == AFT_CUDA_FLOAT16 && std::fabs(offset) > 6e4f) continue;
+        const Case c = short_document(130, element, index % 2 == 1, AFT_CUDA_SIGMOID, index);
+        device::doing = "references of " + std::to_string(offset) + ", " + c.name();
+        Problem problem(c, bounds, c.channels);
+        AftFull formula(problem);
+        const auto shifted = [&](int64_t, float x) { return x + offset; };
+        change_keys(problem, shifted);
+        const auto count = static_cast<int64_t>(formula.bias.size());
+        change_numbers(formula.call.position_bias, formula.bias, count, element, shifted);
+        failures += check(problem, formula);
+      }
+  return failures;
+}
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
+  const int status = run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
     Problem problem(c, bounds, c.channels);
-    const AftFull formula(problem);
-    return problem.check(formula.call, aft_cuda_aft_full_workspace, aft_cuda_aft_full, formula);
+    return check(problem, AftFull(problem));
   });
+  if (status != EXIT_SUCCESS) return status;
+  const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
+  return check_large_references(bounds) ? EXIT_FAILURE : EXIT_SUCCESS;
 }

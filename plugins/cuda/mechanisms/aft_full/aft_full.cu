@@ -26,6 +26,7 @@
 
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
+#include "device/tile_rows.cuh"
 #include "mechanisms/aft_full/aft_full_segments.cuh"
 #include "mechanisms/aft_full/aft_full_tile.cuh"
 
@@ -65,40 +66,49 @@ struct TensorShared {
   };
 };
 
-// Starts copying the warp's rows of w, columns [first_key, first_key + kTensorKeys) up to the last key.
+// The warp's rows of w on the way to shared memory, kTensorKeys columns after the other.
 template <class T>
-__device__ __forceinline__ void copy_bias(T (*bias)[kTensorKeys + 8], const FullParams& p, const FullTile& tile,
-                                          int first_key, bool aligned) {
-  const T* const source = static_cast<const T*>(p.call.position_bias);
-  const int64_t width = p.call.position_bias_width;
-  const int lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp * kWarpRows;
-  if (aligned) {
-    constexpr int vectors = kTensorKeys / kVector<T>;
-#pragma unroll
-    for (int i = lane; i < kWarpRows * vectors; i += kWarp) {
-      const int r = first + i / vectors, column = i % vectors * kVector<T>;
-      const int t = tile.first_row + r, rest = tile.keys - first_key - column;
-      const bool exists = t < tile.tokens && rest > 0;
-      const int count = !exists ? 0 : rest < kVector<T> ? rest : kVector<T>;
-      async_copy(&bias[r][column], exists ? source + t * width + first_key + column : source,
-                 count * static_cast<int>(sizeof(T)));
-    }
-  } else {
-#pragma unroll 8
-    for (int i = 0; i < kWarpRows; ++i) {
-      const int t = tile.first_row + first + i, u = first_key + lane;
-      bias[first + i][lane] = t < tile.tokens && u < tile.keys ? source[t * width + u] : T{0};
-    }
+struct BiasCopy {
+  static constexpr int kVectors = kTensorKeys / kVector<T>, kRowsApart = kWarp / kVectors;
+  static constexpr int kCopies = kWarpRows / kRowsApart;
+
+  const T* source;  // the lane's next vector, in its first row; of unaligned rows the warp's next column
+  int row, column;  // of that in the tile
+  int64_t width;
+  bool aligned;
+
+  __device__ __forceinline__ BiasCopy(const FullParams& p, const FullTile& tile, bool aligned) : aligned(aligned) {
+    const int lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp * kWarpRows;
+    row = aligned ? first + lane / kVectors : first;
+    column = aligned ? lane % kVectors * kVector<T> : lane;
+    width = p.call.position_bias_width;
+    source = static_cast<const T*>(p.call.position_bias) + (tile.first_row + row) * width + column;
   }
-  async_commit();
-}
+
+  // Starts copying the next columns, the first of them first_key, up to the last key.
+  __device__ __forceinline__ void start(T (*bias)[kTensorKeys + 8], const FullTile& tile, int first_key) {
+    const int rest = tile.keys - first_key - column, rows = tile.tokens - tile.first_row - row;
+    if (aligned) {
+      const int bytes = at_most(rest, kVector<T>) * static_cast<int>(sizeof(T));
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i)
+        async_copy(&bias[row + i * kRowsApart][column], source + i * kRowsApart * width,
+                   i * kRowsApart < rows ? bytes : 0);
+    } else {
+#pragma unroll 8
+      for (int i = 0; i < kWarpRows; ++i) bias[row + i][column] = i < rows && rest > 0 ? source[i * width] : T{0};
+    }
+    source += kTensorKeys;
+    async_commit();
+  }
+};
 
 // exp(w - reference) of two keys, the first of them u, for a row that sees keys below `visible`.
 template <class T, class P, bool masked>
 __device__ __forceinline__ uint32_t exponentials(uint32_t word, float reference, int u, int visible) {
   Raw<T, 2> w;
   w.words = word;
-  float low = machine::fast_exp(w[0] - reference), high = machine::fast_exp(w[1] - reference);
+  float low = weight_of(w[0], reference), high = weight_of(w[1], reference);
   if (masked) {
     if (u >= visible) low = 0.0f;
     if (u + 1 >= visible) high = 0.0f;
@@ -163,15 +173,17 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
     for (int half = 0; half < 2; ++half) {
       const int t = rows.first + 16 * i + 8 * half + lane / 4;
       rows.visible[i][half] = tile.visible(t);
-      rows.reference[i][half] = t < tile.tokens ? p.maxima.rows[t] - kLift<P> : 0.0f;
+      rows.reference[i][half] = t < tile.tokens ? raised(kNoKey, p.maxima.rows[t]) - kLift<P> : 0.0f;
     }
 
   float sums[kRowTiles][kColumnTiles][4] = {};
-  KeyTile<T, N, kTensorThreads, kTensorKeys> keys(p, tile);
+  KeyTile<T, N, kTensorThreads, kTensorKeys> keys(p, tile, shared.means);
+  __syncthreads();
+  BiasCopy<T> bias_copy(p, tile, bias_aligned);
   if (tile.keys > 0) {
-    copy_bias(shared.operands.bias[0], p, tile, 0, bias_aligned);
+    bias_copy.start(shared.operands.bias[0], tile, 0);
     keys.load(p, 0);
-    keys.write(shared.operands.entries[0], 0);
+    keys.write(shared.operands.entries[0]);
     async_wait<0>();
   }
   __syncthreads();
@@ -179,7 +191,7 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
   for (int u = 0; u < tile.keys; u += kTensorKeys, stage ^= 1) {
     const int next = u + kTensorKeys;
     if (next < tile.keys) {
-      copy_bias(shared.operands.bias[stage ^ 1], p, tile, next, bias_aligned);
+      bias_copy.start(shared.operands.bias[stage ^ 1], tile, next);
       keys.load(p, next);
     }
     const T(*bias)[kTensorKeys + 8] = shared.operands.bias[stage] + first_row;
@@ -188,7 +200,7 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
     else if (u < rows.most_visible)
       multiply_step<true>(sums, bias, shared.operands.entries[stage], rows, u);
     if (next < tile.keys) {
-      keys.write(shared.operands.entries[stage ^ 1], next);
+      keys.write(shared.operands.entries[stage ^ 1]);
       async_wait<0>();
     }
     __syncthreads();
@@ -244,7 +256,8 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
   const int column = threadIdx.x % kFloatColumns * kThreadChannels;
   const int first_row = threadIdx.x / kFloatColumns * kThreadRows;
   FloatSums sums = {};
-  KeyTile<T, N, kFloatThreads, kFloatKeys> keys(p, tile);
+  KeyTile<T, N, kFloatThreads, kFloatKeys> keys(p, tile, shared.means);
+  __syncthreads();
   WeightTile<T, kFloatThreads, kFloatKeys> weights(p, tile);
   const auto load = [&](int u) {
     weights.load(p, u, bias_aligned);
@@ -252,7 +265,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
   };
   const auto write = [&](int stage, int u) {
     weights.write(shared.operands.weights[stage], u);
-    keys.write(shared.operands.entries[stage], u);
+    keys.write(shared.operands.entries[stage]);
   };
   if (tile.keys > 0) {
     load(0);

@@ -15,15 +15,15 @@
 
 namespace aft::cuda {
 
-// exp(w - row maximum) is multiplied by e^kLift, which cancels, to make use of P's range above 1.
+// exp(w - row maximum) is multiplied by 2^kLift, which cancels, to make use of P's range above 1.
 template <class P>
 constexpr float kLift = 0.0f;
 template <>
-constexpr float kLift<Half> = 10.3972077f;  // 15 log 2
+constexpr float kLift<Half> = 15.0f;
 
 // The most a key can lose to the exponents of P, over the error of the mean that is allowed for it: a denominator
 // is trusted if it is more than this for every key. The smallest float16 is 2^-24, so that a factor is off by
-// 2^-25; in products with the other factor, 1 at most, by that times e^lift. That 2^-8 is allowed is all but
+// 2^-25; in products with the other factor, 1 at most, by that times 2^lift. That 2^-8 is allowed is all but
 // never needed: losses are of either sign and few terms are as bad. The smallest normal float32 or bfloat16 is
 // 2^-126, and 2^-24 is below the rounding of the sum.
 template <class P>
@@ -49,7 +49,7 @@ int with_product(const AftCudaAftFull& call, const F& f) {
 // Marks a cell that has to be summed again.
 __device__ __forceinline__ float untrusted() { return __uint_as_float(0x7fffffffu); }
 __device__ __forceinline__ float trusted_mean(float numerator, float denominator, float least) {
-  return denominator > least ? numerator / denominator : untrusted();
+  return denominator > least ? machine::fast_divide(numerator, denominator) : untrusted();
 }
 __device__ __forceinline__ bool is_trusted(float mean) { return mean == mean; }
 
@@ -106,11 +106,10 @@ __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& c
     if (!is_trusted(mean[c])) mean[c] = denominator[c] == 0.0f ? 0.0f : numerator[c] / denominator[c];
 }
 
-// Writes N outputs from their means; those of row t that are marked are summed again, padded rows' are 0.
+// Means over `visible` keys become outputs: those of row t that are marked are summed again, padded rows' are 0.
 template <class T, int N>
-__device__ __forceinline__ void write_outputs(float (&mean)[N], const AftCudaAftFull& call, int64_t b, int64_t t,
-                                              int64_t channel, int64_t visible) {
-  const AftCudaSequence& s = call.sequence;
+__device__ __forceinline__ void complete_means(float (&mean)[N], const AftCudaAftFull& call, int64_t b, int64_t t,
+                                               int64_t channel, int64_t visible) {
   bool all_trusted = true;
 #pragma unroll
   for (int c = 0; c < N; ++c) {
@@ -122,10 +121,17 @@ __device__ __forceinline__ void write_outputs(float (&mean)[N], const AftCudaAft
 #pragma unroll
     for (int c = 0; c < N; c += together) sum_exactly<T, together>(mean + c, call, b, t, channel + c, visible);
   }
+}
+
+// Writes N outputs of row t from their means.
+template <AftCudaGate gate, class T, int N>
+__device__ __forceinline__ void write_gated(const float (&mean)[N], const AftCudaSequence& s, int64_t b, int64_t t,
+                                            int64_t channel) {
+  float y[N];
   const Raw<T, N> query(row<T>(s.query, b, t) + channel);
 #pragma unroll
-  for (int c = 0; c < N; ++c) mean[c] = gated(call.gate, query[c], mean[c]);
-  store(static_cast<T*>(s.output) + (b * s.tokens + t) * s.channels + channel, mean);
+  for (int c = 0; c < N; ++c) y[c] = gated<gate>(query[c], mean[c]);
+  store(static_cast<T*>(s.output) + (b * s.tokens + t) * s.channels + channel, y);
 }
 
 }  // namespace aft::cuda

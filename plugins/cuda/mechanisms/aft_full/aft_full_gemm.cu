@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   auto& shared = shared_memory<PrepareShared>();
   float* maxima = &shared.maxima[0][0];  // [rows][kTileChannels]
   const AftCudaSequence& s = p.call.sequence;
-  const int64_t groups = ceil_div<int64_t>(s.channels, kTileChannels);
+  const int groups = static_cast<int>(ceil_div<int64_t>(s.channels, kTileChannels));
   const int64_t block = blockIdx.x / groups % p.maxima.blocks, b = blockIdx.x / groups / p.maxima.blocks;
   const int64_t length = length_of(s, b);
   const int column = threadIdx.x % columns * N, first_row = threadIdx.x / columns;
@@ -62,6 +62,9 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   for (int r = 0; r < rows; ++r)
 #pragma unroll
     for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], maxima[r * kTileChannels + column + c]);
+  float reference[N];
+#pragma unroll
+  for (int c = 0; c < N; ++c) reference[c] = raised(kNoKey, maximum[c]);
 
   const int64_t end = (block + 1) * kTileRows < s.tokens ? (block + 1) * kTileRows : s.tokens;
 #pragma unroll 4
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
       const Raw<T, N> key(row<T>(s.key, b, u) + channel), value(row<T>(s.value, b, u) + channel);
 #pragma unroll
       for (int c = 0; c < N; ++c) {
-        denominator[c] = machine::fast_exp(key[c] - maximum[c]);
+        denominator[c] = weight_of(key[c], reference[c]);
         numerator[c] = denominator[c] * value[c];
       }
     }
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   }
 }
 
-template <class T, class P, int N>
+template <class T, class P, int N, AftCudaGate gate>
 __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
   constexpr float largest = 3.402823466e38f;  // numbers that overflowed P became infinite and are not trusted
   constexpr float least_per_key = sizeof(P) == 2 && kLift<P> > 0.0f ? kTrustedPerKeyUnlifted : kTrustedPerKey<P>;
@@ -99,7 +102,8 @@ __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
     mean[c] =
         finite ? trusted_mean(numerator[c], denominator[c], least_per_key * static_cast<float>(visible)) : untrusted();
   }
-  write_outputs<T>(mean, p.call, b, t, channel, visible);
+  complete_means<T>(mean, p.call, b, t, channel, visible);
+  write_gated<gate, T>(mean, s, b, t, channel);
 }
 
 // Calls f with the element, the type multiplied in and the channels taken together, unless the call is refused.
@@ -143,9 +147,13 @@ int aft_cuda_aft_full_finish(const AftCudaAftFull* call, const void* products, c
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
   return with_call(*call, [&](auto element, auto product, auto n) {
-    constexpr int N = decltype(n)::value;
-    const Params params{*call, Maxima(s, nullptr), nullptr, products};
-    const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.tokens * s.channels / N, kThreads)));
-    return launch(finish_kernel<decltype(element), decltype(product), N>, grid, kThreads, stream, params);
+    return with_gate(call->gate, [&](auto gate) {
+      using T = decltype(element);
+      using P = decltype(product);
+      constexpr int N = decltype(n)::value;
+      const Params params{*call, Maxima(s, nullptr), nullptr, products};
+      const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.tokens * s.channels / N, kThreads)));
+      return launch(finish_kernel<T, P, N, decltype(gate)::value>, grid, kThreads, stream, params);
+    });
   });
 }

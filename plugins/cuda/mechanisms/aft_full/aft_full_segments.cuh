@@ -3,6 +3,7 @@
 // Cost:     128 KiB of traffic for each segment of a tile, 1% of the time that its multiply-adds take.
 // Method:   sums start again at 0 every kSegmentKeys keys, and the sums of whole segments are added up. Segments start
 //           at multiples of kSegmentKeys for all shapes, so that the bits of a document do not depend on its padding.
+//           One level is enough: the bias of 64 segments, 131,072 keys, takes 64 GiB in float32.
 // Numerics: equal terms that are added one by one to a float32 sum all round to the same side: 16,384 of them were off
 //           by 1.7e-4. In segments they are off by 2.6e-5 at most at 2,048 keys, and no more at 16,384.
 #pragma once

@@ -20,17 +20,18 @@ struct FullTile {
   int blocks;  // of maxima, that those keys lie in
   bool causal;
 
-  // Blocks that differ only in their rows come one after another: together they read w once, and their keys
-  // and values stay in the cache. In causal form the last rows take longest and come first.
+  // Blocks that differ only in their channels come one after another: together they read their rows of w from memory
+  // once, and blocks at work at the same time read the same keys and values. In causal form the last rows take longest
+  // and come first.
   __device__ explicit FullTile(const FullParams& p) {
     const AftCudaSequence& s = p.call.sequence;
-    const int row_blocks = static_cast<int>(p.maxima.blocks), group = blockIdx.x / row_blocks;
     const int groups = static_cast<int>(ceil_div<int64_t>(s.channels, kTileChannels));
+    const int row_blocks = static_cast<int>(p.maxima.blocks), row_block = blockIdx.x / groups % row_blocks;
     tokens = static_cast<int>(s.tokens);
     causal = s.causal;
-    batch = group / groups;
-    first_row = (row_blocks - 1 - static_cast<int>(blockIdx.x) % row_blocks) * kTileRows;
-    first_channel = group % groups * kTileChannels;
+    batch = blockIdx.x / groups / row_blocks;
+    first_row = (row_blocks - 1 - row_block) * kTileRows;
+    first_channel = blockIdx.x % groups * kTileChannels;
     length = static_cast<int>(length_of(s, batch));
     const int end = causal && first_row + kTileRows < length ? first_row + kTileRows : length;
     keys = first_row < length ? end : 0;
@@ -45,6 +46,10 @@ inline int64_t full_tiles(const AftCudaSequence& s) {
   return s.batch * ceil_div<int64_t>(s.tokens, kTileRows) * ceil_div<int64_t>(s.channels, kTileChannels);
 }
 
+// Rows of means on the way from the threads that summed to those that write: 8 float2 of a half warp, in rows one
+// apart, lie in different banks.
+constexpr int kMeanPitch = kTileChannels + 8;
+
 // A thread's share of `count` keys and their values, N channels each: read ahead as they are, later written to
 // shared memory as entries[key] = (exp(K - m) V, exp(K - m)), kTileChannels of each.
 template <class T, int N, int threads, int count>
@@ -52,48 +57,72 @@ struct KeyTile {
   static constexpr int kColumns = kTileChannels / N, kStep = threads / kColumns, kShare = count / kStep;
   static_assert(kShare * kStep == count, "threads share the keys evenly");
 
-  const T *key_row, *value_row;  // of the thread's first key and channel
+  const T *key_row, *value_row;  // of the thread's next key and channel
   int column = threadIdx.x % kColumns * N, first = threadIdx.x / kColumns;
   int keys;  // that count: none for threads without channels
-  float maximum[N];
+  float reference[N];
   Raw<T, N> key[kShare], value[kShare];
 
-  __device__ __forceinline__ KeyTile(const FullParams& p, const FullTile& tile) {
+  // Threads of the same channels share the maxima of blocks; `scratch` is free again behind a barrier.
+  __device__ __forceinline__ KeyTile(const FullParams& p, const FullTile& tile, float (*scratch)[kMeanPitch]) {
     const AftCudaSequence& s = p.call.sequence;
     const int64_t channel = tile.first_channel + column;
     keys = channel < s.channels ? tile.keys : 0;
     key_row = row<T>(s.key, tile.batch, first) + channel;
     value_row = row<T>(s.value, tile.batch, first) + channel;
-    p.maxima.load_keys(maximum, s, tile.batch, keys > 0 ? tile.blocks : 0, channel);
-  }
-
-  // Keys [first_key, first_key + count) of those that count.
-  __device__ __forceinline__ void load(const FullParams& p, int first_key) {
-    const AftCudaSequence& s = p.call.sequence;
+    float maximum[N];
+    p.maxima.load_keys(maximum, s, tile.batch, keys > 0 ? tile.blocks : 0, channel, first, kStep);
 #pragma unroll
-    for (int i = 0; i < kShare; ++i) {
-      const int u = first_key + i * kStep;
-      if (u + first >= keys) continue;
-      key[i] = Raw<T, N>(key_row + u * s.key.token_stride);
-      value[i] = Raw<T, N>(value_row + u * s.value.token_stride);
+    for (int c = 0; c < N; ++c) scratch[first][column + c] = maximum[c];
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      for (int r = 0; r < kStep; ++r) maximum[c] = fmaxf(maximum[c], scratch[r][column + c]);
+      reference[c] = raised(kNoKey, maximum[c]);
     }
   }
 
-  // first_key as in the last load().
+  // The next `count` keys, the first of them first_key. Those that do not count become minus infinity, of value 0.
+  __device__ __forceinline__ void load(const FullParams& p, int first_key) {
+    const AftCudaSequence& s = p.call.sequence;
+    const int64_t key_step = kStep * s.key.token_stride, value_step = kStep * s.value.token_stride;
+    if (first_key + count <= keys) {
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) {
+        key[i] = Raw<T, N>(key_row + i * key_step);
+        value[i] = Raw<T, N>(value_row + i * value_step);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kShare; ++i)
+        if (first_key + first + i * kStep < keys) {
+          key[i] = Raw<T, N>(key_row + i * key_step);
+          value[i] = Raw<T, N>(value_row + i * value_step);
+        } else {
+#pragma unroll
+          for (int c = 0; c < N; ++c) {
+            key[i].elements[c] = minus_infinity<T>();
+            value[i].elements[c] = T{};
+          }
+        }
+    }
+    key_row += kShare * key_step;
+    value_row += kShare * value_step;
+  }
+
   template <class P, int pitch>
-  __device__ __forceinline__ void write(P (*entries)[pitch], int first_key) const {
+  __device__ __forceinline__ void write(P (*entries)[pitch]) const {
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
-      const int k = first + i * kStep;
-      const bool counted = first_key + k < keys;
       float numerator[N], denominator[N];
 #pragma unroll
       for (int c = 0; c < N; ++c) {
-        denominator[c] = counted ? machine::fast_exp(key[i][c] - maximum[c]) : 0.0f;
-        numerator[c] = counted ? denominator[c] * value[i][c] : 0.0f;
+        denominator[c] = weight_of(key[i][c], reference[c]);
+        numerator[c] = denominator[c] * value[i][c];
       }
-      store(&entries[k][column], numerator);
-      store(&entries[k][kTileChannels + column], denominator);
+      P* entry = &entries[first + i * kStep][column];
+      store(entry, numerator);
+      store(entry + kTileChannels, denominator);
     }
   }
 };
@@ -118,7 +147,7 @@ struct WeightTile {
     for (int i = 0; i < kShare; ++i) {
       const int t = tile.first_row + first + i * kStep;
       visible[i] = tile.visible(t);
-      reference[i] = visible[i] > 0 ? p.maxima.rows[t] : 0.0f;
+      reference[i] = visible[i] > 0 ? raised(kNoKey, p.maxima.rows[t]) : 0.0f;
     }
   }
 
@@ -143,21 +172,19 @@ struct WeightTile {
 #pragma unroll
       for (int k = 0; k < 4; ++k)
         weights[column + k][first + i * kStep] =
-            first_key + column + k < visible[i] ? machine::fast_exp(raw[i][k] - reference[i]) : 0.0f;
+            first_key + column + k < visible[i] ? weight_of(raw[i][k], reference[i]) : 0.0f;
   }
 };
 
-// Rows of means on the way from the threads that summed to those that write: 8 float2 of a half warp, in rows one
-// apart, lie in different banks.
-constexpr int kMeanPitch = kTileChannels + 8;
-
+// The gate is chosen for every vector of outputs: a kernel for each gate would hold the same loop over keys.
 template <class T, int N, int threads>
 __device__ __forceinline__ void write_tile(const float (*means)[kMeanPitch], const FullParams& p,
                                            const FullTile& tile) {
   constexpr int columns = kTileChannels / N;
+  const AftCudaSequence& s = p.call.sequence;
   const int column = threadIdx.x % columns * N;
   const int64_t channel = tile.first_channel + column;
-  if (channel >= p.call.sequence.channels) return;
+  if (channel >= s.channels) return;
 #pragma unroll 1
   for (int r = threadIdx.x / columns; r < kTileRows; r += threads / columns) {
     const int t = tile.first_row + r;
@@ -165,7 +192,12 @@ __device__ __forceinline__ void write_tile(const float (*means)[kMeanPitch], con
     float mean[N];
 #pragma unroll
     for (int c = 0; c < N; ++c) mean[c] = means[r][column + c];
-    write_outputs<T>(mean, p.call, tile.batch, t, channel, tile.visible(t));
+    complete_means<T>(mean, p.call, tile.batch, t, channel, tile.visible(t));
+    switch (p.call.gate) {
+      case AFT_CUDA_SIGMOID: write_gated<AFT_CUDA_SIGMOID, T>(mean, s, tile.batch, t, channel); break;
+      case AFT_CUDA_TANH: write_gated<AFT_CUDA_TANH, T>(mean, s, tile.batch, t, channel); break;
+      case AFT_CUDA_NO_GATE: write_gated<AFT_CUDA_NO_GATE, T>(mean, s, tile.batch, t, channel); break;
+    }
   }
 }
 

@@ -1,10 +1,14 @@
 // Softmax-weighted sums over tokens that can be built piece by piece.
 //
 // Computes: (sum exp(K - m) V, sum exp(K - m), m = max K)
-// Method:   merging two such triples is associative, so the tokens may be cut anywhere.
+// Method:   merging two such triples is associative, so the tokens may be cut anywhere. BinarySum holds log2(e) m in
+//           place of m: an exponential relative to it is one multiply-add and one instruction of base 2.
+// Numerics: BinarySum rounds its reference: all weights relative to it have the same factor, which cancels in the mean
+//           and in merges. A key of 2^29 is the largest whose rounding leaves its own weight within float32. Beyond,
+//           weights vanish, and sums of such keys only have a mean of 0.
 #pragma once
 
-#include "device/device.cuh"
+#include "device/load_store.cuh"
 
 namespace aft::cuda {
 
@@ -32,14 +36,83 @@ struct RunningSum {
   __device__ __forceinline__ float mean() const { return denominator == 0.0f ? 0.0f : numerator / denominator; }
 };
 
-// Of the lane that lies `distance` lanes away in the sense of shuffles.
-__device__ __forceinline__ RunningSum shuffle_xor(const RunningSum& sum, int distance) {
-  return {__shfl_xor_sync(~0u, sum.maximum, distance), __shfl_xor_sync(~0u, sum.numerator, distance),
-          __shfl_xor_sync(~0u, sum.denominator, distance)};
+// log2(e) key, rounded up, or `reference` where that is larger. Weights relative to it are 1 at most: they cannot
+// overflow, however far the product is rounded. A key of minus infinity changes nothing.
+__device__ __forceinline__ float raised(float reference, float key) {
+  const float product = key * machine::kLog2E;
+  return fmaxf(reference, fmaf(fabsf(product), 1.1920929e-7f, product));
 }
-__device__ __forceinline__ RunningSum shuffle_up(const RunningSum& sum, int distance) {
-  return {__shfl_up_sync(~0u, sum.maximum, distance), __shfl_up_sync(~0u, sum.numerator, distance),
-          __shfl_up_sync(~0u, sum.denominator, distance)};
+
+// A key of weight 0.
+template <class T>
+__device__ __forceinline__ T minus_infinity();
+template <>
+__device__ __forceinline__ float minus_infinity<float>() {
+  return __uint_as_float(0xff800000u);
+}
+template <>
+__device__ __forceinline__ Half minus_infinity<Half>() {
+  return {0xfc00};
+}
+template <>
+__device__ __forceinline__ BFloat16 minus_infinity<BFloat16>() {
+  return {0xff80};
+}
+
+// exp(key) over 2^reference.
+__device__ __forceinline__ float weight_of(float key, float reference) {
+  return machine::fast_exp2(fmaf(key, machine::kLog2E, -reference));
+}
+
+// Relative to 2^reference.
+struct BinarySum {
+  float reference, numerator, denominator;
+
+  static __device__ __forceinline__ BinarySum empty() { return {kNoKey, 0.0f, 0.0f}; }
+
+  // Makes the reference that of a larger key.
+  __device__ __forceinline__ void raise(float key) {
+    const float larger = raised(reference, key), rescale = machine::fast_exp2(reference - larger);
+    numerator *= rescale;
+    denominator *= rescale;
+    reference = larger;
+  }
+
+  // Of a key that the reference was raised to.
+  __device__ __forceinline__ void add_below(float key, float value) {
+    const float weight = weight_of(key, reference);
+    numerator = fmaf(weight, value, numerator);
+    denominator += weight;
+  }
+
+  // One exponential: one of the two factors is 1.
+  __device__ __forceinline__ void merge(const BinarySum& other) {
+    const float difference = reference - other.reference;
+    const float factor = machine::fast_exp2(-fabsf(difference));
+    const float mine = difference < 0.0f ? factor : 1.0f, theirs = difference < 0.0f ? 1.0f : factor;
+    numerator = numerator * mine + other.numerator * theirs;
+    denominator = denominator * mine + other.denominator * theirs;
+    reference = fmaxf(reference, other.reference);
+  }
+
+  // 0 where no key was counted, as the numerator is.
+  __device__ __forceinline__ float mean() const {
+    return machine::fast_divide(numerator, denominator == 0.0f ? 1.0f : denominator);
+  }
+};
+
+// Of the lane that lies `distance` lanes away in the sense of shuffles.
+template <class Sum>
+__device__ __forceinline__ Sum shuffle_xor(const Sum& sum, int distance) {
+  const auto& [reference, numerator, denominator] = sum;
+  return {__shfl_xor_sync(~0u, reference, distance), __shfl_xor_sync(~0u, numerator, distance),
+          __shfl_xor_sync(~0u, denominator, distance)};
+}
+template <class Sum>
+__device__ __forceinline__ Sum shuffle_up(const Sum& sum, int distance) {
+  const auto& [reference, numerator, denominator] = sum;
+  return {__shfl_up_sync(~0u, reference, distance), __shfl_up_sync(~0u, numerator, distance),
+          __shfl_up_sync(~0u, denominator, distance)};
 }
 
 }  // namespace aft::cuda
