@@ -26,13 +26,13 @@
 
 #include "device/tile_product.cuh"
 #include "encoder/layer_norm_softmax_pool.cuh"
+#include "mechanisms/shared/pool_merge.cuh"
 
 namespace aft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads == kBlockThreads, "");
-constexpr int kMergeThreads = 64;
 constexpr int kMostChunks = 128;  // of a document
 constexpr int kColumns = 32;      // of a block where a vector is multiplied
 constexpr int kColumnShare = kThreads / kColumns;
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads, 2) pool_kernel(const LayerParams p) 
   pool_chunk<T, kFirst>(p);
 }
 
-__global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const PoolParams p) {
-  merge_chunks(p, p.query, nullptr, false);
+__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const PoolParams p) {
+  merge_all(p, p.query.chunks, p.chunks, p.query.means, nullptr);
 }
 
 struct VectorShared {
@@ -229,9 +229,9 @@ size_t lay_out(const AftCudaLayerNormFastformer& call, void* memory, LayerParams
     bytes += round_up<size_t>(count * size, 16);
   };
   take(p.moments, s.batch * s.tokens, sizeof(Moments));
-  take(p.pool.sums, chunks * s.channels, sizeof(float));
-  take(p.pool.denominators, chunks, sizeof(float));
-  take(p.pool.maxima, chunks, sizeof(float));
+  take(p.pool.chunks.sums, chunks * s.channels, sizeof(float));
+  take(p.pool.chunks.denominators, chunks, sizeof(float));
+  take(p.pool.chunks.maxima, chunks, sizeof(float));
   take(p.pool.means, vectors * call.heads, sizeof(float));
   take(p.beta_weight, vectors * call.heads, sizeof(float));
   for (float** vector : {&p.query_offset, &p.global_query, &p.global_key, &p.bias})
@@ -262,7 +262,7 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
   const auto grid = [](int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); };
   const int64_t batch = s.batch, channels = s.channels, groups = ceil_div(p.heads, kGroup);
   const dim3 pool_grid = grid(batch * p.chunks * groups);
-  const dim3 merge_grid = grid(ceil_div<int64_t>(batch * sums.channels, kMergeThreads));
+  const dim3 merge_grid = grid(ceil_div<int64_t>(batch * sums.channels, kMergeWarps));
   const dim3 vector_grid = grid(batch * ceil_div<int64_t>(channels, kColumns));
   const dim3 beta_grid = grid(batch * ceil_div<int64_t>(channels, kPoolTokens) * groups);
   const auto product_grid = [&](int64_t rows) {

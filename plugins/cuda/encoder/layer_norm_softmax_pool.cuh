@@ -202,7 +202,7 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
               [&](int k, int c) { return shared.slabs.rows[k][c]; });
           sums.for_each([&](int r, int c, float& sum) {
             if (r >= heads.count || channel + c >= p.channels) return;
-            float& total = p.pool.sums[(place + r) * p.channels + channel + c];
+            float& total = p.pool.chunks.sums[(place + r) * p.channels + channel + c];
             total = t == begin ? sum : total * shared.factors[r] + sum;
           });
         });
@@ -211,8 +211,8 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
   for (int i = 0; i < kGroup / kBlockWarps; ++i) {
     const int head = warp + i * kBlockWarps;
     if (lane != 0 || head >= heads.count) continue;
-    p.pool.maxima[place + head] = running[i].maximum;
-    p.pool.denominators[place + head] = running[i].denominator;
+    p.pool.chunks.maxima[place + head] = running[i].maximum;
+    p.pool.chunks.denominators[place + head] = running[i].denominator;
   }
 }
 

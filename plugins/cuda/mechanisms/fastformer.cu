@@ -18,13 +18,13 @@
 
 #include "mechanisms/shared/head_context.cuh"
 #include "mechanisms/shared/head_softmax_pool.cuh"
+#include "mechanisms/shared/pool_merge.cuh"
 
 namespace aft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads == kPoolThreads && kThreads == kBlockThreads, "");
-constexpr int kMergeThreads = 64;
 constexpr int kGroup = 16;  // heads of a block
 
 struct PoolShared {
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, c
     for (int distance = 1; distance < kWarp; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     if (lane == 0) {
       const int64_t at = (place.batch * p.chunks + place.chunk) * p.heads + first_head + head;
-      pool.denominators[at] = sum;
-      pool.maxima[at] = maximum;
+      pool.chunks.denominators[at] = sum;
+      pool.chunks.maxima[at] = maximum;
     }
   }
   __syncthreads();
@@ -140,15 +140,23 @@ __global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, c
       float sum = 0.0f;
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) sum += shared.slab[segment][threadIdx.x];
-      pool.sums[(place.batch * p.chunks + place.chunk) * s.channels + mine] = sum;
+      pool.chunks.sums[(place.batch * p.chunks + place.chunk) * s.channels + mine] = sum;
     }
     __syncthreads();
   }
 }
 
-__global__ void __launch_bounds__(kMergeThreads, 8)
-    merge_kernel(const PoolParams p, const Pool pool, const float* factor, bool scan) {
-  merge_chunks(p, pool, factor, scan);
+__global__ void __launch_bounds__(kMergeThreads, 4) group_kernel(const PoolParams p, const Pool pool) {
+  merge_group(p, pool);
+}
+
+__global__ void __launch_bounds__(kMergeThreads, 4)
+    merge_kernel(const PoolParams p, const PoolRecords records, int count, float* means, const float* factor) {
+  merge_all(p, records, count, means, factor);
+}
+
+__global__ void __launch_bounds__(kMergeThreads, 4) scan_kernel(const PoolParams p, const Pool pool) {
+  scan_group(p, pool);
 }
 
 __global__ void __launch_bounds__(kThreads, 4) share_kernel(const PoolParams p, const Pool pool) {
@@ -207,11 +215,17 @@ int64_t lay_out(const AftCudaSequence& s, int64_t heads, float* memory, Pool& po
     part = memory + floats;
     floats += round_up<int64_t>(count, 4);
   };
-  take(pool.sums, chunks * s.channels);
-  take(pool.denominators, chunks * heads);
-  take(pool.maxima, chunks * heads);
-  take(pool.denominators_before, chunks * heads);
-  take(pool.maxima_before, chunks * heads);
+  const auto take_records = [&](PoolRecords& records, int64_t count) {
+    take(records.sums, count * s.channels);
+    take(records.denominators, count * heads);
+    take(records.maxima, count * heads);
+  };
+  take_records(pool.chunks, chunks);
+  const int groups = merge_groups(static_cast<int>(ceil_div<int64_t>(s.tokens, kPoolTokens)));
+  take_records(pool.groups, groups > 1 ? s.batch * groups : 0);
+  pool.before.sums = pool.chunks.sums;
+  take(pool.before.denominators, s.causal ? chunks * heads : 0);
+  take(pool.before.maxima, s.causal ? chunks * heads : 0);
   take(pool.means, s.batch * s.channels);
   take(pool.logits, s.causal ? s.batch * s.tokens * heads : 0);
   return floats;
@@ -234,16 +248,22 @@ int run(const AftCudaFastformer& call, void* workspace, cudaStream_t stream) {
 
   const int64_t chunks = s.batch * p.chunks;
   const dim3 pool_grid(static_cast<unsigned>(chunks * ceil_div(heads, kGroup)));
-  const dim3 merge_grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.channels, kMergeThreads)));
+  const int groups = merge_groups(p.chunks);
+  const int64_t merges = ceil_div<int64_t>(s.batch * s.channels, kMergeWarps);
+  const dim3 merge_grid(static_cast<unsigned>(merges)), group_grid(static_cast<unsigned>(merges * groups));
   const dim3 share_grid(static_cast<unsigned>(ceil_div<int64_t>(chunks * heads, kThreads / kWarp)));
   const dim3 output_grid(static_cast<unsigned>(chunks * ceil_div<int64_t>(s.channels, kSlab)));
   const auto pool = [&](auto kernel, const AftCudaTensor& tensor, const void* weight, const float* factor,
                         const Pool& to) {
     if (const int status = launch<PoolShared>(kernel, pool_grid, kThreads, stream, p, tensor, weight, factor, to))
       return status;
-    if (const int status = launch(merge_kernel, merge_grid, kMergeThreads, stream, p, to, factor, s.causal != 0))
-      return status;
-    return s.causal ? launch(share_kernel, share_grid, kThreads, stream, p, to) : 0;
+    int status = groups > 1 ? launch(group_kernel, group_grid, kMergeThreads, stream, p, to) : 0;
+    if (status) return status;
+    if (!s.causal)
+      return launch(merge_kernel, merge_grid, kMergeThreads, stream, p, groups > 1 ? to.groups : to.chunks,
+                    groups > 1 ? groups : p.chunks, to.means, factor);
+    status = launch(scan_kernel, group_grid, kMergeThreads, stream, p, to);
+    return status ? status : launch(share_kernel, share_grid, kThreads, stream, p, to);
   };
 
   if (const int status = pool(pool_kernel<T, false>, s.query, call.alpha_weight, nullptr, p.query)) return status;

@@ -50,8 +50,8 @@ class EncoderLaunches(Sizes):
                 exposed=chunk * (6 if first else 2),
             )
             yield Launch(
-                stem, "merge_kernel", ceil(w.batch * w.dim * HEADS / 64),
-                iterations=chunks / 8, records=chunks, at_once=8,
+                stem, "merge_kernel", ceil(w.batch * w.dim * HEADS / 8),
+                iterations=chunks / 256, records=ceil(chunks / 32) + 5, at_once=8,
             )  # fmt: skip
             yield Launch(
                 stem, f"global_kernel{name}", vectors, read=matrix, iterations=w.dim / 64,

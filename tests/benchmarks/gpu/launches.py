@@ -233,10 +233,7 @@ class Launches(EncoderLaunches):
                 after=slabs,
                 exposed=2 * slabs * tensors,
             )
-            yield Launch(
-                stem, "merge_kernel", ceil(w.batch * w.dim / 64),
-                iterations=ceil(w.tokens / 64) / 8, records=w.tokens / 64, at_once=8,
-            )  # fmt: skip
+            yield from self._merges(stem, ceil(w.tokens / 64))
             if w.causal:
                 yield Launch(stem, "share_kernel", ceil(chunks * HEADS / 8))
         yield Launch(
@@ -246,6 +243,25 @@ class Launches(EncoderLaunches):
             read=(4 if w.causal else 2) * self.tensor,
             exposed=3 if w.causal else 1,
         )
+
+    def _merges(self, stem: str, records: int) -> Iterator[Launch]:
+        """Yield the launches that merge the sums of chunks, or scan them."""
+        w, most, warp = self.w, 256, 32
+        groups, blocks = ceil(records / most), ceil(w.batch * w.dim / 8)
+        lane = ceil(min(records, most) / warp)
+        levels = 5  # of a warp's lanes
+        size = {"iterations": lane / 8, "records": lane + levels, "at_once": 8}
+        if groups > 1:
+            yield Launch(stem, "group_kernel", blocks * groups, **size)
+        if w.causal:
+            yield Launch(
+                stem, "scan_kernel", blocks * groups, before=lane / 8, **size
+                | {"records": 2 * (lane + levels) + ceil(groups / warp)},
+            )  # fmt: skip
+        elif groups > 1:
+            yield Launch(stem, "merge_kernel", blocks, records=ceil(groups / warp) + levels)
+        else:
+            yield Launch(stem, "merge_kernel", blocks, **size)
 
 
 def _round_up(a: int, b: int) -> int:
