@@ -257,7 +257,7 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
   lay_out(call, workspace, p);
   AftCudaSequence sums = s;
   sums.channels = s.channels * call.heads;
-  const PoolParams merged{sums, p.heads, p.channels, p.chunks, false, p.pool, {}};
+  const PoolParams merged{sums, p.heads, p.channels, p.chunks, p.chunk, false, p.pool, {}};
 
   const auto grid = [](int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); };
   const int64_t batch = s.batch, channels = s.channels, groups = ceil_div(p.heads, kGroup);

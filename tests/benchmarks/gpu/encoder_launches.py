@@ -10,6 +10,10 @@ from benchmarks.gpu.workloads import HEADS, LAYER
 class EncoderLaunches(Sizes):
     """The launches of what surrounds a mechanism."""
 
+    def pool_tile(self) -> int:
+        """Return the rows of a tile of 32 KiB."""
+        return next(rows for rows in (64, 32, 16) if rows * self.w.dim * self.bytes <= 32 * 1024)
+
     def layer_norm_fastformer(self) -> Iterator[Launch]:
         w, stem = self.w, LAYER
         matrix = float(w.dim**2 * self.bytes)

@@ -39,8 +39,8 @@ struct Pool {
 struct PoolParams {
   AftCudaSequence sequence;
   int heads, width;  // channels of a head
-  int chunks;
-  bool vectors;  // every piece of kPiece channels is aligned to its size
+  int chunks, chunk;  // chunks of a document, tokens of a chunk
+  bool vectors;       // every piece of kPiece channels is aligned to its size
   Pool query, product;
 };
 
