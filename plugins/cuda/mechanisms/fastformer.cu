@@ -4,9 +4,9 @@
 //           g_k = mean of P by softmax_T(P Wb / sqrt(d)),  Y = V * g_k                  causal: means up to the token
 // Cost:     floor: 4BTD elements moved and 4BTDh FLOPs for the logits, which read whole rows; bound by memory. Taken:
 //           4BTD, since a tile of rows stays in shared memory for logits and sums; every 8 heads more read the rows
-//           once more, from the second-level cache. Rows that are unaligned, or of more than 768 channels (512 in float32), are read for their
-//           logits and again, from the caches, for their sums. Causal 10BTD, 7 from memory: the running mean of queries
-//           is computed again wherever it is needed rather than kept.
+//           once more, from the second-level cache. Rows that are unaligned, or of more than 768 channels (512 in
+//           float32), are read for their logits and again, from the caches, for their sums. Causal 10BTD, 7 from
+//           memory: the running mean of queries is computed again wherever it is needed rather than kept.
 // Method:   five launches: pool, merge, pool, merge, output. In the second pooling P is only formed where it is needed:
 //           g_q is a factor of its weight's rows, and of the pooled keys. Causal, g_q differs from token to token, P is
 //           formed in registers, and one more launch for each pooling turns logits into shares. Merges of many chunks

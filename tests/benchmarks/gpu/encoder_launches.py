@@ -36,22 +36,23 @@ class EncoderLaunches(Sizes):
         """Yield the launches from the input to the last vector of a document."""
         w, stem = self.w, LAYER
         tiles = ceil(w.tokens / 64)
-        chunk = ceil(tiles / 128)  # tiles of 64 tokens
+        chunk = ceil(tiles / 256)  # tiles of 64 tokens
         chunks, slabs = ceil(tiles / chunk), ceil(w.dim / 64)
+        tile, groups = self.pool_tile(), ceil(HEADS / 8)
         matrix = float(w.dim**2 * self.bytes)
         vectors = w.batch * ceil(w.dim / 32)
         for first in (True, False):
             name = f"<{self.element}, {str(first).lower()}>"
             yield Launch(
                 stem,
-                f"pool_kernel{name}",
-                w.batch * chunks * ceil(HEADS / 16),
+                f"tile_pool_kernel<{self.element}, {tile}, {str(first).lower()}>",
+                w.batch * chunks * groups,
                 read=self.tensor,
-                cached=(2 if first else 1) * self.tensor,
-                flops=2 * self.elements * 16 * (6 if self.exact else 4),
-                iterations=chunk,
-                inner=slabs,
-                exposed=chunk * (6 if first else 2),
+                cached=(groups - 1) * self.tensor,
+                flops=2 * self.elements * 8 * (6 if self.exact else 5),
+                iterations=chunk * 64 / tile,
+                inner=w.dim * self.bytes / 16 / (256 / tile) / 4,  # moments, four vectors at once
+                exposed=chunk * 64 / tile,  # the copy of a tile has one tile's work to hide behind
             )
             yield Launch(
                 stem, "merge_kernel", ceil(w.batch * w.dim * HEADS / 8),

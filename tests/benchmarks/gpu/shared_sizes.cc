@@ -2,6 +2,7 @@
 // tile, bytes.
 #include <cstdio>
 
+#include "encoder/layer_norm_softmax_pool.cuh"
 #include "mechanisms/shared/head_causal.cuh"
 #include "mechanisms/shared/pool_tile.cuh"
 
@@ -19,6 +20,7 @@ void print_tile() {
   constexpr size_t size = sizeof(PoolTileShared<float, kTokens>);
   static_assert(size == sizeof(PoolTileShared<Half, kTokens>), "");
   std::printf("tile_kernel %d %zu\n", kTokens, size);
+  std::printf("tile_pool_kernel %d %zu\n", kTokens, sizeof(LayerTileShared<float, kTokens>));
 }
 
 int main() {
