@@ -60,8 +60,11 @@ int pool(const LayerParams& p, cudaStream_t stream) {
     return launch<PoolShared>(pool_kernel<T, kFirst>, grid(kGroup), kThreads, stream, p);
   };
   const auto in_tiles = [&](auto tokens) {
-    return launch<LayerTileShared<T, tokens>>(tile_pool_kernel<T, tokens, kFirst>, grid(kTileHeads), kThreads, stream,
-                                              p);
+    if constexpr (sizeof(T) == 2 && decltype(tokens)::value == 16)
+      return in_slabs();  // more than 512 channels would take too many registers on sm_80
+    else
+      return launch<LayerTileShared<T, tokens>>(tile_pool_kernel<T, tokens, kFirst>, grid(kTileHeads), kThreads,
+                                                stream, p);
   };
   return p.vectors ? with_tile<T>(p.channels, in_tiles, in_slabs) : in_slabs();
 }

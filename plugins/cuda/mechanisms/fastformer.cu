@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kMergeThreads, 4)
   merge_all(p, records, count, means, factor);
 }
 
-__global__ void __launch_bounds__(kMergeThreads, 4) scan_kernel(const PoolParams p, const Pool pool) {
+__global__ void __launch_bounds__(kMergeThreads, 3) scan_kernel(const PoolParams p, const Pool pool) {
   scan_group(p, pool);
 }
 

@@ -144,7 +144,7 @@ struct PoolTile {
 
   PoolTileShared<T, kTokens>& shared;
   const AftCudaTensor& tensor;
-  const int64_t batch;
+  const int batch;
   const int channels;
   Rows rows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -154,7 +154,7 @@ struct PoolTile {
 
   // weight(channel, head) for channels of the tensor.
   template <class Weight>
-  __device__ __forceinline__ PoolTile(PoolTileShared<T, kTokens>& memory, const AftCudaTensor& of, int64_t document,
+  __device__ __forceinline__ PoolTile(PoolTileShared<T, kTokens>& memory, const AftCudaTensor& of, int document,
                                       int width, const Rows& row_functions, const Weight& weight)
       : shared(memory), tensor(of), batch(document), channels(width), rows(row_functions) {
 #pragma unroll
