@@ -26,14 +26,14 @@
 
 #include "device/tile_product.cuh"
 #include "encoder/layer_norm_softmax_pool.cuh"
+#include "mechanisms/shared/pool_merge.cuh"
 
 namespace aft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads == kBlockThreads, "");
-constexpr int kMergeThreads = 64;
-constexpr int kMostChunks = 128;  // of a document
+constexpr int kMostChunks = 256;  // of a document
 constexpr int kColumns = 32;      // of a block where a vector is multiplied
 constexpr int kColumnShare = kThreads / kColumns;
 
@@ -46,8 +46,31 @@ __global__ void __launch_bounds__(kThreads, 2) pool_kernel(const LayerParams p) 
   pool_chunk<T, kFirst>(p);
 }
 
-__global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const PoolParams p) {
-  merge_chunks(p, p.query, nullptr, false);
+template <class T, int kTokens, bool kFirst>
+__global__ void __launch_bounds__(kThreads, 2) tile_pool_kernel(const LayerParams p) {
+  pool_tiles<T, kTokens, kFirst>(p);
+}
+
+// Launches the kernel that fits the rows.
+template <class T, bool kFirst>
+int pool(const LayerParams& p, cudaStream_t stream) {
+  const int64_t chunks = p.call.sequence.batch * p.chunks;
+  const auto grid = [&](int heads) { return dim3(static_cast<unsigned>(chunks * ceil_div(p.heads, heads))); };
+  const auto in_slabs = [&] {
+    return launch<PoolShared>(pool_kernel<T, kFirst>, grid(kGroup), kThreads, stream, p);
+  };
+  const auto in_tiles = [&](auto tokens) {
+    if constexpr (sizeof(T) == 2 && decltype(tokens)::value == 16)
+      return in_slabs();  // more than 512 channels would take too many registers on sm_80
+    else
+      return launch<LayerTileShared<T, tokens>>(tile_pool_kernel<T, tokens, kFirst>, grid(kTileHeads), kThreads,
+                                                stream, p);
+  };
+  return p.vectors ? with_tile<T>(p.channels, in_tiles, in_slabs) : in_slabs();
+}
+
+__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const PoolParams p) {
+  merge_all(p, p.query.chunks, p.chunks, p.query.means, nullptr);
 }
 
 struct VectorShared {
@@ -132,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 4) bias_kernel(const LayerParams p) 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) beta_kernel(const LayerParams p) {
   auto& shared = shared_memory<SlabShared>();
-  const HeadGroup heads(p);
+  const HeadGroup heads(p, kGroup);
   const int blocks = ceil_div(p.channels, kPoolTokens), batch = heads.part / blocks;
   const int first = heads.part % blocks * kPoolTokens;
   const int64_t document = static_cast<int64_t>(batch) * p.channels;
@@ -229,9 +252,9 @@ size_t lay_out(const AftCudaLayerNormFastformer& call, void* memory, LayerParams
     bytes += round_up<size_t>(count * size, 16);
   };
   take(p.moments, s.batch * s.tokens, sizeof(Moments));
-  take(p.pool.sums, chunks * s.channels, sizeof(float));
-  take(p.pool.denominators, chunks, sizeof(float));
-  take(p.pool.maxima, chunks, sizeof(float));
+  take(p.pool.chunks.sums, chunks * s.channels, sizeof(float));
+  take(p.pool.chunks.denominators, chunks, sizeof(float));
+  take(p.pool.chunks.maxima, chunks, sizeof(float));
   take(p.pool.means, vectors * call.heads, sizeof(float));
   take(p.beta_weight, vectors * call.heads, sizeof(float));
   for (float** vector : {&p.query_offset, &p.global_query, &p.global_key, &p.bias})
@@ -257,23 +280,22 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
   lay_out(call, workspace, p);
   AftCudaSequence sums = s;
   sums.channels = s.channels * call.heads;
-  const PoolParams merged{sums, p.heads, p.channels, p.chunks, false, p.pool, {}};
+  const PoolParams merged{sums, p.heads, p.channels, p.chunks, p.chunk, false, p.pool, {}};
 
   const auto grid = [](int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); };
   const int64_t batch = s.batch, channels = s.channels, groups = ceil_div(p.heads, kGroup);
-  const dim3 pool_grid = grid(batch * p.chunks * groups);
-  const dim3 merge_grid = grid(ceil_div<int64_t>(batch * sums.channels, kMergeThreads));
+  const dim3 merge_grid = grid(ceil_div<int64_t>(batch * sums.channels, kMergeWarps));
   const dim3 vector_grid = grid(batch * ceil_div<int64_t>(channels, kColumns));
   const dim3 beta_grid = grid(batch * ceil_div<int64_t>(channels, kPoolTokens) * groups);
   const auto product_grid = [&](int64_t rows) {
     return grid(batch * ceil_div<int64_t>(rows, kTileHeight) * ceil_div<int64_t>(channels, kTileWidth<T>));
   };
 
-  int status = launch<PoolShared>(pool_kernel<T, true>, pool_grid, kThreads, stream, p);
+  int status = pool<T, true>(p, stream);
   if (!status) status = launch(merge_kernel, merge_grid, kMergeThreads, stream, merged);
   if (!status) status = launch<VectorShared>(global_kernel<T, true>, vector_grid, kThreads, stream, p);
   if (!status) status = launch<SlabShared>(beta_kernel<T>, beta_grid, kThreads, stream, p);
-  if (!status) status = launch<PoolShared>(pool_kernel<T, false>, pool_grid, kThreads, stream, p);
+  if (!status) status = pool<T, false>(p, stream);
   if (!status) status = launch(merge_kernel, merge_grid, kMergeThreads, stream, merged);
   if (!status) status = launch<VectorShared>(global_kernel<T, false>, vector_grid, kThreads, stream, p);
   if (!status) status = launch<VectorShared>(bias_kernel<T>, vector_grid, kThreads, stream, p);

@@ -2,14 +2,16 @@
 //
 // Computes: means of the normalized rows n = (X - mean) / deviation with one softmax per head, whose logits are
 //           products of whole rows with a column for each head, and which weights whole rows.
-// Method:   a block works on a chunk of a document for kGroup heads, kPoolTokens tokens at a time and of these kSlab
-//           channels: once for the logits, and again for the sums. Chunks are merged as in any pooling
-//           (mechanisms/shared/head_softmax_pool.cuh), with rows as wide as all heads' sums.
+// Method:   a block works on a chunk of a document. Rows that fit go through mechanisms/shared/pool_tile.cuh, which
+//           reads them once. Others are taken for kGroup heads, kPoolTokens tokens at a time and of these kSlab channels:
+//           once for the logits, and again for the sums. Chunks are merged as in any pooling
+//           (mechanisms/shared/pool_merge.cuh), with rows as wide as all heads' sums.
 // Numerics: the sums in the workspace are relative to the largest logit so far.
 #pragma once
 
 #include "mechanisms/shared/head_context.cuh"
 #include "mechanisms/shared/head_softmax_pool.cuh"
+#include "mechanisms/shared/pool_tile.cuh"
 
 namespace aft::cuda {
 
@@ -113,10 +115,10 @@ struct HeadGroup {
   int first, count;
   unsigned part;
 
-  __device__ explicit HeadGroup(const LayerParams& p) {
-    const unsigned groups = ceil_div(p.heads, kGroup);
-    first = blockIdx.x % groups * kGroup;
-    count = at_most(p.heads - first, kGroup);
+  __device__ HeadGroup(const LayerParams& p, int size) {
+    const unsigned groups = ceil_div(p.heads, size);
+    first = blockIdx.x % groups * size;
+    count = at_most(p.heads - first, size);
     part = blockIdx.x / groups;
   }
 };
@@ -128,24 +130,44 @@ struct PoolShared {
   Moments moments[kPoolTokens];
 };
 
+// The chunk of a document that a block pools.
+struct LayerChunk {
+  int batch, begin, end;
+  int64_t record;
+
+  __device__ LayerChunk(const LayerParams& p, unsigned part) {
+    const unsigned chunk = part % p.chunks;
+    batch = part / p.chunks;
+    begin = chunk * p.chunk;
+    end = begin + at_most(static_cast<int>(length_of(p.call.sequence, batch)) - begin, p.chunk);
+    record = (static_cast<int64_t>(batch) * p.chunks + chunk) * p.heads;
+  }
+};
+
+// A weight of logits: of the first pooling alpha_weight, else beta_weight.
+template <class T, bool kFirst>
+__device__ __forceinline__ float logit_weight(const LayerParams& p, int batch, int channel, int head) {
+  const int at = channel * p.heads + head;
+  if constexpr (kFirst)
+    return to_float(static_cast<const T*>(p.call.alpha_weight)[at]) *
+           to_float(static_cast<const T*>(p.call.norm_weight)[channel]);
+  else
+    return p.beta_weight[static_cast<int64_t>(batch) * p.channels * p.heads + at];
+}
+
 // A chunk's sums of n for kGroup heads, weighted by the exponentials of logits. The first pooling finds the moments.
 template <class T, bool kFirst>
 __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
   auto& shared = shared_memory<PoolShared>();
   const AftCudaSequence& s = p.call.sequence;
-  const HeadGroup heads(p);
-  const int chunk = heads.part % p.chunks, batch = heads.part / p.chunks, begin = chunk * p.chunk;
-  const int end = begin + at_most(static_cast<int>(length_of(s, batch)) - begin, p.chunk);
+  const HeadGroup heads(p, kGroup);
+  const LayerChunk chunk(p, heads.part);
+  const int batch = chunk.batch, begin = chunk.begin, end = chunk.end;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t place = (static_cast<int64_t>(batch) * p.chunks + chunk) * p.heads + heads.first;
+  const int64_t place = chunk.record + heads.first;
   const auto normalize = [&](int r, float x) { return shared.moments[r].normalize(x); };
   const auto weight = [&](int channel, int head) {
-    const int at = channel * p.heads + heads.first + head;
-    if constexpr (kFirst)
-      return to_float(static_cast<const T*>(p.call.alpha_weight)[at]) *
-             to_float(static_cast<const T*>(p.call.norm_weight)[channel]);
-    else
-      return p.beta_weight[static_cast<int64_t>(batch) * p.channels * p.heads + at];
+    return logit_weight<T, kFirst>(p, batch, channel, heads.first + head);
   };
 
   RunningSum running[kGroup / kBlockWarps];  // one warp a head; numerators are in the workspace
@@ -202,7 +224,7 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
               [&](int k, int c) { return shared.slabs.rows[k][c]; });
           sums.for_each([&](int r, int c, float& sum) {
             if (r >= heads.count || channel + c >= p.channels) return;
-            float& total = p.pool.sums[(place + r) * p.channels + channel + c];
+            float& total = p.pool.chunks.sums[(place + r) * p.channels + channel + c];
             total = t == begin ? sum : total * shared.factors[r] + sum;
           });
         });
@@ -211,9 +233,84 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
   for (int i = 0; i < kGroup / kBlockWarps; ++i) {
     const int head = warp + i * kBlockWarps;
     if (lane != 0 || head >= heads.count) continue;
-    p.pool.maxima[place + head] = running[i].maximum;
-    p.pool.denominators[place + head] = running[i].denominator;
+    p.pool.chunks.maxima[place + head] = running[i].maximum;
+    p.pool.chunks.denominators[place + head] = running[i].denominator;
   }
+}
+
+// Rows that are normalized where they are read. The first pooling finds their moments in the tile.
+template <bool kFirst>
+struct NormalizedRows {
+  static constexpr bool kChanges = true;
+  struct Row {
+    Moments moments;
+    __device__ __forceinline__ float operator()(float x) const { return moments.normalize(x); }
+  };
+
+  Moments* moments;  // in shared memory, of the tile
+  Moments* known;    // in the workspace, of the document
+  int channels;
+  float epsilon;
+  bool keeps;  // writes known
+
+  __device__ __forceinline__ Row operator[](int r) const { return {moments[r]}; }
+
+  template <class T, int kTokens, int kStride>
+  __device__ __forceinline__ void prepare(const T (&rows)[kTokens][kStride], int first, int count) const {
+    constexpr int kLanes = kBlockThreads / kTokens;
+    const int mine = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+    if constexpr (kFirst) {
+      const auto average = [&](const auto& f) {
+        float total = 0.0f;
+#pragma unroll 4
+        for (int c = lane * kVector<T>; c < channels; c += kLanes * kVector<T>) {
+          const Raw<T, kVector<T>> x(&rows[mine][c]);
+#pragma unroll
+          for (int i = 0; i < kVector<T>; ++i) total += f(x[i]);
+        }
+#pragma unroll
+        for (int distance = 1; distance < kLanes; distance *= 2) total += __shfl_xor_sync(~0u, total, distance);
+        return total / static_cast<float>(channels);
+      };
+      const float mean = average([](float x) { return x; });
+      const float variance = average([&](float x) { return (x - mean) * (x - mean); });
+      if (lane != 0) return;
+      moments[mine] = {mean, mine < count ? 1.0f / sqrtf(variance + epsilon) : 0.0f};
+      if (keeps && mine < count) known[first + mine] = moments[mine];
+    } else {
+      if (lane == 0) moments[mine] = mine < count ? known[first + mine] : Moments{0.0f, 0.0f};
+    }
+  }
+};
+
+template <class T, int kTokens>
+struct LayerTileShared {
+  PoolTileShared<T, kTokens> tile;
+  alignas(16) Moments moments[kTokens];
+};
+
+// A chunk's sums of n for kTileHeads heads, of rows that are read once.
+template <class T, int kTokens, bool kFirst>
+__device__ __forceinline__ void pool_tiles(const LayerParams& p) {
+  auto& shared = shared_memory<LayerTileShared<T, kTokens>>();
+  const AftCudaSequence& s = p.call.sequence;
+  const HeadGroup heads(p, kTileHeads);
+  const LayerChunk chunk(p, heads.part);
+  const NormalizedRows<kFirst> rows{shared.moments, p.moments + chunk.batch * s.tokens, p.channels, p.call.epsilon,
+                                    heads.first == 0};
+  PoolTile<T, kTokens, NormalizedRows<kFirst>> tile(
+      shared.tile, s.query, chunk.batch, p.channels, rows, [&](int channel, int head) {
+        return head < heads.count ? logit_weight<T, kFirst>(p, chunk.batch, channel, heads.first + head) : 0.0f;
+      });
+  tile.pool(chunk.begin, chunk.end, 1.0f);
+
+  const int64_t place = chunk.record + heads.first;
+  tile.for_each_sum([&](int channel, int head, float sum) {
+    if (head < heads.count) p.pool.chunks.sums[(place + head) * p.channels + channel] = sum;
+  });
+  if (tile.lane != 0 || tile.warp >= heads.count) return;
+  p.pool.chunks.maxima[place + tile.warp] = tile.maximum;
+  p.pool.chunks.denominators[place + tile.warp] = tile.denominator;
 }
 
 }  // namespace aft::cuda

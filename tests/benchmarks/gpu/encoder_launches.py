@@ -10,6 +10,10 @@ from benchmarks.gpu.workloads import HEADS, LAYER
 class EncoderLaunches(Sizes):
     """The launches of what surrounds a mechanism."""
 
+    def pool_tile(self) -> int:
+        """Return the rows of a tile of 32 KiB."""
+        return next(rows for rows in (64, 32, 16) if rows * self.w.dim * self.bytes <= 32 * 1024)
+
     def layer_norm_fastformer(self) -> Iterator[Launch]:
         w, stem = self.w, LAYER
         matrix = float(w.dim**2 * self.bytes)
@@ -32,26 +36,27 @@ class EncoderLaunches(Sizes):
         """Yield the launches from the input to the last vector of a document."""
         w, stem = self.w, LAYER
         tiles = ceil(w.tokens / 64)
-        chunk = ceil(tiles / 128)  # tiles of 64 tokens
+        chunk = ceil(tiles / 256)  # tiles of 64 tokens
         chunks, slabs = ceil(tiles / chunk), ceil(w.dim / 64)
+        tile, groups = self.pool_tile(), ceil(HEADS / 8)
         matrix = float(w.dim**2 * self.bytes)
         vectors = w.batch * ceil(w.dim / 32)
         for first in (True, False):
             name = f"<{self.element}, {str(first).lower()}>"
             yield Launch(
                 stem,
-                f"pool_kernel{name}",
-                w.batch * chunks * ceil(HEADS / 16),
+                f"tile_pool_kernel<{self.element}, {tile}, {str(first).lower()}>",
+                w.batch * chunks * groups,
                 read=self.tensor,
-                cached=(2 if first else 1) * self.tensor,
-                flops=2 * self.elements * 16 * (6 if self.exact else 4),
-                iterations=chunk,
-                inner=slabs,
-                exposed=chunk * (6 if first else 2),
+                cached=(groups - 1) * self.tensor,
+                flops=2 * self.elements * 8 * (6 if self.exact else 5),
+                iterations=chunk * 64 / tile,
+                inner=w.dim * self.bytes / 16 / (256 / tile) / 4,  # moments, four vectors at once
+                exposed=chunk * 64 / tile,  # the copy of a tile has one tile's work to hide behind
             )
             yield Launch(
-                stem, "merge_kernel", ceil(w.batch * w.dim * HEADS / 64),
-                iterations=chunks / 8, records=chunks, at_once=8,
+                stem, "merge_kernel", ceil(w.batch * w.dim * HEADS / 8),
+                iterations=chunks / 256, records=ceil(chunks / 32) + 5, at_once=8,
             )  # fmt: skip
             yield Launch(
                 stem, f"global_kernel{name}", vectors, read=matrix, iterations=w.dim / 64,

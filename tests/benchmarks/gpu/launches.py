@@ -225,10 +225,44 @@ class Launches(EncoderLaunches):
             )  # fmt: skip
 
     def fastformer(self) -> Iterator[Launch]:
+        """Fastformer, with rows whose tiles fit the shared memory where it is not causal."""
+        w, stem = self.w, "fastformer"
+        slabs = ceil(w.dim / 64)
+        if w.causal:
+            yield from self._causal_fastformer()
+            return
+        tile, most_blocks, heads = self.pool_tile(), 512, ceil(HEADS / 8)
+        tiles = ceil(w.tokens / tile)
+        chunk = max(ceil(64 / tile), ceil(tiles * w.batch * heads / most_blocks))  # tiles
+        chunks = ceil(tiles / chunk)
+        for _ in ("query", "key"):
+            yield Launch(
+                stem,
+                f"tile_kernel<{self.element}, {tile}>",
+                w.batch * chunks * heads,
+                read=self.tensor,
+                cached=(heads - 1) * self.tensor,
+                flops=2 * self.elements * 8 * (6 if self.exact else 3),
+                iterations=chunk,
+                exposed=chunk,  # the copy of a tile has one tile's work to hide behind
+            )
+            lane, levels = ceil(chunks / 32), 5
+            yield Launch(
+                stem, "merge_kernel", ceil(w.batch * w.dim / 8), iterations=lane / 8,
+                records=lane + levels, at_once=8,
+            )  # fmt: skip
+        rows = 4 * 256 * self.vector // 64
+        yield Launch(
+            stem,
+            f"output_kernel<{self.element}, {self.vector}>",
+            w.batch * ceil(w.tokens / rows) * slabs,
+            read=2 * self.tensor,
+        )
+
+    def _causal_fastformer(self) -> Iterator[Launch]:
         w, stem = self.w, "fastformer"
         slabs, chunks = ceil(w.dim / 64), w.batch * ceil(w.tokens / 64)
-        logits = 2 * self.elements * 16
-        for products in (False, True) if w.causal else (False, False):
+        for products in (False, True):
             tensors = 2 if products else 1
             yield Launch(
                 stem,
@@ -236,24 +270,33 @@ class Launches(EncoderLaunches):
                 chunks * ceil(HEADS / 16),
                 read=tensors * self.tensor,
                 cached=tensors * self.tensor,  # a chunk's rows for its sums
-                flops=logits * (3 if products or self.exact else 2),
+                flops=2 * self.elements * 16 * (3 if products or self.exact else 2),
                 iterations=slabs,
                 after=slabs,
                 exposed=2 * slabs * tensors,
             )
-            yield Launch(
-                stem, "merge_kernel", ceil(w.batch * w.dim / 64),
-                iterations=ceil(w.tokens / 64) / 8, records=w.tokens / 64, at_once=8,
-            )  # fmt: skip
-            if w.causal:
-                yield Launch(stem, "share_kernel", ceil(chunks * HEADS / 8))
+            yield from self._scans(stem, ceil(w.tokens / 64))
+            yield Launch(stem, "share_kernel", ceil(chunks * HEADS / 8))
         yield Launch(
-            stem,
-            f"output_kernel<{self.element}, {str(w.causal).lower()}>",
-            chunks * slabs,
-            read=(4 if w.causal else 2) * self.tensor,
-            exposed=3 if w.causal else 1,
-        )
+            stem, f"causal_output_kernel<{self.element}>", chunks * slabs, read=4 * self.tensor,
+            exposed=3,
+        )  # fmt: skip
+
+    def _scans(self, stem: str, records: int) -> Iterator[Launch]:
+        """Yield the launches that scan the sums of chunks."""
+        w, most, warp = self.w, 256, 32
+        groups, blocks = ceil(records / most), ceil(w.batch * w.dim / 8)
+        lane = ceil(min(records, most) / warp)
+        levels = 5  # of a warp's lanes
+        if groups > 1:
+            yield Launch(
+                stem, "group_kernel", blocks * groups, iterations=lane / 8, records=lane + levels,
+                at_once=8,
+            )  # fmt: skip
+        yield Launch(
+            stem, "scan_kernel", blocks * groups, iterations=lane / 8, before=lane / 8,
+            records=2 * (lane + levels) + ceil(groups / warp), at_once=8,
+        )  # fmt: skip
 
 
 def _round_up(a: int, b: int) -> int:

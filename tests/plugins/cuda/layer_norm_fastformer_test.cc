@@ -88,11 +88,17 @@ static int try_case(const Case& c, const Bounds& bounds) {
   Case own = c;
   own.causal = false;
   if (c.tokens == 700) {
-    own.tokens = c.causal ? 8257 : 4097;
-    for (int64_t& length : own.lengths)
-      if (length >= 699) length += own.tokens - 700;
+    if (c.causal && c.element != AFT_CUDA_FLOAT32) return 0;
+    own.tokens = c.causal ? 16450 : 4097;
+    own.batch = 1;
+    own.lengths = {own.tokens - 1};
+    if (c.causal) own.layout = Layout::kUnaligned;
   } else if (c.tokens == 65 && c.channels == 72 && !c.causal) {
     own.heads = 24;
+  } else if (c.tokens == 127 && c.channels == 64 && !c.causal) {  // of which 32 or 16 rows fit a tile
+    own.channels = 288;
+    own.heads = 16;
+    own.layout = Layout::kPacked;
   } else if (c.channels != 160 && !c.causal) {
     return 0;
   }

@@ -3,7 +3,7 @@
 // Computes: the means of the head's own channels, weighted by the softmax of logits that read the whole row.
 // Method:   a block works on a chunk of kPoolTokens tokens, a slab of kSlab channels at a time, each thread with a
 //           piece of kPieceTokens tokens x kPiece channels of it. A chunk's sums go to the workspace; chunks are merged
-//           by a kernel of their own.
+//           by kernels of their own (pool_merge.cuh).
 // Numerics: a chunk's sums are relative to its largest logit. The running mean of a causal form is
 //             mean_t = mean_{t-1} + share_t (x_t - mean_{t-1}),  share_t = exp(logit_t - log sum_{u<=t} exp(logit_u)):
 //           every step is between two numbers of the input's size, for all logits.
@@ -22,20 +22,25 @@ constexpr int kPiece = 4;
 constexpr int kPieceTokens = 4;
 constexpr int kSegments = kPoolTokens / kPieceTokens;
 
+// Sums of chunks, or of groups of chunks: [batch, chunks, channels] and twice [batch, chunks, heads].
+struct PoolRecords {
+  float *sums, *denominators, *maxima;
+};
+
 // The results of one pooling, in the workspace.
 struct Pool {
-  float* sums;                                 // [batch, chunks, channels]; after a scan the mean before each chunk
-  float *denominators, *maxima;                // [batch, chunks, heads]
-  float *denominators_before, *maxima_before;  // likewise, of all chunks before
-  float* means;                                // [batch, channels], of everything
-  float* logits;                               // [batch, tokens, heads]; later the shares
+  PoolRecords chunks;
+  PoolRecords groups;  // of chunks, where there are many
+  PoolRecords before;  // of all chunks before each, after a scan; its sums are means, in place of those of `chunks`
+  float* means;        // [batch, channels], of everything
+  float* logits;       // [batch, tokens, heads]; later the shares
 };
 
 struct PoolParams {
   AftCudaSequence sequence;
   int heads, width;  // channels of a head
-  int chunks;
-  bool vectors;  // every piece of kPiece channels is aligned to its size
+  int chunks, chunk;  // chunks of a document, tokens of a chunk
+  bool vectors;       // every piece of kPiece channels is aligned to its size
   Pool query, product;
 };
 
@@ -116,7 +121,7 @@ __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p
 #pragma unroll
   for (int c = 0; c < kPiece; ++c) {
     const int64_t before = (place.batch * p.chunks + place.chunk) * s.channels + channel + c;
-    float mean = channel + c < s.channels ? pool.sums[before] : 0.0f;
+    float mean = channel + c < s.channels ? pool.before.sums[before] : 0.0f;
     for (int segment = 0; segment < place.segment; ++segment)
       mean = mean * shared.kept[segment][place.column + c] + shared.mean[segment][place.column + c];
 #pragma unroll
@@ -126,45 +131,6 @@ __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p
     }
   }
   __syncthreads();
-}
-
-// One thread a channel: merges the chunks, kAtOnce of them loaded together. As a scan: the mean before every
-// chunk in place of its sums. Else: the mean of all, times `factor` of the channel if there is one.
-__device__ __forceinline__ void merge_chunks(const PoolParams& p, const Pool& pool, const float* factor, bool scan) {
-  constexpr int kAtOnce = 8;
-  const AftCudaSequence& s = p.sequence;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= s.batch * s.channels) return;
-  const int64_t batch = index / s.channels;
-  const int channel = static_cast<int>(index % s.channels);
-  const int head = head_of(p, channel);
-  const bool leads = channel % p.width == 0;  // writes the results that the head's channels share
-  RunningSum total = RunningSum::empty();
-  for (int chunk = 0; chunk < p.chunks; chunk += kAtOnce) {
-    RunningSum sums[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      sums[i] = RunningSum::empty();
-      if (chunk + i >= p.chunks) continue;
-      const int64_t at = batch * p.chunks + chunk + i;
-      sums[i] = {pool.maxima[at * p.heads + head], pool.sums[at * s.channels + channel],
-                 pool.denominators[at * p.heads + head]};
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (chunk + i >= p.chunks) continue;
-      if (scan) {
-        const int64_t at = batch * p.chunks + chunk + i;
-        pool.sums[at * s.channels + channel] = total.mean();
-        if (leads) {
-          pool.denominators_before[at * p.heads + head] = total.denominator;
-          pool.maxima_before[at * p.heads + head] = total.maximum;
-        }
-      }
-      total.merge(sums[i]);
-    }
-  }
-  if (!scan) pool.means[index] = total.mean() * (factor ? factor[index] : 1.0f);
 }
 
 // One warp a head and chunk: from logits to shares, two tokens a lane.
@@ -192,7 +158,7 @@ __device__ __forceinline__ void share_logits(const PoolParams& p, const Pool& po
   }
   all = shuffle_up(all, 1);
   if (lane == 0) all = RunningSum::empty();
-  all.merge({pool.maxima_before[used], 0.0f, pool.denominators_before[used]});
+  all.merge({pool.before.maxima[used], 0.0f, pool.before.denominators[used]});
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = 2 * lane + i;
