@@ -26,6 +26,7 @@
 #include "kernels.h"
 #include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_scan.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
@@ -340,7 +341,7 @@ size_t aft_cuda_aft_conv_workspace(const AftCudaAftConv* call) {
   const AftCudaSequence& s = call->sequence;
   const Table table(*call, nullptr);
   return round_up<size_t>(table.bytes(call->heads), 16) +
-         WindowSums(s, table.left, table.right, kRows, nullptr).bytes(s.batch);
+         WindowSums(s, table.left, table.right, kRows, nullptr).bytes();
 }
 
 int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t stream) {

@@ -26,6 +26,7 @@
 #include "mechanisms/aft_local_product.cuh"
 #include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_scan.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
@@ -289,7 +290,7 @@ template <class T, int N>
 int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
   const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kLocalRows, workspace);
-  float* row_maxima = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
+  float* row_maxima = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes());
   const RowMaximum<T> row_maximum{call, row_maxima, s.tokens};
   constexpr int kSummed = N < 4 ? N : 4;
   if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, row_maximum, stream)) return status;
@@ -307,7 +308,7 @@ size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal* call) {
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
   const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, kLocalRows, nullptr);
-  return sums.bytes(s.batch) + sizeof(float) * s.tokens;
+  return sums.bytes() + sizeof(float) * s.tokens;
 }
 
 int aft_cuda_aft_local(const AftCudaAftLocal* call, void* workspace, cudaStream_t stream) {

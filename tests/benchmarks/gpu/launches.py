@@ -196,7 +196,7 @@ class Launches(EncoderLaunches):
         self, stem: str, types: str, rows: int, left: int, right: int, read: float
     ) -> Iterator[Launch]:
         """Yield the launches of sums outside a window, without the warps that prepare a table."""
-        w, at_once, warps = self.w, 8, 8
+        w, at_once = self.w, 8
         pieces = 2 * ceil(w.tokens / rows) + 1
         cut = abs((rows - left % rows) % rows - right % rows)  # pieces have two lengths in turn
         longest = ceil(max(cut, rows - cut) / at_once)
@@ -210,11 +210,25 @@ class Launches(EncoderLaunches):
             exposed=longest,
         )
         if pieces > 9:
-            passes = 2 if w.causal else 3
+            yield from self._scan(stem, pieces)
+
+    def _scan(self, stem: str, pieces: int) -> Iterator[Launch]:
+        """Yield the launches of a scan of pieces from both ends, by a tree of radix 64."""
+        w, radix, slots, each = self.w, 64, 16, 4
+        groups, levels, count = w.batch * ceil(w.dim / 64), 0, pieces
+        record = 12 * w.batch * w.dim
+        while count > radix:
+            nodes, levels = ceil(count / radix), levels + 1
             yield Launch(
-                stem, "scan_pieces_kernel", w.batch * ceil(w.dim / 32),
-                iterations=pieces / warps / 4, records=passes * pieces / warps, at_once=4,
+                stem, "total_kernel<4>", groups * nodes, again=record * count,
+                iterations=(slots - 1) / 3, records=each + slots - 1, at_once=each,
             )  # fmt: skip
+            count = nodes
+        yield Launch(
+            stem, "scan_kernel<4>", groups * ceil(pieces / radix),
+            again=record * pieces * (2 if w.causal else 3), iterations=levels, after=slots / 2,
+            records=each * (levels + 1) + 2 * (slots - 1), at_once=each,
+        )  # fmt: skip
 
     def fastformer(self) -> Iterator[Launch]:
         w, stem = self.w, "fastformer"

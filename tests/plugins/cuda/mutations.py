@@ -114,7 +114,6 @@ MUTATIONS = [
         "mechanisms/shared/window_sums.cuh",
         ("begin = (rows - left % rows) % rows", "begin = left % rows"),
         ("end = cut < length ? cut : length;", "end = cut;"),
-        _without("shared.sums[warp][lane] = own;\n  __syncthreads();\n"),
         ("mine = difference < 0.0f ? factor : 1.0f;", "mine = factor;"),
     ),
     *_of(
@@ -132,6 +131,18 @@ MUTATIONS = [
         ("+ sums.outside_denominator * zero_bias", "+ sums.outside_denominator"),
         ("!total.trusted(denominator, kTrustedDenominator)", "false"),
         ("s.causal && t + 1 < last ? t + 1 : last", "last"),
+    ),
+    *_of(
+        "aft_local",
+        "mechanisms/shared/window_scan.cuh",
+        _without("own.store(&shared.own[place.slot][place.column]);\n  __syncthreads();\n"),
+    ),
+    *_of(
+        "aft_conv",
+        "mechanisms/shared/window_scan.cuh",
+        ("if (i < ancestor) before.merge(records[k]);", ""),
+        ("if (i > ancestor) after.merge(records[k]);", ""),
+        _without("records[0].store(&shared.own[place.slot][place.column]);\n  __syncthreads();\n"),
     ),
     *_of(
         "aft_conv",
