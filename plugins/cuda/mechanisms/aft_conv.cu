@@ -34,7 +34,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 16;  // threads side by side
-constexpr int kRows = 128, kPanel = 64;
+constexpr int kRows = kWindowRows, kPanel = 64;
 constexpr int kBlock = 8;  // rows of a thread, keys it takes at a time
 constexpr int kPanelBlocks = kPanel / kBlock;
 
@@ -323,7 +323,7 @@ int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
   const Table table(call, workspace);
   void* records = static_cast<unsigned char*>(workspace) + round_up<size_t>(table.bytes(call.heads), 16);
-  const WindowSums sums(s, table.left, table.right, kRows, records);
+  const WindowSums sums(s, table.left, table.right, records);
   const int64_t width = s.channels / call.heads;
   if (const int status = sum_outside<T, N, 1>(s, sums, width, FillTable<T>{call, table, call.heads}, stream))
     return status;
@@ -341,7 +341,7 @@ size_t aft_cuda_aft_conv_workspace(const AftCudaAftConv* call) {
   const AftCudaSequence& s = call->sequence;
   const Table table(*call, nullptr);
   return round_up<size_t>(table.bytes(call->heads), 16) +
-         WindowSums(s, table.left, table.right, kRows, nullptr).bytes();
+         WindowSums(s, table.left, table.right, nullptr).bytes();
 }
 
 int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t stream) {

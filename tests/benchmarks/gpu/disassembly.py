@@ -157,7 +157,7 @@ def disassemble(
 def _readable_names(mangled: list[str]) -> list[str]:
     """Return names of kernels with their template arguments, without namespaces."""
     printed = _run("c++filt", *mangled)
-    for words in ("aft::cuda::", "(anonymous namespace)::"):
+    for words in ("aft::cuda::", "(anonymous namespace)::", "(AftCudaGate)"):
         printed = printed.replace(words, "")
     names = [line.removeprefix("void ").partition("(")[0] for line in printed.splitlines()]
     return [name.replace("> >", ">>") for name in names]

@@ -151,23 +151,25 @@ class Launches(EncoderLaunches):
 
     def aft_local(self) -> Iterator[Launch]:
         w, stem = self.w, "aft_local"
-        rows, left = 64, WINDOW - 1
+        rows, left, keys = 128, WINDOW - 1, 16 if self.exact else 32
         right = 0 if w.causal else left
         band = w.constants * self.bytes
+        weights = w.tokens * _round_up(left + right + self.vector, self.vector) * self.bytes
         yield from self._outside(
-            stem, f"4, 4, RowMaximum<{self.element}>", rows, left, right, 2 * self.tensor + band
-        )
+            stem, f"4, 4, PrepareWeights<{self.element}>", rows, left, right,
+            2 * self.tensor + band + weights,
+        )  # fmt: skip
         span = rows + left + right
         yield Launch(
             stem,
-            f"tile_kernel<{self.element}, {self.vector}>",
+            f"tile_kernel<{self.element}, {self.vector}, 0>",
             w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64),
             read=2 * self.tensor,
-            again=2 * self.tensor + band,
-            reused=2 * self.tensor + band,
-            cached=2 * self.tensor * (span / rows - 1) + band * (ceil(w.dim / 64) - 1),
+            again=2 * self.tensor + weights,
+            reused=2 * self.tensor + weights,
+            cached=2 * self.tensor * (span / rows - 1) + weights * (ceil(w.dim / 64) - 1),
             flops=4 * self.elements * span,
-            iterations=ceil(span / 16),
+            iterations=ceil(span / keys),
             before=0,
         )
 

@@ -1,9 +1,9 @@
 // The sums over all keys before and after the windows of a tile of rows, for AFT-local and AFT-conv.
 //
-// Computes: two triples (maximum, numerator, denominator) for a tile of `rows` rows from t on: of the keys before and
-//           after its span [t - left, t + rows + right).
+// Computes: two triples (maximum, numerator, denominator) for a tile of kWindowRows rows from t on: of the keys before
+//           and after its span [t - left, t + kWindowRows + right).
 // Cost:     beyond the one reading of k and v: 12 bytes written, 24 read and 24 written per piece and channel, two
-//           pieces every `rows` tokens: 0.94 bytes per token and channel at 128 rows, two thirds of it in causal form.
+//           pieces every 128 tokens: 0.94 bytes per token and channel at 128 rows, two thirds of it in causal form.
 // Method:   the sequence is cut where some tile's span begins or ends, so these triples are sums of whole pieces: one
 //           launch sums the pieces, and window_scan.cuh scans them from both ends. Where pieces are few, tiles add them
 //           up themselves, which costs less than a launch.
@@ -18,6 +18,7 @@
 
 namespace aft::cuda {
 
+constexpr int kWindowRows = 128;  // of a tile
 constexpr int kSumThreads = 128;
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kSumInFlight = 8;
@@ -26,15 +27,14 @@ constexpr int kUnscannedPieces = 9;
 // Piece i is the keys [cut(i - 1), cut(i)) that count; some pieces are empty.
 struct WindowSums : PieceSums {
   int64_t left, right, tokens, low, high;
-  int rows;
 
-  WindowSums(const AftCudaSequence& s, int64_t left, int64_t right, int rows, void* memory)
-      : PieceSums(s.batch, s.channels, static_cast<int>(2 * ceil_div<int64_t>(s.tokens, rows) + 1), s.causal, memory),
+  WindowSums(const AftCudaSequence& s, int64_t left, int64_t right, void* memory)
+      : PieceSums(s.batch, s.channels, static_cast<int>(2 * ceil_div<int64_t>(s.tokens, kWindowRows) + 1), s.causal,
+                  memory),
         left(left),
         right(right),
-        tokens(s.tokens),
-        rows(rows) {
-    const int64_t begin = (rows - left % rows) % rows, end = right % rows;
+        tokens(s.tokens) {
+    const int64_t begin = (kWindowRows - left % kWindowRows) % kWindowRows, end = right % kWindowRows;
     low = begin < end ? begin : end;
     high = begin < end ? end : begin;
   }
@@ -42,14 +42,14 @@ struct WindowSums : PieceSums {
   bool scanned() const { return pieces > kUnscannedPieces; }
 
   __device__ __forceinline__ int64_t cut(int i) const {
-    return i < 0 ? 0 : static_cast<int64_t>(i / 2) * rows + (i % 2 ? high : low);
+    return i < 0 ? 0 : static_cast<int64_t>(i / 2) * kWindowRows + (i % 2 ? high : low);
   }
 
   // The pieces before a key that is a cut or beyond the sequence's ends.
   __device__ __forceinline__ int pieces_before(int64_t key) const {
     if (key <= 0) return 0;
     if (key >= tokens) return pieces;
-    return static_cast<int>(key / rows * 2) + (key % rows == low ? 1 : 2);
+    return static_cast<int>(key / kWindowRows * 2) + (key % kWindowRows == low ? 1 : 2);
   }
 
   // Of pieces [from, to), before the scan.
@@ -66,7 +66,7 @@ struct Outside {
   float maximum;   // at least every key of the span
 
   __device__ __forceinline__ Outside(const WindowSums& w, int64_t b, int64_t t, int64_t channel) {
-    const int begin = w.pieces_before(t - w.left), end = w.pieces_before(t + w.rows + w.right);
+    const int begin = w.pieces_before(t - w.left), end = w.pieces_before(t + kWindowRows + w.right);
     if (w.pieces > kUnscannedPieces) {
       sum = w.before[w.record(b, begin, channel)];
       if (!w.causal) sum.merge(w.after[w.record(b, end, channel)]);
