@@ -175,9 +175,9 @@ struct Step {
   using Stage = typename LocalProduct<T>::Stage;
 
   Raw<T, N> key[kLoads], value[kLoads];
-  // The first load of this thread for the next step, and the key of it, relative to the tile's first row.
+  // The first load of this thread for the next step, and its place among the keys of the span, `present` of them.
   const T *keys, *values;
-  int entry_key;
+  int entry_key, present;
   // In some rows a chunk, counted from the first of the row, and the weight beside the row's chunks.
   const T* weights[kRows];
   int chunk[kRows];
@@ -188,10 +188,12 @@ struct Step {
   static __device__ __forceinline__ int weight_chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
 
   __device__ __forceinline__ Step(const Params<T>& p, const Tile<T>& tile)
-      : entry_key(tile.start + static_cast<int>(threadIdx.x) / (kLocalChannels / N)) {
+      : entry_key(tile.start - tile.begin + static_cast<int>(threadIdx.x) / (kLocalChannels / N)) {
     const AftCudaSequence& s = p.call.sequence;
-    keys = row<T>(s.key, tile.batch, tile.first + entry_key) + tile.channel + channel();
-    values = row<T>(s.value, tile.batch, tile.first + entry_key) + tile.channel + channel();
+    present = tile.channel + channel() < s.channels ? tile.end - tile.begin : 0;
+    const int64_t u = tile.first + tile.begin + entry_key;
+    keys = row<T>(s.key, tile.batch, u) + tile.channel + channel();
+    values = row<T>(s.value, tile.batch, u) + tile.channel + channel();
     const int chunks = static_cast<int>((tile.first + tile.start) / kVector<T>) + weight_chunk();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -205,16 +207,15 @@ struct Step {
   }
 
   // Whether the i-th load is of a key of the span.
-  __device__ __forceinline__ bool counts(const Params<T>& p, const Tile<T>& tile, int i) const {
-    const int u = entry_key + i * kKeysApart;
-    return tile.channel + channel() < p.call.sequence.channels && u >= tile.begin && u < tile.end;
+  __device__ __forceinline__ bool counts(int i) const {
+    return static_cast<unsigned>(entry_key + i * kKeysApart) < static_cast<unsigned>(present);
   }
 
-  __device__ __forceinline__ void load(Stage& stage, const Params<T>& p, const Tile<T>& tile) {
+  __device__ __forceinline__ void load(Stage& stage, const Params<T>& p) {
     const AftCudaSequence& s = p.call.sequence;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      if (counts(p, tile, i)) {
+      if (counts(i)) {
         key[i] = Raw<T, N>(keys + i * kKeysApart * s.key.token_stride);
         value[i] = Raw<T, N>(values + i * kKeysApart * s.value.token_stride);
       }
@@ -240,12 +241,11 @@ struct Step {
   }
 
   // Computes the entries of the loaded keys.
-  __device__ __forceinline__ void store_to(Stage& stage, const Params<T>& p, const Tile<T>& tile,
-                                           const Shared<T>& shared) {
+  __device__ __forceinline__ void store_to(Stage& stage, const Shared<T>& shared) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       float weight[N] = {}, product[N] = {};
-      if (counts(p, tile, i))
+      if (counts(i))
 #pragma unroll
         for (int c = 0; c < N; ++c) {
           weight[c] = machine::fast_exp2(fmaf(key[i][c], machine::kLog2E, shared.key_reference[channel() + c]));
@@ -346,7 +346,7 @@ __device__ __forceinline__ void store_means(Shared<T>& shared, const Params<T>& 
         const float denominator = fmaf(outside[k].denominator, factor, product.sum(1, r, c + k));
         product.sum(1, r, c + k) = denominator;
         trusted = trusted && denominator >= least;
-        mean[k] = machine::fast_divide(numerator, fmaxf(denominator, kTrustedDenominator));
+        mean[k] = machine::fast_divide(numerator, denominator);
       }
       store(&shared.context[product.row_of(r)][product.column_of(c)], mean);
     }
@@ -366,10 +366,10 @@ __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params<
     const int64_t t = tile.first + r;
     if (t >= s.tokens) return;
     const Raw<T, N> query(row<T>(s.query, tile.batch, t) + channel);
-    float y[N];
+    float y[N] = {};
+    if (r < tile.rows)
 #pragma unroll
-    for (int c = 0; c < N; ++c)
-      y[c] = r < tile.rows ? gated<gate>(query[c], shared.context[r][column + c]) : 0.0f;
+      for (int c = 0; c < N; ++c) y[c] = gated<gate>(query[c], shared.context[r][column + c]);
     store(static_cast<T*>(s.output) + (tile.batch * s.tokens + t) * s.channels + channel, y);
   }
 }
@@ -387,9 +387,9 @@ __global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> 
     int stage = 1;
     for (int u = tile.start - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
       const bool more = u + step.kKeys < tile.end;
-      if (more) step.load(shared.stages[stage ^ 1], p, tile);
+      if (more) step.load(shared.stages[stage ^ 1], p);
       if (u >= tile.start) product.add(shared.stages[stage]);
-      if (more) step.store_to(shared.stages[stage ^ 1], p, tile, shared);
+      if (more) step.store_to(shared.stages[stage ^ 1], shared);
       __syncthreads();
     }
   }

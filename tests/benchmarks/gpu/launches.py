@@ -180,19 +180,23 @@ class Launches(EncoderLaunches):
         yield from self._outside(
             stem, f"4, 1, FillTable<{self.element}>", rows, left, TAPS - 1 - left, self.tensor
         )
-        reached = ((TAPS + block - 2) // block + 1) * block  # keys that a thread multiplies
-        yield Launch(
-            stem,
-            f"tile_kernel<{self.element}, 4>",
-            w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64),
-            read=2 * self.tensor,
-            again=self.tensor,
-            reused=self.tensor,
-            cached=self.tensor * (TAPS - 1) / rows,
-            flops=2 * self.elements * 1.25 * reached,  # a denominator for four channels
-            iterations=ceil((rows + TAPS - 1) / panel),
-            before=0,
-        )
+        memory = {"read": 2 * self.tensor, "again": self.tensor, "reused": self.tensor}
+        memory["cached"] = self.tensor * (TAPS - 1) / rows
+        grid = w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64)
+        if self.exact:
+            reached = ((TAPS + block - 2) // block + 1) * block  # keys that a thread multiplies
+            yield Launch(
+                stem, f"tile_kernel<{self.element}, 4, 0>", grid,
+                flops=2 * self.elements * 1.25 * reached,  # a denominator for four channels
+                iterations=ceil((rows + TAPS - 1) / panel), before=0, **memory,
+            )  # fmt: skip
+        else:
+            steps = ceil((rows + TAPS - 1) / 32)
+            yield Launch(
+                stem, f"product_kernel<{self.element}, 0>", grid,
+                flops=2 * self.elements * 1.125 * 32 * steps,  # and a product with ones
+                iterations=steps, before=0, **memory,
+            )  # fmt: skip
 
     def _outside(
         self, stem: str, types: str, rows: int, left: int, right: int, read: float
@@ -226,10 +230,11 @@ class Launches(EncoderLaunches):
                 iterations=(slots - 1) / 3, records=each + slots - 1, at_once=each,
             )  # fmt: skip
             count = nodes
+        # Two of 16 slots scan the others: on average, a warp runs each of these loops about once.
         yield Launch(
             stem, "scan_kernel<4>", groups * ceil(pieces / radix),
-            again=record * pieces * (2 if w.causal else 3), iterations=levels, after=slots / 2,
-            records=each * (levels + 1) + 2 * (slots - 1), at_once=each,
+            again=record * pieces * (2 if w.causal else 3), iterations=levels, after=1,
+            records=each * (levels + 1) + 2 * slots - 1, at_once=each,
         )  # fmt: skip
 
     def fastformer(self) -> Iterator[Launch]:

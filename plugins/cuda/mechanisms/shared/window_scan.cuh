@@ -1,7 +1,7 @@
 // The scan of the sums of pieces of a sequence, from both ends, for the sums outside a window.
 //
 // Computes: before[i] = the sum of pieces below i; after[i] = the sum of pieces i and above, unless causal.
-// Cost:     a record is read twice and written twice; a chain has at most 36 merges on each level of the tree.
+// Cost:     a record is read twice and written twice; a chain has 4 merges on each level of the tree and 36 more.
 // Method:   a tree of radix 64. A launch for each level sums 64 records below a node. A last launch scans the pieces
 //           of a node; it adds the totals beside the node and beside its ancestors itself, at most 63 on each level.
 //           The order of merges depends on sizes only.
@@ -165,6 +165,23 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   records[0].store(above.records + place.b * above.pitch + place.node * channels + place.channel);
 }
 
+// Puts into side[i] the sum of all of `side`, which lies beyond the block, and of the slots from `first` up to i,
+// exclusive, in steps of `step`.
+template <int N>
+__device__ __forceinline__ void scan_slots(RunningSum (&side)[kScanSlots][kScanColumns * 4],
+                                           const RunningSum (&own)[kScanSlots][kScanColumns * 4], int column, int first,
+                                           int step) {
+  Records<N> sum = Records<N>::load(&side[0][column]);
+#pragma unroll 3
+  for (int i = 1; i < kScanSlots; ++i) sum.merge(Records<N>::load(&side[i][column]));
+#pragma unroll 2
+  for (int k = 0; k < kScanSlots; ++k) {
+    const int i = first + k * step;
+    sum.store(&side[i][column]);
+    sum.merge(Records<N>::load(&own[i][column]));
+  }
+}
+
 // A block scans kRadix pieces. On every level of the tree it adds the totals that lie beside its own ancestor.
 template <int N>
 __global__ void __launch_bounds__(kScanThreads, 2) scan_kernel(const PieceSums w) {
@@ -194,18 +211,13 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_kernel(const PieceSums w
   for (int k = 1; k < kScanRecords; ++k) own.merge(records[k]);
   own.store(&shared.own[place.slot][place.column]);
   __syncthreads();
-  if (place.slot < 2) {  // one slot a side
-    auto& side = place.slot == 0 ? shared.before : shared.after;
-    Records<N> sum = Records<N>::load(&side[0][place.column]);
-#pragma unroll 3
-    for (int i = 1; i < kScanSlots; ++i) sum.merge(Records<N>::load(&side[i][place.column]));
-    sum.store(&side[0][place.column]);
-  }
+  // One slot scans the sums of all slots from the left, and one, of another warp, from the right.
+  if (place.slot == 0) scan_slots<N>(shared.before, shared.own, place.column, 0, 1);
+  if (place.slot == kScanSlots - 1 && !w.causal) scan_slots<N>(shared.after, shared.own, place.column, kScanSlots - 1, -1);
   __syncthreads();
   if (!place.active) return;
   if (!w.causal) {
-    Records<N> sum = Records<N>::load(&shared.after[0][place.column]);
-    for (int i = kScanSlots - 1; i > place.slot; --i) sum.merge(Records<N>::load(&shared.own[i][place.column]));
+    Records<N> sum = Records<N>::load(&shared.after[place.slot][place.column]);
 #pragma unroll
     for (int k = kScanRecords - 1; k >= 0; --k) {
       sum.merge(records[k]);
@@ -214,8 +226,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_kernel(const PieceSums w
         Records<N>::empty().store(w.after + w.record(place.b, w.pieces, place.channel));
     }
   }
-  Records<N> sum = Records<N>::load(&shared.before[0][place.column]);
-  for (int i = 0; i < place.slot; ++i) sum.merge(Records<N>::load(&shared.own[i][place.column]));
+  Records<N> sum = Records<N>::load(&shared.before[place.slot][place.column]);
 #pragma unroll
   for (int k = 0; k < kScanRecords; ++k) {
     sum.merge(records[k]);
