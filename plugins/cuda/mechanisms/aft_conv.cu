@@ -4,18 +4,19 @@
 // Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
 //           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
-// Cost:     floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a launch of its own
-//           before any row is computed, and (s-1) / 128 of another BTD for the keys that neighboring tiles share. Both
-//           come mostly from the second-level cache where a batch fits it. In 16 bits, a product of 128 rows with the
+// Cost:     floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a launch of its
+//           own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighboring tiles share.
+//           Both come mostly from the second-level cache where a batch fits it. In 16 bits, a product of 128 rows with the
 //           127 + s keys of their span costs little beside that. In float32, bound by memory to about s = 30, from
 //           there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
 // Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
-//           more take aft_conv_product.cuh. In this file, the span goes through shared memory once, in panels of 64 keys,
-//           as exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one head, and takes keys in blocks of 8. Blocks within the windows of its
-//           rows are multiplied, 8 x 8, by 15 weights that depend only on the distance of row and key. All other
-//           blocks, of weight exp(0), come as sums that the block of threads shares. The weights are a table of the
-//           filter widened at both ends by exp(0), computed once for each head. Heads whose width is not a multiple of
-//           4, and unaligned rows, take one channel a thread.
+//           more take aft_conv_product.cuh. Here, the span goes through shared memory once, in panels of 64 keys, as
+//           exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one
+//           head, and takes keys in blocks of 8. Blocks within the windows of its rows are multiplied, 8 x 8, by 15
+//           weights that depend only on the distance of row and key. All other blocks, of weight exp(0), come as sums
+//           that the block of threads shares. The weights are a table of the filter widened at both ends by exp(0),
+//           computed once for each head. Heads whose width is not a multiple of 4, and unaligned rows, take one
+//           channel a thread.
 // Numerics: every term is positive. Cells whose denominator is too small to be trusted are summed again by the
 //           definition.
 // Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
@@ -202,7 +203,8 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
     for (int c = 0; c < N; ++c) {
       const float numerator =
           total.of(sums.numerator[r][c] + sums.outside_numerator[c] * zero_bias, outside[c].numerator);
-      y[c] = gated<gate>(query[c], counts ? machine::fast_divide(numerator, fmaxf(denominator, kTrustedDenominator)) : 0.0f);
+      const float mean = machine::fast_divide(numerator, fmaxf(denominator, kTrustedDenominator));
+      y[c] = gated<gate>(query[c], counts ? mean : 0.0f);
     }
     store(output + r * s.channels, y);
   }
@@ -213,8 +215,8 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
       float y[N];
 #pragma unroll
       for (int c = 0; c < N; ++c)
-        y[c] = gated<gate>(query[c], exact_conv_mean<T>(p, tile.batch, tile.head, tile.origin, tile.origin + tile.end, first + r,
-                                                          tile.channel + c, outside[c]));
+        y[c] = gated<gate>(query[c], exact_conv_mean<T>(p, tile.batch, tile.head, tile.origin, tile.origin + tile.end,
+                                                        first + r, tile.channel + c, outside[c]));
       store(output + r * s.channels, y);
     }
 }
@@ -297,7 +299,8 @@ int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t 
     const bool vectors = width % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
                          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
     if constexpr (sizeof(T) == 2)
-      if (vectors && width % 8 == 0 && width >= kLeastProductWidth) return run<T, kTensorCores>(*call, workspace, stream);
+      if (vectors && width % 8 == 0 && width >= kLeastProductWidth)
+        return run<T, kTensorCores>(*call, workspace, stream);
     return vectors ? run<T, kVectors>(*call, workspace, stream) : run<T, kSingle>(*call, workspace, stream);
   });
 }

@@ -56,9 +56,9 @@ struct RowScale {
   float outside;    // the weight of keys outside the window, 0 where the row sees none
 };
 
-// exp(band - the row's largest bias) in chunks of kVector keys, which begin at multiples of it. The first chunk of a row
-// has the first key of its window. Where the band has one row, all rows apart from the sequence's ends are equal but for
-// the place of the window in its chunks: they share kVector rows.
+// exp(band - the row's largest bias) in chunks of kVector keys, which begin at multiples of it. The first chunk of a
+// row has the first key of its window. Where the band has one row, all rows apart from the sequence's ends are equal
+// but for the place of the window in its chunks: they share kVector rows.
 template <class T>
 struct LocalWeights {
   int64_t left, right, tokens, edge, rows, pitch;

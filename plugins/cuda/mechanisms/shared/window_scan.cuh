@@ -66,7 +66,7 @@ struct Records {
   };
 };
 
-// Records of one level of the tree: level 0 is the pieces; a node of level l + 1 has kRadix records of level l below it.
+// Records of one level of the tree: level 0 is the pieces; a node of level l + 1 has kRadix records of level l.
 struct Level {
   RunningSum* records;
   int64_t pitch;  // from one document to the next
@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_kernel(const PieceSums w
   __syncthreads();
   // One slot scans the sums of all slots from the left, and one, of another warp, from the right.
   if (place.slot == 0) scan_slots<N>(shared.before, shared.own, place.column, 0, 1);
-  if (place.slot == kScanSlots - 1 && !w.causal) scan_slots<N>(shared.after, shared.own, place.column, kScanSlots - 1, -1);
+  if (place.slot == kScanSlots - 1 && !w.causal)
+    scan_slots<N>(shared.after, shared.own, place.column, kScanSlots - 1, -1);
   __syncthreads();
   if (!place.active) return;
   if (!w.causal) {
