@@ -108,7 +108,7 @@ MUTATIONS = [
         _without("      __syncthreads();\n    }\n  }\n"),
         ("async_wait<0>();", "async_wait<1>();"),
         ("trusted = trusted && denominator >= least;", ""),
-        ("y[c] = r < tile.rows ?", "y[c] = true ?"),
+        ("float y[N] = {};\n    if (r < tile.rows)\n", "float y[N];\n"),
         ("u >= row_ - left && u <= row_ + right", "u >= row_ - left"),
     ),
     *_of(
