@@ -4,28 +4,32 @@
 // Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
 //           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
-// Cost:     bound by memory to about s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the
-//           denominators. Floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a
-//           launch of its own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighboring
-//           tiles share. Both come mostly from the second-level cache where a batch fits it.
-// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. The span goes through shared
-//           memory once, in panels of 64 keys, as exp(K - m) V and, once for every four channels, exp(K - m). A thread
-//           has 8 rows of 4 channels, all of one head, and takes keys in blocks of 8. Blocks within the windows of its
-//           rows are multiplied, 8 x 8, by 15 weights that depend only on the distance of row and key. All other
-//           blocks, of weight exp(0), come as sums that the block of threads shares. The weights are a table of the
-//           filter widened at both ends by exp(0), computed once for each head. Heads whose width is not a multiple of
-//           4, and unaligned rows, take one channel a thread.
+// Cost:     floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a launch of its
+//           own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighboring tiles share.
+//           Both come mostly from the second-level cache where a batch fits it. In 16 bits, a product of 128 rows with
+//           the 127 + s keys of their span costs little beside that. In float32, bound by memory to about s = 30, from
+//           there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
+// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
+//           more take aft_conv_product.cuh. Here, the span goes through shared memory once, in panels of 64 keys, as
+//           exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one
+//           head, and takes keys in blocks of 8. Blocks within the windows of its rows are multiplied, 8 x 8, by 15
+//           weights that depend only on the distance of row and key. All other blocks, of weight exp(0), come as sums
+//           that the block of threads shares. The weights are a table of the filter widened at both ends by exp(0),
+//           computed once for each head. Heads whose width is not a multiple of 4, and unaligned rows, take one
+//           channel a thread.
 // Numerics: every term is positive. Cells whose denominator is too small to be trusted are summed again by the
 //           definition.
 // Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
-//           s. Tensor cores would multiply 128 x (127 + s) weights where 128 s count, and are not needed below s = 30.
-// See:      shared/window_sums.cuh, shared/gate.cuh
+//           s. Tensor cores have too few digits for float32.
+// See:      aft_conv_product.cuh, aft_conv_table.cuh, shared/window_sums.cuh, shared/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
-#include "mechanisms/shared/exact_logit.cuh"
+#include "mechanisms/aft_conv_product.cuh"
+#include "mechanisms/aft_conv_table.cuh"
 #include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_scan.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
@@ -33,61 +37,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumns = 16;  // threads side by side
-constexpr int kRows = 128, kPanel = 64;
-constexpr int kBlock = 8;  // rows of a thread, keys it takes at a time
+constexpr int kRows = kWindowRows, kPanel = 64;
+constexpr int kBlock = kConvBlock;
 constexpr int kPanelBlocks = kPanel / kBlock;
-
-// Of one head: table[i] is the weight of distance i - (kBlock - 1) from the window's first key.
-struct Table {
-  int64_t left, right, taps, pitch;
-  float *weights, *largest_bias;  // [heads, pitch], relative to the largest bias, and [heads], that
-
-  Table(const AftCudaAftConv& call, void* memory)
-      : left(call.sequence.causal ? call.taps - 1 : (call.taps - 1) / 2),
-        right(call.taps - 1 - left),
-        taps(call.taps),
-        pitch(last_block() * kBlock + 2 * kBlock),
-        weights(static_cast<float*>(memory)),
-        largest_bias(weights + call.heads * pitch) {}
-
-  size_t bytes(int64_t heads) const { return sizeof(float) * heads * (pitch + 1); }
-
-  // The last block of keys, counted from the thread's own, that the windows of its rows reach.
-  __host__ __device__ __forceinline__ int last_block() const { return static_cast<int>(taps + kBlock - 2) / kBlock; }
-};
-
-// A warp fills the table of a head.
-template <class T>
-struct FillTable {
-  AftCudaAftConv call;
-  Table table;
-  int64_t items;
-
-  __device__ __forceinline__ void operator()(int64_t head) const {
-    const T* filter = static_cast<const T*>(call.filter) + head * table.taps;
-    const int lane = threadIdx.x % kWarp;
-    float maximum = 0.0f;
-    for (int64_t j = lane; j < table.taps; j += kWarp) maximum = fmaxf(maximum, to_float(filter[j]));
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2)
-      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
-    for (int64_t i = lane; i < table.pitch; i += kWarp) {
-      const int64_t j = i - (kBlock - 1);
-      const float bias = j >= 0 && j < table.taps ? to_float(filter[j]) : 0.0f;
-      const bool counts = !(call.sequence.causal && j >= table.taps);
-      table.weights[head * table.pitch + i] = counts ? machine::fast_exp(bias - maximum) : 0.0f;
-    }
-    if (lane == 0) table.largest_bias[head] = maximum;
-  }
-};
-
-struct Params {
-  AftCudaAftConv call;
-  WindowSums sums;
-  Table table;
-  int64_t width;      // channels of a head
-  int groups, tiles;  // of channels and of rows
-};
+constexpr int kLeastProductWidth = 32;  // tensor cores take 64 channels of a head at once
 
 // The sums outside the span, one panel of the span and the sums of its blocks.
 template <int N>
@@ -109,7 +62,7 @@ struct Tile {
   int begin, end;                 // of the span, the part that counts; begin a multiple of kBlock
   bool active;
 
-  __device__ __forceinline__ explicit Tile(const Params& p) {
+  __device__ __forceinline__ explicit Tile(const ConvParams& p) {
     channel = (static_cast<int>(blockIdx.x % p.groups) * kColumns + column) * N;
     first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
     batch = static_cast<int>(blockIdx.x / p.groups / p.tiles);
@@ -132,7 +85,7 @@ struct Panel {
   T key[kLoads];
   Raw<T, N> value[kLoads];
 
-  __device__ __forceinline__ void load(const Params& p, const Tile<N>& tile, int index) {
+  __device__ __forceinline__ void load(const ConvParams& p, const Tile<N>& tile, int index) {
     const AftCudaSequence& s = p.call.sequence;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -214,26 +167,9 @@ struct Sums {
   }
 };
 
-// The mean of one cell as it is defined; `sum` is of the keys outside the span.
-template <class T, int N>
-__device__ __forceinline__ float exact_mean(const Params& p, const Tile<N>& tile, int64_t t, int64_t channel,
-                                            RunningSum sum) {
-  const AftCudaSequence& s = p.call.sequence;
-  const T* filter = static_cast<const T*>(p.call.filter) + tile.head * p.table.taps;
-  const int64_t last = tile.origin + tile.end, end = s.causal && t + 1 < last ? t + 1 : last;
-  return exact_mean_with(
-      sum, tile.origin < 0 ? 0 : tile.origin, end,
-      [&](int64_t u) { return to_float(row<T>(s.key, tile.batch, u)[tile.head]); },
-      [&](int64_t u) {
-        const int64_t j = u - t + p.table.left;
-        return j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
-      },
-      [&](int64_t u) { return to_float(row<T>(s.value, tile.batch, u)[channel]); });
-}
-
 // One thread a channel.
 template <int N>
-__device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p, const Tile<N>& tile) {
+__device__ __forceinline__ void load_outside(Shared<N>& shared, const ConvParams& p, const Tile<N>& tile) {
   const int thread = threadIdx.x;
   const int channel = tile.channel - tile.column * N + thread;
   if (thread >= kColumns * N || channel >= p.call.sequence.channels) return;
@@ -243,8 +179,8 @@ __device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p,
 }
 
 // Adds the sums outside the span, and gates.
-template <class T, int N>
-__device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
+template <class T, AftCudaGate gate, int N>
+__device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& tile, const Sums<N>& sums,
                                          const Shared<N>& shared) {
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
@@ -267,7 +203,8 @@ __device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, c
     for (int c = 0; c < N; ++c) {
       const float numerator =
           total.of(sums.numerator[r][c] + sums.outside_numerator[c] * zero_bias, outside[c].numerator);
-      y[c] = gated(p.call.gate, query[c], counts && denominator != 0.0f ? numerator / denominator : 0.0f);
+      const float mean = machine::fast_divide(numerator, fmaxf(denominator, kTrustedDenominator));
+      y[c] = gated<gate>(query[c], counts ? mean : 0.0f);
     }
     store(output + r * s.channels, y);
   }
@@ -278,13 +215,14 @@ __device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, c
       float y[N];
 #pragma unroll
       for (int c = 0; c < N; ++c)
-        y[c] = gated(p.call.gate, query[c], exact_mean<T>(p, tile, first + r, tile.channel + c, outside[c]));
+        y[c] = gated<gate>(query[c], exact_conv_mean<T>(p, tile.batch, tile.head, tile.origin, tile.origin + tile.end,
+                                                        first + r, tile.channel + c, outside[c]));
       store(output + r * s.channels, y);
     }
 }
 
-template <class T, int N>
-__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
+template <class T, int N, AftCudaGate gate>
+__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
   auto& shared = shared_memory<Shared<N>>();
   const Tile<N> tile(p);
   load_outside(shared, p, tile);
@@ -314,22 +252,31 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
       for (int block = from > last_block ? 0 : last_block + 1 - from; block < blocks; ++block)
         sums.add_outside(shared, tile, block);
   }
-  if (tile.active) epilogue<T>(p, tile, sums, shared);
+  if (tile.active) epilogue<T, gate>(p, tile, sums, shared);
 }
 
-template <class T, int N>
+// The kernels that tiles are computed by.
+enum Way { kSingle, kVectors, kTensorCores };
+
+template <class T, Way way>
 int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
+  constexpr int N = way == kSingle ? 1 : 4;
   const AftCudaSequence& s = call.sequence;
-  const Table table(call, workspace);
-  void* records = static_cast<unsigned char*>(workspace) + round_up<size_t>(table.bytes(call.heads), 16);
-  const WindowSums sums(s, table.left, table.right, kRows, records);
-  const int64_t width = s.channels / call.heads;
+  const ConvTable table(call, way == kTensorCores, workspace);
+  const WindowSums sums(s, table.left, table.right, static_cast<unsigned char*>(workspace) + table.bytes(call.heads));
+  const int64_t width = s.channels / call.heads, tiles = ceil_div<int64_t>(s.tokens, kWindowRows);
   if (const int status = sum_outside<T, N, 1>(s, sums, width, FillTable<T>{call, table, call.heads}, stream))
     return status;
-  const int64_t groups = ceil_div<int64_t>(s.channels, kColumns * N), tiles = ceil_div<int64_t>(s.tokens, kRows);
-  const Params params{call, sums, table, width, static_cast<int>(groups), static_cast<int>(tiles)};
-  return launch<Shared<N>>(tile_kernel<T, N>, dim3(static_cast<unsigned>(groups * tiles * s.batch)), kThreads, stream,
-                           params);
+  const int64_t groups = way == kTensorCores ? call.heads * ceil_div<int64_t>(width, kConvChannels)
+                                             : ceil_div<int64_t>(s.channels, kColumns * N);
+  const ConvParams params{call, sums, table, width, static_cast<int>(groups), static_cast<int>(tiles)};
+  const dim3 grid(static_cast<unsigned>(groups * tiles * s.batch));
+  return with_gate(call.gate, [&](auto gate) {
+    if constexpr (way == kTensorCores)
+      return launch<ConvShared<T>>(product_kernel<T, gate.value>, grid, kConvThreads, stream, params);
+    else
+      return launch<Shared<N>>(tile_kernel<T, N, gate.value>, grid, kThreads, stream, params);
+  });
 }
 
 }  // namespace
@@ -337,10 +284,8 @@ int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
 
 size_t aft_cuda_aft_conv_workspace(const AftCudaAftConv* call) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  const Table table(*call, nullptr);
-  return round_up<size_t>(table.bytes(call->heads), 16) +
-         WindowSums(s, table.left, table.right, kRows, nullptr).bytes(s.batch);
+  const ConvTable table(*call, true, nullptr);  // the larger one
+  return table.bytes(call->heads) + WindowSums(call->sequence, table.left, table.right, nullptr).bytes();
 }
 
 int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t stream) {
@@ -349,9 +294,13 @@ int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t 
   if (s.batch * s.tokens * s.channels == 0) return 0;
   return with_element(s.element, [&](auto element) {
     using T = decltype(element);
+    const int64_t width = s.channels / call->heads;
     // Rows of keys need no alignment.
-    const bool vectors = s.channels / call->heads % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
+    const bool vectors = width % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
                          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
-    return vectors ? run<T, 4>(*call, workspace, stream) : run<T, 1>(*call, workspace, stream);
+    if constexpr (sizeof(T) == 2)
+      if (vectors && width % 8 == 0 && width >= kLeastProductWidth)
+        return run<T, kTensorCores>(*call, workspace, stream);
+    return vectors ? run<T, kVectors>(*call, workspace, stream) : run<T, kSingle>(*call, workspace, stream);
   });
 }

@@ -2,43 +2,36 @@
 //
 // Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
 //           with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
-// Cost:     floor: 4BTD (2s-1) FLOPs (4BTDs in causal form) and 4BTD elements moved. A tile of 64 rows and 64 channels
-//           takes the 64 + 2 (s-1) keys of its span (64 + s-1 in causal form) as a dense product. So it spends 4BTD (62
-//           + 2s) FLOPs and reads k and v 1 + (62 + 2s) / 64 times, all but one of the reads from the second-level
-//           cache where the batch fits. Bound by memory to about s = 32 (tensor cores; FMA: about 8), by arithmetic
-//           from there.
+// Cost:     floor: 4BTD (2s-1) FLOPs (4BTDs in causal form) and 4BTD elements moved. A tile of 128 rows and 64 channels
+//           takes the 128 + 2 (s-1) keys of its span (128 + s-1 in causal form) as a dense product. So it spends 4BTD
+//           (126 + 2s) FLOPs and reads k and v 1 + (126 + 2s) / 128 times, all but one of the reads from the
+//           second-level cache where the batch fits. The weights are T (2s-1) elements more, written once and read by
+//           each group of 64 channels. Bound by memory up to s = 128 and beyond.
 // Method:   shared/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
 //           exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
 //           exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has too few digits). The
-//           keys of the next step are loaded into registers while the present step is multiplied, and their weights go
-//           into the other of two buffers: one barrier a step.
+//           warps beyond those that sum pieces write the weights of all rows in chunks of 16 bytes, which tiles copy
+//           asynchronously. The keys of the next step are loaded into registers while the present step is multiplied,
+//           and their weights go into the other of two buffers: one barrier a step.
 // Numerics: keys and rows whose maxima do not meet lose range. Cells whose denominator is too small to be trusted are
 //           summed again by the definition.
 // Rejected: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but cancels (4e-2 off
-//           where one key dominates and has a low bias). Tiles of 128 rows halve the exponentials of long windows and
-//           nearly double the product of short ones. Weights kept in the workspace, T (2s-1) of them, are read by every
-//           group of channels at the cost of computing them.
+//           where one key dominates and has a low bias). Tiles of 64 rows read k and v twice as often for s = 128.
+//           Exponentials of the band in the tiles take 8 instructions a weight for each 64 channels.
 // See:      aft_local_product.cuh, shared/window_sums.cuh, shared/gate.cuh
 
+#include "device/async_copy.cuh"
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
 #include "mechanisms/aft_local_product.cuh"
 #include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_scan.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {
-
-constexpr int kCells = kLocalRows * kLocalChannels / kLocalThreads;  // of a thread
-
-struct Params {
-  AftCudaAftLocal call;
-  WindowSums sums;
-  int groups, tiles;        // of channels and of rows
-  const float* row_maxima;  // [tokens]: each row's largest bias
-};
 
 // A row of the band, of which entries [first, last) belong to tokens of the sequence that the row may see.
 template <class T>
@@ -55,45 +48,111 @@ struct BandRow {
   }
 };
 
-// A warp finds one row's largest bias, 0 included if the row sees keys outside its window.
+// The logarithm to base 2 of exp(-maximum). It is finite: of numbers below -2e38, all weights become 0.
+__device__ __forceinline__ float reference_of(float maximum) { return -fmaxf(maximum, -2e38f) * machine::kLog2E; }
+
+struct RowScale {
+  float reference;  // of the row's largest bias, less the weights' scale
+  float outside;    // the weight of keys outside the window, 0 where the row sees none
+};
+
+// exp(band - the row's largest bias) in chunks of kVector keys, which begin at multiples of it. The first chunk of a
+// row has the first key of its window. Where the band has one row, all rows apart from the sequence's ends are equal
+// but for the place of the window in its chunks: they share kVector rows.
 template <class T>
-struct RowMaximum {
+struct LocalWeights {
+  int64_t left, right, tokens, edge, rows, pitch;
+  RowScale* scales;  // [rows]
+  T* weights;        // [rows, pitch]
+  bool shared;
+
+  LocalWeights(const AftCudaAftLocal& call, void* memory)
+      : left(call.window - 1),
+        right(call.sequence.causal ? 0 : left),
+        tokens(call.sequence.tokens),
+        edge(round_up<int64_t>(call.window, kVector<T>)),
+        pitch(round_up<int64_t>(left + right + kVector<T>, kVector<T>)) {
+    const int64_t different = edge + kVector<T> + right;
+    shared = call.band_rows == 1 && different <= tokens;
+    rows = shared ? different : tokens;
+    weights = static_cast<T*>(memory);
+    scales = reinterpret_cast<RowScale*>(weights + rows * pitch);
+  }
+
+  size_t bytes() const { return rows * (pitch * sizeof(T) + sizeof(RowScale)); }
+
+  __device__ __forceinline__ int64_t row_of(int64_t t) const {
+    if (!shared || t < edge) return t;
+    return t < tokens - right ? edge + t % kVector<T> : t - (tokens - right) + edge + kVector<T>;
+  }
+  __device__ __forceinline__ int64_t token_of(int64_t row) const {
+    return !shared || row < edge + kVector<T> ? row : row - (edge + kVector<T>) + tokens - right;
+  }
+  __device__ __forceinline__ int first_chunk(int64_t t) const {
+    return static_cast<int>((t - left + edge) / kVector<T> - edge / kVector<T>);
+  }
+};
+
+// A warp prepares one row of weights.
+template <class T>
+struct PrepareWeights {
   AftCudaAftLocal call;
-  float* row_maxima;
+  LocalWeights<T> to;
   int64_t items;
 
-  __device__ __forceinline__ void operator()(int64_t t) const {
+  __device__ __forceinline__ void operator()(int64_t item) const {
+    const int64_t t = to.token_of(item), left = to.left;
     const BandRow<T> row(call, t);
     const int lane = threadIdx.x % kWarp;
-    const int64_t left = call.window - 1;
     const bool sees_outside = t > left || (!call.sequence.causal && t + left + 1 < call.sequence.tokens);
     float maximum = sees_outside ? 0.0f : kNoKey;
     for (int64_t j = row.first + lane; j < row.last; j += kWarp) maximum = fmaxf(maximum, to_float(row.entries[j]));
 #pragma unroll
     for (int distance = kWarp / 2; distance > 0; distance /= 2)
       maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
-    if (lane == 0) row_maxima[t] = maximum;
+    const float reference = reference_of(maximum - LocalProduct<T>::kLogScale);
+    const float outside = sees_outside ? machine::fast_exp2(reference) : 0.0f;
+    const int64_t skipped = to.first_chunk(t) * kVector<T> - (t - left);  // zero or negative
+    for (int64_t i = lane; i < to.pitch; i += kWarp) {
+      const int64_t j = i + skipped;
+      float weight = j >= 0 && call.sequence.causal && j > left ? 0.0f : outside;
+      if (j >= row.first && j < row.last)
+        weight = machine::fast_exp2(fmaf(to_float(row.entries[j]), machine::kLog2E, reference));
+      store(to.weights + item * to.pitch + i, {weight});
+    }
+    if (lane == 0) to.scales[item] = {reference, outside};
   }
+};
+
+template <class T>
+struct Params {
+  AftCudaAftLocal call;
+  WindowSums sums;
+  LocalWeights<T> weights;
+  int groups, tiles;  // of channels and of rows
 };
 
 template <class T>
 struct Shared {
   union {
     typename LocalProduct<T>::Stage stages[2];
-    float context[kLocalRows][kLocalChannels];
+    float context[kLocalRows][kLocalChannels + 8];
   };
   RunningSum outside[kLocalChannels];
-  float maximum[kLocalChannels];  // of the span's keys
-  float row_maxima[kLocalRows];   // bias, less the weights' scale
+  // In powers of 2, negative: the largest key of the span; the row's largest bias, less the weights' scale.
+  alignas(16) float key_reference[kLocalChannels];
+  float row_reference[kLocalRows];
 };
 
 // The block's rows from `first` on and its channels.
+template <class T>
 struct Tile {
   int64_t batch, first, channel;
   int rows;        // that count, none or less where the document ends before
   int begin, end;  // the span, relative to `first`
+  int start;       // of the chunk of keys with `begin`
 
-  __device__ __forceinline__ explicit Tile(const Params& p) {
+  __device__ __forceinline__ explicit Tile(const Params<T>& p) {
     channel = static_cast<int64_t>(blockIdx.x % p.groups) * kLocalChannels;
     first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kLocalRows;
     batch = blockIdx.x / p.groups / p.tiles;
@@ -101,94 +160,112 @@ struct Tile {
     rows = static_cast<int>(last < kLocalRows ? last : kLocalRows);
     begin = -static_cast<int>(first < p.sums.left ? first : p.sums.left);
     end = static_cast<int>(last < span ? last : span);
+    start = begin - static_cast<int>((first + begin) % kVector<T>);
   }
 };
 
-// The keys of one step and their biases, on their way from memory to a stage.
+// The keys of one step on their way from memory to a stage, and their weights, which the device copies.
 template <class T, int N>
 struct Step {
   static constexpr int kKeys = LocalProduct<T>::kKeys;
   static constexpr int kLoads = kKeys * kLocalChannels / N / kLocalThreads;
   static constexpr int kKeysApart = kLocalThreads * N / kLocalChannels;
-  static constexpr int kWeights = kLocalRows * kKeys / kLocalThreads, kRowsApart = kLocalThreads / kKeys;
+  static constexpr int kChunks = kKeys / kVector<T>, kRowsApart = kLocalThreads / kChunks;
+  static constexpr int kRows = kLocalRows / kRowsApart;
   using Stage = typename LocalProduct<T>::Stage;
 
   Raw<T, N> key[kLoads], value[kLoads];
-  T bias[kWeights];
-  // The first load of this thread for the next step, and the key of it, relative to the tile's first row.
-  const T *keys, *values, *band;
-  int entry_key, weight_key;
+  // The first load of this thread for the next step, and its place among the keys of the span, `present` of them.
+  const T *keys, *values;
+  int entry_key, present;
+  // In some rows a chunk, counted from the first of the row, and the weight beside the row's chunks.
+  const T* weights[kRows];
+  int chunk[kRows];
+  float outside[kRows];
 
   static __device__ __forceinline__ int channel() { return static_cast<int>(threadIdx.x) % (kLocalChannels / N) * N; }
-  static __device__ __forceinline__ int weight_row() { return static_cast<int>(threadIdx.x) / kKeys; }
+  static __device__ __forceinline__ int weight_row() { return static_cast<int>(threadIdx.x) / kChunks; }
+  static __device__ __forceinline__ int weight_chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
 
-  __device__ __forceinline__ Step(const Params& p, const Tile& tile)
-      : entry_key(tile.begin + static_cast<int>(threadIdx.x) / (kLocalChannels / N)),
-        weight_key(tile.begin + static_cast<int>(threadIdx.x) % kKeys) {
+  __device__ __forceinline__ Step(const Params<T>& p, const Tile<T>& tile)
+      : entry_key(tile.start - tile.begin + static_cast<int>(threadIdx.x) / (kLocalChannels / N)) {
     const AftCudaSequence& s = p.call.sequence;
-    keys = row<T>(s.key, tile.batch, tile.first + entry_key) + tile.channel + channel();
-    values = row<T>(s.value, tile.batch, tile.first + entry_key) + tile.channel + channel();
-    band = BandRow<T>(p.call, tile.first + weight_row()).entries + (weight_key - weight_row() + p.sums.left);
+    present = tile.channel + channel() < s.channels ? tile.end - tile.begin : 0;
+    const int64_t u = tile.first + tile.begin + entry_key;
+    keys = row<T>(s.key, tile.batch, u) + tile.channel + channel();
+    values = row<T>(s.value, tile.batch, u) + tile.channel + channel();
+    const int chunks = static_cast<int>((tile.first + tile.start) / kVector<T>) + weight_chunk();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int r = weight_row() + i * kRowsApart;
+      const int64_t t = tile.first + r, at = r < tile.rows ? p.weights.row_of(t) : 0;
+      chunk[i] = chunks - p.weights.first_chunk(t);
+      weights[i] = p.weights.weights + at * p.weights.pitch + chunk[i] * kVector<T>;
+      outside[i] = r < tile.rows ? p.weights.scales[at].outside : 0.0f;
+      if (r >= tile.rows) chunk[i] = kNoChunk;
+    }
   }
 
-  __device__ __forceinline__ void load(const Params& p, const Tile& tile) {
+  // Whether the i-th load is of a key of the span.
+  __device__ __forceinline__ bool counts(int i) const {
+    return static_cast<unsigned>(entry_key + i * kKeysApart) < static_cast<unsigned>(present);
+  }
+
+  __device__ __forceinline__ void load(Stage& stage, const Params<T>& p) {
     const AftCudaSequence& s = p.call.sequence;
-    const bool active = tile.channel + channel() < s.channels;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      if (active && entry_key + i * kKeysApart < tile.end) {
+      if (counts(i)) {
         key[i] = Raw<T, N>(keys + i * kKeysApart * s.key.token_stride);
         value[i] = Raw<T, N>(values + i * kKeysApart * s.value.token_stride);
       }
-    const int apart = (p.call.band_rows == 1 ? 0 : static_cast<int>(p.sums.left + p.sums.right) + 1) - 1;
+    keys += kKeys * s.key.token_stride;
+    values += kKeys * s.value.token_stride;
+    const unsigned chunks = static_cast<unsigned>(p.weights.pitch) / kVector<T>;
 #pragma unroll
-    for (int i = 0; i < kWeights; ++i)
-      if (in_window(p, tile, i)) bias[i] = band[i * kRowsApart * apart];
+    for (int i = 0; i < kRows; ++i) {
+      T* to = &stage.weights[weight_row() + i * kRowsApart][weight_chunk() * kVector<T>];
+      if (static_cast<unsigned>(chunk[i]) < chunks) {
+        async_copy(to, weights[i]);
+      } else {
+        const float weight = p.sums.causal && chunk[i] >= 0 ? 0.0f : outside[i];
+        float all[kVector<T>];
+#pragma unroll
+        for (float& each : all) each = weight;
+        store(to, all);
+      }
+      chunk[i] += kChunks;
+      weights[i] += kKeys;
+    }
+    async_commit();
   }
 
-  // Whether the i-th weight's key, one of the sequence, is in the window of its row.
-  __device__ __forceinline__ bool in_window(const Params& p, const Tile& tile, int i) const {
-    const int row = weight_row() + i * kRowsApart, distance = weight_key - row;
-    return distance >= -static_cast<int>(p.sums.left) && distance <= static_cast<int>(p.sums.right) &&
-           weight_key < tile.end && row < tile.rows;
-  }
-
-  // Computes the weights of the loaded keys, and goes on to the next step.
-  __device__ __forceinline__ void store_to(Stage& stage, const Params& p, const Tile& tile, const Shared<T>& shared) {
-    const AftCudaSequence& s = p.call.sequence;
-    const bool active = tile.channel + channel() < s.channels;
+  // Computes the entries of the loaded keys.
+  __device__ __forceinline__ void store_to(Stage& stage, const Shared<T>& shared) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       float weight[N] = {}, product[N] = {};
-      if (active && entry_key + i * kKeysApart < tile.end)
+      if (counts(i))
 #pragma unroll
         for (int c = 0; c < N; ++c) {
-          weight[c] = machine::fast_exp(key[i][c] - shared.maximum[channel() + c]);
+          weight[c] = machine::fast_exp2(fmaf(key[i][c], machine::kLog2E, shared.key_reference[channel() + c]));
           product[c] = weight[c] * value[i][c];
         }
       const int to = static_cast<int>(threadIdx.x) / (kLocalChannels / N) + i * kKeysApart;
       store(&stage.entries[0][to][channel()], product);
       store(&stage.entries[1][to][channel()], weight);
     }
-#pragma unroll
-    for (int i = 0; i < kWeights; ++i) {
-      const int row = weight_row() + i * kRowsApart;
-      const bool counts = weight_key < tile.end && !(p.sums.causal && weight_key > row);
-      const float logit = in_window(p, tile, i) ? to_float(bias[i]) : 0.0f;
-      LocalProduct<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
-                                  counts ? machine::fast_exp(logit - shared.row_maxima[row]) : 0.0f);
-    }
     entry_key += kKeys;
-    weight_key += kKeys;
-    keys += kKeys * s.key.token_stride;
-    values += kKeys * s.value.token_stride;
-    band += kKeys;
+    async_wait<0>();
   }
+
+ private:
+  static constexpr int kNoChunk = -(1 << 30);  // stays below every chunk
 };
 
 // The mean of one cell as it is defined.
 template <class T>
-__device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, int row_, int64_t channel,
+__device__ __forceinline__ float exact_mean(const Params<T>& p, const Tile<T>& tile, int row_, int64_t channel,
                                             RunningSum sum) {
   const AftCudaSequence& s = p.call.sequence;
   const BandRow<T> band(p.call, tile.first + row_);
@@ -205,25 +282,80 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, i
 
 // Reads the results of other kernels for the tile.
 template <class T>
-__device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p, const Tile& tile) {
-  const int thread = threadIdx.x;
+__device__ __forceinline__ void load_outside(Shared<T>& shared, const Params<T>& p, const Tile<T>& tile) {
+  const int thread = threadIdx.x, row = thread - kLocalChannels;
   if (thread < kLocalChannels) {
     const int64_t channel = tile.channel + thread;
     shared.outside[thread] = RunningSum::empty();
-    shared.maximum[thread] = 0.0f;
+    shared.key_reference[thread] = 0.0f;
     if (channel < p.call.sequence.channels) {
       const Outside outside(p.sums, tile.batch, tile.first, channel);
       shared.outside[thread] = outside.sum;
-      shared.maximum[thread] = outside.maximum;
+      shared.key_reference[thread] = reference_of(outside.maximum);
     }
-  } else {
-    const int row = thread - kLocalChannels;
-    shared.row_maxima[row] = row < tile.rows ? p.row_maxima[tile.first + row] - LocalProduct<T>::kLogScale : 0.0f;
+  } else if (row < kLocalRows) {
+    shared.row_reference[row] = row < tile.rows ? p.weights.scales[p.weights.row_of(tile.first + row)].reference : 0.0f;
   }
 }
 
-template <class T, int N>
-__device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params& p, const Tile& tile) {
+// Sums the untrusted cells of the thread again.
+template <class T>
+__device__ __forceinline__ void repair_means(Shared<T>& shared, const Params<T>& p, const Tile<T>& tile,
+                                             LocalProduct<T>& product, float least) {
+  constexpr int kColumns = LocalProduct<T>::kColumns, kCells = LocalProduct<T>::kRows * kColumns;
+  unsigned untrusted = 0;
+#pragma unroll
+  for (int cell = 0; cell < kCells; ++cell)
+    if (!(product.sum(1, cell / kColumns, cell % kColumns) >= least)) untrusted |= 1u << cell;
+#pragma unroll 1
+  for (int cell = 0; untrusted != 0; ++cell, untrusted >>= 1) {
+    const int r = product.row_of(cell / kColumns), c = product.column_of(cell % kColumns);
+    if ((untrusted & 1) && r < tile.rows && tile.channel + c < p.call.sequence.channels)
+      shared.context[r][c] = exact_mean<T>(p, tile, r, tile.channel + c, shared.outside[c]);
+  }
+}
+
+// Adds the sums outside the span to those of the thread's cells, and divides.
+template <class T>
+__device__ __forceinline__ void store_means(Shared<T>& shared, const Params<T>& p, const Tile<T>& tile,
+                                            LocalProduct<T>& product) {
+  using Product = LocalProduct<T>;
+  const float least = least_trusted<T>(tile.end - tile.begin);
+  float row_reference[Product::kRows];
+#pragma unroll
+  for (int r = 0; r < Product::kRows; ++r) row_reference[r] = shared.row_reference[product.row_of(r)];
+  bool trusted = true;
+#pragma unroll
+  for (int c = 0; c < Product::kColumns; c += 2) {
+    RunningSum outside[2];
+    float reference[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int column = product.column_of(c + k);
+      outside[k] = shared.outside[column];
+      reference[k] = fmaf(outside[k].maximum, machine::kLog2E, shared.key_reference[column]);
+    }
+#pragma unroll
+    for (int r = 0; r < Product::kRows; ++r) {
+      float mean[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        // Relative to the span's sums, which do not matter where they are 2^-80 of those outside.
+        const float factor = machine::fast_exp2(fminf(reference[k] + row_reference[r], 80.0f));
+        const float numerator = fmaf(outside[k].numerator, factor, product.sum(0, r, c + k));
+        const float denominator = fmaf(outside[k].denominator, factor, product.sum(1, r, c + k));
+        product.sum(1, r, c + k) = denominator;
+        trusted = trusted && denominator >= least;
+        mean[k] = machine::fast_divide(numerator, denominator);
+      }
+      store(&shared.context[product.row_of(r)][product.column_of(c)], mean);
+    }
+  }
+  if (!trusted) repair_means(shared, p, tile, product, least);
+}
+
+template <AftCudaGate gate, int N, class T>
+__device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params<T>& p, const Tile<T>& tile) {
   const AftCudaSequence& s = p.call.sequence;
   constexpr int kColumns = kLocalChannels / N;
   const int column = threadIdx.x % kColumns * N;
@@ -234,18 +366,18 @@ __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params&
     const int64_t t = tile.first + r;
     if (t >= s.tokens) return;
     const Raw<T, N> query(row<T>(s.query, tile.batch, t) + channel);
-    float y[N];
+    float y[N] = {};
+    if (r < tile.rows)
 #pragma unroll
-    for (int c = 0; c < N; ++c) y[c] = gated(p.call.gate, query[c], shared.context[r][column + c]);
+      for (int c = 0; c < N; ++c) y[c] = gated<gate>(query[c], shared.context[r][column + c]);
     store(static_cast<T*>(s.output) + (tile.batch * s.tokens + t) * s.channels + channel, y);
   }
 }
 
-template <class T, int N>
-__global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) {
-  const AftCudaSequence& s = p.call.sequence;
+template <class T, int N, AftCudaGate gate>
+__global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> p) {
   auto& shared = shared_memory<Shared<T>>();
-  const Tile tile(p);
+  const Tile<T> tile(p);
   LocalProduct<T> product;
   load_outside(shared, p, tile);
   __syncthreads();
@@ -253,51 +385,35 @@ __global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) 
   if (tile.rows > 0) {
     Step<T, N> step(p, tile);
     int stage = 1;
-    for (int u = tile.begin - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
+    for (int u = tile.start - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
       const bool more = u + step.kKeys < tile.end;
-      if (more) step.load(p, tile);
-      if (u >= tile.begin) product.add(shared.stages[stage]);
-      if (more) step.store_to(shared.stages[stage ^ 1], p, tile, shared);
+      if (more) step.load(shared.stages[stage ^ 1], p);
+      if (u >= tile.start) product.add(shared.stages[stage]);
+      if (more) step.store_to(shared.stages[stage ^ 1], shared);
       __syncthreads();
     }
   }
 
-  const float least = least_trusted<T>(tile.end - tile.begin);
-  unsigned untrusted = 0;  // cells to be summed again
-#pragma unroll
-  for (int cell = 0; cell < kCells; ++cell) {
-    const int r = product.row_of(cell), c = product.column_of(cell);
-    const RunningSum outside = shared.outside[c];
-    const Total total(shared.maximum[c], shared.row_maxima[r], outside);
-    const float numerator = total.of(product.sum(0, cell), outside.numerator);
-    const float denominator = total.of(product.sum(1, cell), outside.denominator);
-    const bool counts = r < tile.rows && tile.channel + c < s.channels;
-    if (counts && !total.trusted(denominator, least)) untrusted |= 1u << cell;
-    shared.context[r][c] = counts && denominator != 0.0f ? numerator / denominator : 0.0f;
-  }
-#pragma unroll 1
-  for (int cell = 0; untrusted != 0; ++cell, untrusted >>= 1)
-    if (untrusted & 1) {
-      const int r = product.row_of(cell), c = product.column_of(cell);
-      shared.context[r][c] = exact_mean<T>(p, tile, r, tile.channel + c, shared.outside[c]);
-    }
+  if (tile.rows > 0) store_means(shared, p, tile, product);
   __syncthreads();
-  gate_tile<T, N>(shared, p, tile);
+  gate_tile<gate, N>(shared, p, tile);
 }
 
 template <class T, int N>
 int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
-  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kLocalRows, workspace);
-  float* row_maxima = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
-  const RowMaximum<T> row_maximum{call, row_maxima, s.tokens};
+  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, workspace);
+  const LocalWeights<T> weights(call, static_cast<unsigned char*>(workspace) + round_up<size_t>(sums.bytes(), 16));
+  const PrepareWeights<T> prepare{call, weights, weights.rows};
   constexpr int kSummed = N < 4 ? N : 4;
-  if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, row_maximum, stream)) return status;
+  if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, prepare, stream)) return status;
   const int64_t groups = ceil_div<int64_t>(s.channels, kLocalChannels);
   const int64_t tiles = ceil_div<int64_t>(s.tokens, kLocalRows);
-  const Params params{call, sums, static_cast<int>(groups), static_cast<int>(tiles), row_maxima};
+  const Params<T> params{call, sums, weights, static_cast<int>(groups), static_cast<int>(tiles)};
   const dim3 grid(static_cast<unsigned>(groups * tiles * s.batch));
-  return launch<Shared<T>>(tile_kernel<T, N>, grid, kLocalThreads, stream, params);
+  return with_gate(call.gate, [&](auto gate) {
+    return launch<Shared<T>>(tile_kernel<T, N, gate.value>, grid, kLocalThreads, stream, params);
+  });
 }
 
 }  // namespace
@@ -306,8 +422,13 @@ int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
 size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal* call) {
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
-  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, kLocalRows, nullptr);
-  return sums.bytes(s.batch) + sizeof(float) * s.tokens;
+  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, nullptr);
+  size_t weights = 0;
+  with_element(s.element, [&](auto element) {
+    weights = LocalWeights<decltype(element)>(*call, nullptr).bytes();
+    return 0;
+  });
+  return round_up<size_t>(sums.bytes(), 16) + weights;
 }
 
 int aft_cuda_aft_local(const AftCudaAftLocal* call, void* workspace, cudaStream_t stream) {

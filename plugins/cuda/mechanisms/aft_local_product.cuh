@@ -7,14 +7,14 @@
 
 namespace aft::cuda {
 
-constexpr int kLocalThreads = 128;
-constexpr int kLocalRows = 64, kLocalChannels = 64;
+constexpr int kLocalThreads = 256;
+constexpr int kLocalRows = kWindowRows, kLocalChannels = 64;
 
 // Weights [rows, keys] with entries [keys, channels] twice, exp(K - m) V and exp(K - m).
 // T is the tensors' element. Weights may be exp(kLogScale) at most.
 template <class T>
 struct LocalProduct {
-  static constexpr int kKeys = 16;
+  static constexpr int kKeys = 32;
   // Float16 keeps 2^-25 of the largest entry, of a key whose weight may be 2^15: by that and by the number of
   // keys the denominator may be off, of which 2^-9 is half an ulp of bfloat16.
   static constexpr float kLogScale = sizeof(T) == 2 ? 10.397207f : 0.0f;
@@ -25,10 +25,6 @@ struct LocalProduct {
 
   float sums[2][2][4][4] = {};
   int row = threadIdx.x / kWarp / 2 * 32, column = threadIdx.x / kWarp % 2 * 32, lane = threadIdx.x % kWarp;
-
-  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
-    store(&stage.weights[row][key], {weight});
-  }
 
   __device__ __forceinline__ void add(const Stage& stage) {
 #pragma unroll
@@ -52,13 +48,13 @@ struct LocalProduct {
     }
   }
 
-  __device__ __forceinline__ float sum(int what, int cell) const {
-    return sums[what][cell / 16][cell / 4 % 4][cell % 4];
+  // Of the thread's rows and columns; columns follow each other in pairs.
+  static constexpr int kRows = 4, kColumns = 8;
+  __device__ __forceinline__ float& sum(int what, int r, int c) {
+    return sums[what][r / 2][c / 2][r % 2 * 2 + c % 2];
   }
-  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 16 * 16 + cell / 2 % 2 * 8 + lane / 4; }
-  __device__ __forceinline__ int column_of(int cell) const {
-    return column + cell / 4 % 4 * 8 + lane % 4 * 2 + cell % 2;
-  }
+  __device__ __forceinline__ int row_of(int r) const { return row + r / 2 * 16 + r % 2 * 8 + lane / 4; }
+  __device__ __forceinline__ int column_of(int c) const { return column + c / 2 * 8 + lane % 4 * 2 + c % 2; }
 };
 
 template <>
@@ -66,36 +62,36 @@ struct LocalProduct<float> {
   static constexpr int kKeys = 16;
   static constexpr float kLogScale = 0.0f;
   struct Stage {
-    alignas(16) float weights[kKeys][kLocalRows + 4];
+    alignas(16) float weights[kLocalRows][kKeys + 4];
     alignas(16) float entries[2][kKeys][kLocalChannels];
   };
 
   float sums[2][8][4] = {};
   int row = threadIdx.x / 16 * 8, column = threadIdx.x % 16 * 4;
 
-  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
-    stage.weights[key][row] = weight;
-  }
-
   __device__ __forceinline__ void add(const Stage& stage) {
+#pragma unroll 1
+    for (int key = 0; key < kKeys; key += 2) {
+      Raw<float, 2> weights[8];
 #pragma unroll
-    for (int key = 0; key < kKeys; ++key) {
-      const Raw<float, 4> weights[2] = {Raw<float, 4>(&stage.weights[key][row]),
-                                        Raw<float, 4>(&stage.weights[key][row + 4])};
+      for (int r = 0; r < 8; ++r) weights[r] = Raw<float, 2>(&stage.weights[row + r][key]);
 #pragma unroll
-      for (int what = 0; what < 2; ++what) {
-        const Raw<float, 4> entries(&stage.entries[what][key][column]);
+      for (int k = 0; k < 2; ++k)
 #pragma unroll
-        for (int r = 0; r < 8; ++r)
+        for (int what = 0; what < 2; ++what) {
+          const Raw<float, 4> entries(&stage.entries[what][key + k][column]);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) sums[what][r][c] += weights[r / 4][r % 4] * entries[c];
-      }
+          for (int r = 0; r < 8; ++r)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) sums[what][r][c] += weights[r][k] * entries[c];
+        }
     }
   }
 
-  __device__ __forceinline__ float sum(int what, int cell) const { return sums[what][cell / 4][cell % 4]; }
-  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 4; }
-  __device__ __forceinline__ int column_of(int cell) const { return column + cell % 4; }
+  static constexpr int kRows = 8, kColumns = 4;
+  __device__ __forceinline__ float& sum(int what, int r, int c) { return sums[what][r][c]; }
+  __device__ __forceinline__ int row_of(int r) const { return row + r; }
+  __device__ __forceinline__ int column_of(int c) const { return column + c; }
 };
 
 // The least denominator to be trusted of a product over that many keys.

@@ -159,23 +159,25 @@ class Launches(EncoderLaunches):
 
     def aft_local(self) -> Iterator[Launch]:
         w, stem = self.w, "aft_local"
-        rows, left = 64, WINDOW - 1
+        rows, left, keys = 128, WINDOW - 1, 16 if self.exact else 32
         right = 0 if w.causal else left
         band = w.constants * self.bytes
+        weights = w.tokens * _round_up(left + right + self.vector, self.vector) * self.bytes
         yield from self._outside(
-            stem, f"4, 4, RowMaximum<{self.element}>", rows, left, right, 2 * self.tensor + band
-        )
+            stem, f"4, 4, PrepareWeights<{self.element}>", rows, left, right,
+            2 * self.tensor + band + weights,
+        )  # fmt: skip
         span = rows + left + right
         yield Launch(
             stem,
-            f"tile_kernel<{self.element}, {self.vector}>",
+            f"tile_kernel<{self.element}, {self.vector}, 0>",
             w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64),
             read=2 * self.tensor,
-            again=2 * self.tensor + band,
-            reused=2 * self.tensor + band,
-            cached=2 * self.tensor * (span / rows - 1) + band * (ceil(w.dim / 64) - 1),
+            again=2 * self.tensor + weights,
+            reused=2 * self.tensor + weights,
+            cached=2 * self.tensor * (span / rows - 1) + weights * (ceil(w.dim / 64) - 1),
             flops=4 * self.elements * span,
-            iterations=ceil(span / 16),
+            iterations=ceil(span / keys),
             before=0,
         )
 
@@ -186,25 +188,29 @@ class Launches(EncoderLaunches):
         yield from self._outside(
             stem, f"4, 1, FillTable<{self.element}>", rows, left, TAPS - 1 - left, self.tensor
         )
-        reached = ((TAPS + block - 2) // block + 1) * block  # keys that a thread multiplies
-        yield Launch(
-            stem,
-            f"tile_kernel<{self.element}, 4>",
-            w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64),
-            read=2 * self.tensor,
-            again=self.tensor,
-            reused=self.tensor,
-            cached=self.tensor * (TAPS - 1) / rows,
-            flops=2 * self.elements * 1.25 * reached,  # a denominator for four channels
-            iterations=ceil((rows + TAPS - 1) / panel),
-            before=0,
-        )
+        memory = {"read": 2 * self.tensor, "again": self.tensor, "reused": self.tensor}
+        memory["cached"] = self.tensor * (TAPS - 1) / rows
+        grid = w.batch * ceil(w.tokens / rows) * ceil(w.dim / 64)
+        if self.exact:
+            reached = ((TAPS + block - 2) // block + 1) * block  # keys that a thread multiplies
+            yield Launch(
+                stem, f"tile_kernel<{self.element}, 4, 0>", grid,
+                flops=2 * self.elements * 1.25 * reached,  # a denominator for four channels
+                iterations=ceil((rows + TAPS - 1) / panel), before=0, **memory,
+            )  # fmt: skip
+        else:
+            steps = ceil((rows + TAPS - 1) / 32)
+            yield Launch(
+                stem, f"product_kernel<{self.element}, 0>", grid,
+                flops=2 * self.elements * 1.125 * 32 * steps,  # and a product with ones
+                iterations=steps, before=0, **memory,
+            )  # fmt: skip
 
     def _outside(
         self, stem: str, types: str, rows: int, left: int, right: int, read: float
     ) -> Iterator[Launch]:
         """Yield the launches of sums outside a window, without the warps that prepare a table."""
-        w, at_once, warps = self.w, 8, 8
+        w, at_once = self.w, 8
         pieces = 2 * ceil(w.tokens / rows) + 1
         cut = abs((rows - left % rows) % rows - right % rows)  # pieces have two lengths in turn
         longest = ceil(max(cut, rows - cut) / at_once)
@@ -218,11 +224,26 @@ class Launches(EncoderLaunches):
             exposed=longest,
         )
         if pieces > 9:
-            passes = 2 if w.causal else 3
+            yield from self._scan(stem, pieces)
+
+    def _scan(self, stem: str, pieces: int) -> Iterator[Launch]:
+        """Yield the launches of a scan of pieces from both ends, by a tree of radix 64."""
+        w, radix, slots, each = self.w, 64, 16, 4
+        groups, levels, count = w.batch * ceil(w.dim / 64), 0, pieces
+        record = 12 * w.batch * w.dim
+        while count > radix:
+            nodes, levels = ceil(count / radix), levels + 1
             yield Launch(
-                stem, "scan_pieces_kernel", w.batch * ceil(w.dim / 32),
-                iterations=pieces / warps / 4, records=passes * pieces / warps, at_once=4,
+                stem, "total_kernel<4>", groups * nodes, again=record * count,
+                iterations=(slots - 1) / 3, records=each + slots - 1, at_once=each,
             )  # fmt: skip
+            count = nodes
+        # Two of 16 slots scan the others: on average, a warp runs each of these loops about once.
+        yield Launch(
+            stem, "scan_kernel<4>", groups * ceil(pieces / radix),
+            again=record * pieces * (2 if w.causal else 3), iterations=levels, after=1,
+            records=each * (levels + 1) + 2 * slots - 1, at_once=each,
+        )  # fmt: skip
 
     def fastformer(self) -> Iterator[Launch]:
         """Fastformer, with rows whose tiles fit the shared memory where it is not causal."""

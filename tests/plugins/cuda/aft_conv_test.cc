@@ -3,8 +3,19 @@
 #include "gate.h"
 #include "problem.h"
 
+// Two cases are so long that the scan of the sums outside the windows has two levels.
+static Case lengthened(Case c) {
+  if (c.tokens != 257 || c.channels != 8 || c.element != AFT_CUDA_FLOAT32) return c;
+  c.batch = 1;
+  c.tokens = 4400;
+  c.data = Data::kSmall;
+  c.lengths = {4395};
+  return c;
+}
+
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
+  return run_cases(argc, argv, [](const Case& drawn, const Bounds& bounds) {
+    const Case c = lengthened(drawn);
     const int64_t some_taps[] = {1, 2, 3, 4, 7, 8, 9, 31, 64, 127, 150};
     const int64_t taps = some_taps[c.draw(11, 30)];
     const int64_t heads = c.draw(8, 31) ? c.heads : c.channels;
