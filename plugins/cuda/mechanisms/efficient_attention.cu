@@ -5,28 +5,29 @@
 //           scaling: w = K / n, rho = identity, n keys
 // Cost:     as linear_attention.cu: 4BTD elements and 4BTDd FLOPs (12 in float32), causal 6BTD elements; an exponential
 //           for each key and query beside some d multiply-adds is not a bound.
-// Method:   that of shared/head_passes.cuh and shared/head_causal.cuh. The softmax of the keys is over all tokens, so
-//           its maximum is known only at the end. A chunk keeps a running maximum of each channel and scales its rows
-//           of S down when that grows; chunks are merged relative to the larger one. Causal, every row divides by the
-//           sums up to its own.
-// Numerics: weights are relative to the running maximum. Causal, the maximum stays for a tile, and grows within one
-//           only for a key so far above it that its weight would leave float32's range.
+// Method:   that of linear_attention.cu. The softmax of the keys is over all tokens, so its maximum is known only at
+//           the end. A chunk keeps a reference of each channel, a running maximum or an earlier key, and scales its
+//           rows of S down when that grows; chunks are merged relative to the larger one. Causal, every row divides by
+//           the sums up to its own.
+// Numerics: weights are relative to the reference. With bfloat16 operands, and in causal form, it grows only for a key
+//           so far above it that its weight would leave float32's range. Scaling of float16 tensors takes tf32
+//           operands, as its results are no averages.
 // Rejected: a pass for the maxima before one for the sums needs no scaling, and reads the keys once more, 5BTD. One
 //           maximum for all channels of a head saves d of them, and a channel whose keys all lie 90 below the largest
 //           would have no weights at all.
-// See:      shared/head_context.cuh, shared/head_passes.cuh, shared/head_causal.cuh, shared/head_launch.cuh
+// See:      shared/head_context.cuh, shared/head_launch.cuh
 
 #include "mechanisms/shared/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-static_assert(kThreads == kBlockThreads, "");
-constexpr int64_t kBlocks = 512, kCausalBlocks = 256;
+constexpr int kThreads = 128;
+constexpr int kTf32Threads = 256;
+static_assert(kThreads == kTensorThreads && kTf32Threads == kBlockThreads && kTf32Threads == kMergeThreads, "");
 
 struct Softmax {
-  static constexpr bool kSoftmax = true, kNormalized = false;
+  static constexpr bool kSoftmax = true, kNormalized = false, kAverages = true;
   float scale;
 
   __device__ __forceinline__ float compute_key_weight(float key, float maximum) const {
@@ -34,56 +35,77 @@ struct Softmax {
   }
 
   template <int kLanes, int N>
-  __device__ __forceinline__ float compute_query_weights(float (&query)[N], int lane, int width, const float*) const {
+  __device__ __forceinline__ float compute_query_weights(float (&query)[N], int first, int apart, int width) const {
     float maximum = kNoKey, sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      if (lane + i * kLanes < width) maximum = fmaxf(maximum, query[i]);
+      if (first + i * apart < width) maximum = fmaxf(maximum, query[i]);
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2)
       maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      query[i] = lane + i * kLanes < width ? machine::fast_exp(query[i] - maximum) : 0.0f;
+      query[i] = first + i * apart < width ? machine::fast_exp(query[i] - maximum) : 0.0f;
       sum += query[i];
     }
     return sum_lanes<kLanes>(sum);
   }
 
-  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return scale / sum; }
+  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return machine::fast_divide(scale, sum); }
 };
 
 struct Scaling {
-  static constexpr bool kSoftmax = false, kNormalized = false;
+  static constexpr bool kSoftmax = false, kNormalized = false, kAverages = false;
   float scale;
 
   __device__ __forceinline__ float compute_key_weight(float key, float) const { return key; }
 
   template <int kLanes, int N>
-  __device__ __forceinline__ float compute_query_weights(float (&)[N], int, int, const float*) const {
+  __device__ __forceinline__ float compute_query_weights(float (&)[N], int, int, int) const {
     return 0.0f;
   }
 
   __device__ __forceinline__ float row_scale(float, int64_t keys) const {
-    return scale / static_cast<float>(keys > 1 ? keys : 1);
+    return machine::fast_divide(scale, static_cast<float>(keys > 1 ? keys : 1));
   }
 };
 
 template <class T, int kWidth, class Normalization>
 __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Normalization> p) {
-  sum_context<T, kWidth>(p);
-}
-__global__ void __launch_bounds__(kThreads, 4)
-    merge_kernel(float* states, int64_t heads, int width, int chunks, bool scan) {
-  merge_states(states, heads, width, chunks, scan);
+  sum_tiles<T, kWidth>(p);
 }
 template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kThreads, 2) apply_kernel(const HeadParams<Normalization> p) {
-  apply_context<T, kWidth>(p);
+__global__ void __launch_bounds__(kThreads, 3) apply_kernel(const HeadParams<Normalization> p) {
+  apply_state<T, kWidth>(p);
 }
 template <class T, int kWidth, class Normalization>
 __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Normalization> p) {
+  causal_tiles<T, kWidth>(p);
+}
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_sum_kernel(const HeadParams<Normalization> p) {
+  sum_context<T, kWidth>(p);
+}
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_apply_kernel(const HeadParams<Normalization> p) {
+  apply_context<T, kWidth>(p);
+}
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_causal_kernel(const HeadParams<Normalization> p) {
   causal_context<T, kWidth>(p);
+}
+__global__ void __launch_bounds__(kTf32Threads, 3) merge_kernel(float* states, int width, int chunks, bool scan) {
+  merge_states(states, width, chunks, scan);
+}
+
+template <class T, int kWidth, class Normalization>
+HeadKernels<Normalization> kernels() {
+  if constexpr (!kBfloat<T, Normalization>)
+    return {tf32_sum_kernel<T, kWidth, Normalization>, merge_kernel, tf32_apply_kernel<T, kWidth, Normalization>,
+            tf32_causal_kernel<T, kWidth, Normalization>};
+  else
+    return {sum_kernel<T, kWidth, Normalization>, merge_kernel, apply_kernel<T, kWidth, Normalization>,
+            causal_kernel<T, kWidth, Normalization>};
 }
 
 template <class Normalization>
@@ -94,9 +116,8 @@ int run(const AftCudaEfficientAttention& call, const Normalization& normalizatio
     return with_width(s.channels / call.heads, [&](auto width) {
       using T = decltype(element);
       constexpr int kWidth = decltype(width)::value;
-      return enqueue<T, kWidth>(s, normalization, call.heads, workspace, stream, sum_kernel<T, kWidth, Normalization>,
-                                merge_kernel, apply_kernel<T, kWidth, Normalization>,
-                                causal_kernel<T, kWidth, Normalization>, s.causal ? kCausalBlocks : kBlocks);
+      return enqueue<T, kWidth>(s, normalization, call.heads, workspace, stream,
+                                kernels<T, kWidth, Normalization>());
     });
   });
 }
@@ -105,7 +126,7 @@ int run(const AftCudaEfficientAttention& call, const Normalization& normalizatio
 }  // namespace aft::cuda
 
 size_t aft_cuda_efficient_attention_workspace(const AftCudaEfficientAttention* call) {
-  return aft::cuda::head_workspace(call->sequence, call->heads, aft::cuda::kBlocks);
+  return aft::cuda::head_workspace(call->sequence, call->heads);
 }
 
 int aft_cuda_efficient_attention(const AftCudaEfficientAttention* call, void* workspace, cudaStream_t stream) {

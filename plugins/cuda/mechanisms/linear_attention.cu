@@ -3,82 +3,104 @@
 // Computes: Y[t] = phi(Q[t]) S / (phi(Q[t]) z + eps),  S = sum_u phi(K[u]) V[u]^T,  z = sum_u phi(K[u])   causal: u <=
 //           t
 // Cost:     floor: 4BTD elements moved and 4BTDd FLOPs, which three products for one make 12BTDd in float32. Bound by
-//           memory for heads to some 150 channels in 16 bits, 100 in float32 (sm_80: tf32 at 156 TFLOP/s beside 2
-//           TB/s), by tensor cores from there. Taken: 4BTD and the states of the chunks, d + 2 floats a channel and
-//           chunk, no more than their keys; causal 6BTD, keys and values being read twice. Heads of over 64 channels
-//           have 2 or 8 blocks with a slice of the values each, which read the same keys and queries, mostly from the
-//           second-level cache.
-// Method:   not causal: sum_context for the chunks, merge_states, apply_context (shared/head_passes.cuh). Causal:
-//           sum_context, merge_states as a scan, causal_context (shared/head_causal.cuh).
-// Numerics: phi is never negative, so z does not cancel. In float32 operands are split (device/block_product.cuh).
+//           memory; in float32 by tensor cores from some 100 channels on (sm_80: tf32 at 156 TFLOP/s beside 2 TB/s).
+//           Taken: 4BTD and the states of the chunks, d + 2 floats a channel and chunk, no more than their keys; causal
+//           6BTD, keys and values being read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of the
+//           values each, which read the same keys and queries, mostly from the second-level cache.
+// Method:   sums of the chunks, merge_states (shared/head_merge.cuh), and the chunks' queries: not causal times the
+//           whole S, causal times S before each tile and times the keys in it. In 16 bits sum_tiles, apply_state and
+//           causal_tiles with bfloat16 operands (shared/head_tensor_passes.cuh, head_tensor_causal.cuh), in float32
+//           sum_context, apply_context and causal_context with split tf32 operands (shared/head_passes.cuh,
+//           head_causal.cuh).
+// Numerics: phi is never negative, so z does not cancel. In 16 bits z sums the same rounded weights as S, and their
+//           errors of 2^-9 even out in the average. In float32 operands are split (device/block_product.cuh).
 // Rejected: one block that takes a head from its first token to its last, as the recurrence is written, leaves a GPU
-// idle
-//           at B = 1. Atomic additions into S need no merge, but their order, and so the last bits, depend on the
-//           scheduler. 16-bit operands for the products, twice as fast, lose digits of phi, and float16 its range.
-// See:      shared/head_context.cuh, shared/head_passes.cuh, shared/head_causal.cuh, shared/head_launch.cuh
+//           idle at B = 1. Atomic additions into S need no merge, but their order, and so the last bits, depend on the
+//           scheduler. float16 operands for float16 tensors keep two more bits of phi, but lose its range.
+// See:      shared/head_context.cuh, shared/head_launch.cuh
 
 #include "mechanisms/shared/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-static_assert(kThreads == kBlockThreads, "");
-constexpr int64_t kBlocks = 512, kCausalBlocks = 256;
+constexpr int kThreads = 128;
+constexpr int kTf32Threads = 256;
+static_assert(kThreads == kTensorThreads && kTf32Threads == kBlockThreads && kTf32Threads == kMergeThreads, "");
 
 // A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
 constexpr float kMinEps = 1e-20f;
 
 struct Linear {
-  static constexpr bool kSoftmax = false, kNormalized = true;
-  AftCudaFeatureMap map;
+  static constexpr bool kSoftmax = false, kNormalized = true, kAverages = true;
   float eps;
+  // phi(x) is 2^(log2(e) x + exponent) below 0, and x + offset from there on.
+  float exponent, offset;
+
+  Linear(AftCudaFeatureMap map, float eps)
+      : eps(eps < kMinEps ? kMinEps : eps),
+        exponent(map == AFT_CUDA_RELU ? -1e30f : 0.0f),
+        offset(map == AFT_CUDA_RELU ? 0.0f : 1.0f) {}
 
   __device__ __forceinline__ float feature(float x) const {
-    const float positive = x < 0.0f ? 0.0f : x;  // NaN, too, where fmaxf gives 0
-    return map == AFT_CUDA_RELU ? positive : positive + machine::fast_exp(fminf(x, 0.0f));
+    const float below = machine::fast_exp2(fmaf(x, machine::kLog2E, exponent));
+    return x < 0.0f ? below : x + offset;  // NaN is not below, and stays
   }
 
   __device__ __forceinline__ float compute_key_weight(float key, float) const { return feature(key); }
 
   template <int kLanes, int N>
-  __device__ __forceinline__ float compute_query_weights(float (&query)[N], int lane, int width,
-                                                         const float* key_sums) const {
-    float sum = 0.0f;
+  __device__ __forceinline__ float compute_query_weights(float (&query)[N], int first, int apart, int width) const {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int c = lane + i * kLanes;
-      query[i] = c < width ? feature(query[i]) : 0.0f;
-      sum += query[i] * key_sums[c];
-    }
-    return sum_lanes<kLanes>(sum);
+    for (int i = 0; i < N; ++i) query[i] = first + i * apart < width ? feature(query[i]) : 0.0f;
+    return 0.0f;
   }
 
-  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return 1.0f / (sum + fmaxf(eps, kMinEps)); }
+  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return machine::fast_divide(1.0f, sum + eps); }
 };
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Linear> p) {
-  sum_context<T, kWidth>(p);
-}
-__global__ void __launch_bounds__(kThreads, 4)
-    merge_kernel(float* states, int64_t heads, int width, int chunks, bool scan) {
-  merge_states(states, heads, width, chunks, scan);
+  sum_tiles<T, kWidth>(p);
 }
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2) apply_kernel(const HeadParams<Linear> p) {
-  apply_context<T, kWidth>(p);
+__global__ void __launch_bounds__(kThreads, 3) apply_kernel(const HeadParams<Linear> p) {
+  apply_state<T, kWidth>(p);
 }
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Linear> p) {
+  causal_tiles<T, kWidth>(p);
+}
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_sum_kernel(const HeadParams<Linear> p) {
+  sum_context<T, kWidth>(p);
+}
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_apply_kernel(const HeadParams<Linear> p) {
+  apply_context<T, kWidth>(p);
+}
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kTf32Threads, 2) tf32_causal_kernel(const HeadParams<Linear> p) {
   causal_context<T, kWidth>(p);
+}
+__global__ void __launch_bounds__(kTf32Threads, 3) merge_kernel(float* states, int width, int chunks, bool scan) {
+  merge_states(states, width, chunks, scan);
+}
+
+template <class T, int kWidth>
+HeadKernels<Linear> kernels() {
+  if constexpr (!kBfloat<T, Linear>)
+    return {tf32_sum_kernel<T, kWidth>, merge_kernel, tf32_apply_kernel<T, kWidth>,
+            tf32_causal_kernel<T, kWidth>};
+  else
+    return {sum_kernel<T, kWidth>, merge_kernel, apply_kernel<T, kWidth>, causal_kernel<T, kWidth>};
 }
 
 }  // namespace
 }  // namespace aft::cuda
 
 size_t aft_cuda_linear_attention_workspace(const AftCudaLinearAttention* call) {
-  return aft::cuda::head_workspace(call->sequence, call->heads, aft::cuda::kBlocks);
+  return aft::cuda::head_workspace(call->sequence, call->heads);
 }
 
 int aft_cuda_linear_attention(const AftCudaLinearAttention* call, void* workspace, cudaStream_t stream) {
@@ -89,9 +111,8 @@ int aft_cuda_linear_attention(const AftCudaLinearAttention* call, void* workspac
     return with_width(s.channels / call->heads, [&](auto width) {
       using T = decltype(element);
       constexpr int kWidth = decltype(width)::value;
-      return enqueue<T, kWidth>(s, Linear{call->feature_map, call->eps}, call->heads, workspace, stream,
-                                sum_kernel<T, kWidth>, merge_kernel, apply_kernel<T, kWidth>, causal_kernel<T, kWidth>,
-                                s.causal ? kCausalBlocks : kBlocks);
+      return enqueue<T, kWidth>(s, Linear(call->feature_map, call->eps), call->heads, workspace, stream,
+                                kernels<T, kWidth>());
     });
   });
 }

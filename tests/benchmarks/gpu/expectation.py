@@ -77,11 +77,12 @@ class Code:
 
             return self._flops(self.flow.work_of(hot, trips))
 
-        each = with_products(1) - with_products(0)
+        # Not by a count of 0: the fullest path would then be one around the loops.
+        once, each = with_products(1), with_products(2) - with_products(1)
         if not launch.flops or not launch.iterations or not each:
             return 1
         needed = launch.flops / (launch.grid * self.warps * launch.iterations)
-        return max(1.0, (needed - with_products(0)) / each)
+        return max(1.0, 1 + (needed - once) / each)
 
 
 class Codes:

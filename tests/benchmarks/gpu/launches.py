@@ -4,7 +4,7 @@ Instructions are not here: they are read from the machine code, see ``expectatio
 """
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, log2
 
 from benchmarks.gpu.encoder_launches import EncoderLaunches
 from benchmarks.gpu.launch import Launch
@@ -71,40 +71,50 @@ class Launches(EncoderLaunches):
         w, stem = self.w, self.w.mechanism
         width = next(size for size in (32, 64, 128, 256) if w.dim // HEADS <= size)
         slices = {32: 1, 64: 1, 128: 2, 256: 8}[width]
-        tokens = 32 if width <= 128 else 16
-        causal_tokens, queries = (32, 64) if width <= 64 else (16, 32)
+        tokens = causal_tokens = queries = 64
+        blocks, prefix = 384 if w.causal else 512, ""
+        if self.exact:
+            tokens = 32 if width <= 128 else 16
+            causal_tokens, queries = (32, 64) if width <= 64 else (16, 32)
+            blocks, prefix = 256 if w.causal else 512, "tf32_"
         all_heads = w.batch * HEADS
         least_chunk = 256 if width < 128 else 2 * width
-        blocks = 256 if w.causal else 512
-        most_chunks = min(ceil(w.tokens / least_chunk), ceil(blocks / all_heads))
+        most_chunks = min(ceil(w.tokens / least_chunk), ceil(blocks / (all_heads * slices)))
         chunk = _round_up(ceil(w.tokens / most_chunks), queries)
         chunks = ceil(w.tokens / chunk)
         summed = chunks - 1 if w.causal else chunks
         mode = ", Softmax" if stem == "efficient_attention" else ""
         suffix = f"<{self.element}, {width}{mode}>"
         product = 2 * self.elements * width * (3 if self.exact else 1)
+        sums = 0 if self.exact else 2 * self.elements * 8  # of weights, by products
         if summed:
             yield Launch(
-                stem, f"sum_kernel{suffix}", all_heads * summed * slices, read=2 * self.tensor,
-                flops=product, iterations=chunk / tokens,
+                stem, f"{prefix}sum_kernel{suffix}", all_heads * summed * slices,
+                read=2 * self.tensor, flops=product + sums, iterations=chunk / tokens, inner=0,
             )  # fmt: skip
         if chunks > 1:
-            passes = width / 32 + 1
+            groups, at_once = 256 // (width // 4), 4
+            each = ceil(summed / groups)
             yield Launch(
-                stem, "merge_kernel", ceil(all_heads * width / 8), iterations=width / 32,
-                inner=chunks / 4, after=chunks / 4, records=passes * chunks, at_once=4,
+                stem, "merge_kernel", all_heads * width, iterations=ceil(each / at_once),
+                after=ceil(each / at_once) if w.causal else 0,
+                records=each * (2 if w.causal else 1) + log2(groups), at_once=at_once,
             )  # fmt: skip
         size = {"grid": all_heads * chunks * slices}
         if w.causal:
-            inside = product * causal_tokens / width
+            seen = causal_tokens if self.exact else 40  # with a warp's 16 queries: 16, 32, 48 or 64
+            inside = product * seen / width
+            flops = 2 * product + 2 * inside + 2 * sums
+            if mode and not self.exact:
+                flops += inside - sums  # sums of weights up to each query
             yield Launch(
-                stem, f"causal_kernel{suffix}", read=2 * self.tensor, again=2 * self.tensor,
-                reused=2 * self.tensor, flops=2 * product + 2 * inside,
+                stem, f"{prefix}causal_kernel{suffix}", read=2 * self.tensor,
+                again=2 * self.tensor, reused=2 * self.tensor, flops=flops,
                 iterations=chunk / causal_tokens, **size,
             )  # fmt: skip
         else:
             yield Launch(
-                stem, f"apply_kernel{suffix}", read=2 * self.tensor, flops=product,
+                stem, f"{prefix}apply_kernel{suffix}", read=2 * self.tensor, flops=product + sums,
                 iterations=chunk / queries, **size,
             )  # fmt: skip
 

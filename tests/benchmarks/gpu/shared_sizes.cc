@@ -3,15 +3,18 @@
 #include <cstdio>
 
 #include "encoder/layer_norm_softmax_pool.cuh"
-#include "mechanisms/shared/head_causal.cuh"
+#include "mechanisms/shared/head_launch.cuh"
 #include "mechanisms/shared/pool_tile.cuh"
 
 template <int kWidth>
 void print_sizes() {
   using namespace aft::cuda;
-  std::printf("sum_kernel %d %zu\n", kWidth, sizeof(SumShared<kWidth>));
-  std::printf("apply_kernel %d %zu\n", kWidth, sizeof(ApplyShared<kWidth>));
-  std::printf("causal_kernel %d %zu\n", kWidth, sizeof(CausalShared<kWidth>));
+  std::printf("sum_kernel %d %zu\n", kWidth, sizeof(TensorSumShared<kWidth>));
+  std::printf("apply_kernel %d %zu\n", kWidth, sizeof(TensorApplyShared<kWidth>));
+  std::printf("causal_kernel %d %zu\n", kWidth, sizeof(TensorCausalShared<kWidth>));
+  std::printf("tf32_sum_kernel %d %zu\n", kWidth, sizeof(SumShared<kWidth>));
+  std::printf("tf32_apply_kernel %d %zu\n", kWidth, sizeof(ApplyShared<kWidth>));
+  std::printf("tf32_causal_kernel %d %zu\n", kWidth, sizeof(CausalShared<kWidth>));
 }
 
 template <int kTokens>

@@ -186,6 +186,39 @@ MUTATIONS = [
     ),
     *_of(
         "linear_attention",
+        "mechanisms/shared/head_merge.cuh",
+        ("write(chunk, before);", ""),
+        _without("total = upto;\n    __syncthreads();\n"),
+    ),
+    *_of(
+        "linear_attention",
+        "mechanisms/shared/head_tiles.cuh",
+        ("const bool counts = r >= first && r < end;", "const bool counts = true;"),
+        ("if (pieces.column + k < columns) target", "target"),
+        ("sums, a, {first_column, first_column}", "sums, a, {first_column, 0u}"),
+        ("normalizer[2 * half] + normalizer", "normalizer"),
+    ),
+    *_of(
+        "linear_attention",
+        "mechanisms/shared/head_state.cuh",
+        ("state + r * kWidth + first_value + c, {pair", "state + r * kWidth + c, {pair"),
+    ),
+    *_of(
+        "linear_attention",
+        "mechanisms/shared/head_tensor_passes.cuh",
+        _without("stage]);\n    __syncthreads();\n  }\n  async_wait<0>();"),
+        ("async_wait<1>();\n    convert", "convert"),
+    ),
+    *_of(
+        "linear_attention",
+        "mechanisms/shared/head_tensor_causal.cuh",
+        ("block < warp || key <= query", "true"),
+        ("if (place.chunk > 0) state.load(place.state, place.first_value);", ""),
+        _without("shared.values[stage]);\n      __syncthreads();\n"),
+        ("add_row_sums(normalizer, a);", ";"),
+    ),
+    *_of(
+        "linear_attention",
         "device/tile_rows.cuh",
         ("if (column + k < columns) store", "store"),
     ),
@@ -211,7 +244,8 @@ MUTATIONS = [
     *_of(
         "linear_attention",
         "mechanisms/linear_attention.cu",
-        ("positive + machine::fast_exp(fminf(x, 0.0f))", "positive + machine::fast_exp(x)"),
+        ("return x < 0.0f ? below : x + offset;", "return below;"),
+        ("offset(map == AFT_CUDA_RELU ? 0.0f : 1.0f)", "offset(1.0f)"),
     ),
     *_of(
         "efficient_attention",
@@ -223,7 +257,6 @@ MUTATIONS = [
     *_of(
         "efficient_attention",
         "mechanisms/shared/head_causal.cuh",
-        ("constexpr float kSafeSpread = 40.0f;", "constexpr float kSafeSpread = 400.0f;"),
         ("warp < kBlockWarps; ++warp) cut", "warp < 1; ++warp) cut"),
         ("if (r >= first && r < last) shared.queries[r][column]", "shared.queries[r][column]"),
         ("if (g < group) before +=", "if (g <= group) before +="),
@@ -233,12 +266,43 @@ MUTATIONS = [
     *_of(
         "efficient_attention",
         "mechanisms/shared/head_context.cuh",
-        ("total * machine::fast_exp(maximum - new_maximum)", "total"),
+        ("constexpr float kSafeSpread = 40.0f;", "constexpr float kSafeSpread = 400.0f;"),
+        ("(Mechanism::kAverages || kIsBFloat16<T>)", "true"),
+    ),
+    *_of(
+        "efficient_attention",
+        "mechanisms/shared/head_merge.cuh",
+        ("cells[i] * mine", "cells[i]"),
+    ),
+    *_of(
+        "efficient_attention",
+        "mechanisms/shared/head_tiles.cuh",
+        ("x[i] = r < first ? x[i] : 0.0f;", ";"),
+        ("cuts[warp] < cut ? cuts[warp] : cut", "cut"),
+        ("factor[c] = machine::fast_exp(old - raised);", "factor[c] = 1.0f;"),
+    ),
+    *_of(
+        "efficient_attention",
+        "mechanisms/shared/head_state.cuh",
+        ("[&](int r, float& sum) { sum *= factor[r]; }", "[&](int, float&) {}"),
+    ),
+    *_of(
+        "efficient_attention",
+        "mechanisms/shared/head_tensor_passes.cuh",
+        ("        state.scale(shared.factor);\n", ""),
+        ("sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
+    ),
+    *_of(
+        "efficient_attention",
+        "mechanisms/shared/head_tensor_causal.cuh",
+        ("{diagonal, kOnes, 0u, diagonal}", "{diagonal, kOnes, kOnes, diagonal}"),
+        ("int block = 0; block < warp;", "int block = 1; block < warp;"),
+        ("if (Mechanism::kSoftmax && last < rows) copy_again(stage, t);", ""),
     ),
     *_of(
         "efficient_attention",
         "mechanisms/efficient_attention.cu",
-        ("if (lane + i * kLanes < width) maximum", "maximum"),
+        ("if (first + i * apart < width) maximum", "maximum"),
         ("keys > 1 ? keys : 1", "keys"),
     ),
     *_of(

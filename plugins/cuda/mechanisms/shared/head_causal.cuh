@@ -1,4 +1,4 @@
-// The causal pass of linear and Efficient Attention.
+// The causal pass of linear and Efficient Attention with tf32 operands.
 //
 // Computes: a chunk's queries times S as it is at each of them.
 // Method:   tile by tile: the product with S as it was before the tile, and within the tile the masked product of
@@ -9,10 +9,6 @@
 #include "mechanisms/shared/head_passes.cuh"
 
 namespace aft::cuda {
-
-// Keys may exceed the maximum that weights are relative to by this much: exp of it, times any sensible value
-// and number of tokens, stays in range.
-constexpr float kSafeSpread = 40.0f;
 
 template <int kWidth>
 struct CausalShared {
@@ -192,12 +188,12 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
       result.template add<kExact<T>, kExact<T>, false>(kTokens, query_at, value_at);
-      Product<kWidth, kValues> context;  // in float32 only the tile's, so that the sum over tiles is rounded
-      context.for_each([&](int r, int c, float& x) { x = kExact<T> ? 0.0f : shared.context[r][c]; });
+      Product<kWidth, kValues> context;  // only the tile's, so that the sum over tiles is rounded
+      context.clear();
       context.template add<kExact<T>, kExact<T>, false>(
           kTokens, [&](int r, int k) { return shared.keys[k][r]; }, value_at);
       context.for_each([&](int r, int c, float& x) {
-        if constexpr (kExact<T>) x += shared.context[r][c];
+        x += shared.context[r][c];
         if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];
         shared.context[r][c] = x;
       });

@@ -1,9 +1,5 @@
-// Context matrices of heads, S = sum_t key_t value_t^T: how their work lies over threads, and the tiles of tokens it
-// goes through.
-//
-// Products of such tiles (block_product.cuh) run on tensor cores with tf32 operands and float32 sums. tf32 holds every
-// float16 and bfloat16 number exactly and has the range of float32, so weights such as exp(k - m) need no scaling;
-// float32 operands are split. Tiles lie in shared memory as float32.
+// Context matrices of heads, S = sum_t key_t value_t^T: their sizes, their place in the workspace, and how their work
+// is cut. Passes with bfloat16 operands are in head_tensor_passes.cuh, those with tf32 operands in head_passes.cuh.
 #pragma once
 
 #include "device/block_product.cuh"
@@ -37,6 +33,23 @@ struct HeadParams {
   float* states;
 };
 
+template <class T>
+constexpr bool kIsBFloat16 = false;
+template <>
+constexpr bool kIsBFloat16<BFloat16> = true;
+
+// Keys may exceed the reference of their channel by this much: exp of it, times any sensible value and number of
+// tokens, stays in range.
+constexpr float kSafeSpread = 40.0f;
+
+// Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are no averages: cut off at
+// 65504, they may come from far larger numbers, and so may their errors.
+template <class T, class Mechanism>
+constexpr bool kBfloat = sizeof(T) == 2 && (Mechanism::kAverages || kIsBFloat16<T>);
+
+// Chunks that a head has at most, and blocks or so that a launch should have.
+constexpr int kMostChunks = 512;
+
 // S [kWidth, kWidth], then per key channel the sum of the weights and the maximum they are relative to.
 __host__ __device__ constexpr int64_t state_floats(int64_t width) { return width * (width + 2); }
 
@@ -64,58 +77,30 @@ struct HeadPlace {
   }
 };
 
-// Merges the states of a head's chunks, one warp a row of S. Into state 0 all of them; or, as a scan, into
-// each state those of the chunks before it, the last chunk's own not being used.
-__device__ __forceinline__ void merge_states(float* states, int64_t heads, int width, int chunks, bool scan) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kBlockWarps + threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp, channel = static_cast<int>(index % width), summed = scan ? chunks - 1 : chunks;
-  const bool active = index < heads * width;
-  float* first = states + (active ? index / width : 0) * chunks * state_floats(width);
-  const int sums = width * width + channel, maxima = sums + width;
-  const auto merge = [&](int at, bool with_maximum) {
-    float total = 0.0f, maximum = kNoKey;
-    float next = first[at], next_maximum = first[maxima];
-    for (int i = 0; i < summed; ++i) {
-      float* state = first + i * state_floats(width);
-      const float mine = next, my_maximum = next_maximum;
-      if (i + 1 < summed) {
-        next = state[state_floats(width) + at];
-        next_maximum = state[state_floats(width) + maxima];
-      }
-      if (scan) {
-        state[at] = total;
-        if (with_maximum) state[maxima] = maximum;
-      }
-      const float new_maximum = fmaxf(maximum, my_maximum);
-      total = total * machine::fast_exp(maximum - new_maximum) + mine * machine::fast_exp(my_maximum - new_maximum);
-      maximum = new_maximum;
-    }
-    float* result = scan ? first + summed * state_floats(width) : first;
-    result[at] = total;
-    if (with_maximum) result[maxima] = maximum;
-  };
-  if (active)
-    for (int column = lane; column < width; column += kWarp) merge(channel * width + column, false);
-  __syncwarp();  // all lanes have read the maxima
-  if (active && lane == 0) merge(sums, true);
+// Over neighboring lanes.
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
+  return x;
 }
 
 // How many chunks at most, so that `blocks` blocks or so have work and a chunk is no smaller than its state.
-inline int64_t most_chunks(int64_t tokens, int64_t heads, int64_t width, int64_t blocks) {
+inline int64_t most_chunks(int64_t tokens, int64_t heads, int64_t width, int64_t slices, int64_t blocks) {
   const int64_t least_chunk = width < 128 ? 256 : 2 * width;
-  const int64_t most = ceil_div(tokens, least_chunk), wanted = ceil_div(blocks, heads);
+  const int64_t most = ceil_div(tokens, least_chunk), wanted = ceil_div(blocks, heads * slices);
   return most < wanted ? most : wanted;
 }
 
 inline int64_t round_width(int64_t width) { return width <= 32 ? 32 : width <= 64 ? 64 : width <= 128 ? 128 : 256; }
 
-inline size_t head_workspace(const AftCudaSequence& s, int64_t heads, int64_t blocks) {
+inline size_t head_workspace(const AftCudaSequence& s, int64_t heads) {
   const int64_t all_heads = s.batch * heads;
   if (all_heads * s.tokens * s.channels == 0) return 0;
   const int64_t width = round_width(s.channels / heads);
   // Rather than the heads' own number of chunks, which falls when there are more heads.
   const int64_t states = all_heads * ceil_div<int64_t>(s.tokens, 256);
-  const int64_t most = all_heads + blocks;
+  const int64_t most = all_heads + kMostChunks;
   return sizeof(float) * state_floats(width) * (states < most ? states : most);
 }
 

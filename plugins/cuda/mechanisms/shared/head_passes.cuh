@@ -1,34 +1,39 @@
-// The passes of linear and Efficient Attention over tiles of tokens of one head; the causal pass is in head_causal.cuh.
+// The passes of linear and Efficient Attention over tiles of tokens of one head with tf32 operands; the causal pass is
+// in head_causal.cuh.
 //
 // Computes: sum_context:   S and the sums of the weights over a chunk's keys, in the workspace
 //           apply_context: a chunk's queries times the whole S
-// See:      head_context.cuh, head_causal.cuh, head_launch.cuh
+// Method:   tiles lie in shared memory as float32. Products of float32 tensors split them into two tf32 operands, see
+//           block_product.cuh; tf32 holds every float16 number exactly.
+// See:      head_context.cuh, head_causal.cuh, head_launch.cuh; with bfloat16 operands: head_tensor_passes.cuh
 //
-// A mechanism, which the .cu file defines, has these members. kLanes neighboring lanes hold the channels lane,
-// lane + kLanes, ... of a query row.
+// A mechanism, which the .cu file defines, has these members. kLanes neighboring lanes hold a query row, this one
+// the channels first, first + apart, ...
 //
-// | member                                                     | meaning                                              |
-// |------------------------------------------------------------|------------------------------------------------------|
-// | kSoftmax                                                   | keys have the weight exp(key - maximum over the      |
-// |                                                            | tokens): running maxima, S divided by sums of weights|
-// | kNormalized                                                | the sum of its weights divides a row: query * (sum   |
-// |                                                            | of key weights)                                      |
-// | compute_key_weight(key, maximum)                           | the weight of one number of a key                    |
-// | compute_query_weights<kLanes>(query, lane, width, key_sums)| replaces a query by its weights, returns their sum   |
-// | row_scale(sum, keys)                                       | the factor of a row with that sum                    |
+// | member                             | meaning                                                         |
+// |------------------------------------|-----------------------------------------------------------------|
+// | kSoftmax                           | keys have the weight exp(key - reference), queries the softmax  |
+// |                                    | over channels; S is divided by sums of weights                  |
+// | kNormalized                        | a row is divided by the sum of its weights, query * (sum of key |
+// |                                    | weights)                                                        |
+// | kAverages                          | a row is an average of values, so no larger than they           |
+// | compute_key_weight(key, reference) | the weight of one number of a key                               |
+// | compute_query_weights<kLanes>      | replaces a query by its weights, returns their sum for kSoftmax |
+// |     (query, first, apart, width)   |                                                                 |
+// | row_scale(sum, keys)               | the factor of a row with that sum                               |
 #pragma once
 
 #include "mechanisms/shared/head_context.cuh"
 
 namespace aft::cuda {
 
-// Whether products need both parts of their operands.
-template <class T>
-constexpr bool kExact = sizeof(T) == 4;
-
 // Whether a tile is loaded while the one before is worked on: not where its registers are too many.
 template <class T, int kWidth>
 constexpr bool kAhead = sizeof(T) * kWidth <= 256;
+
+// Whether products need both parts of their operands.
+template <class T>
+constexpr bool kExact = sizeof(T) == 4;
 
 template <int kWidth>
 struct SumShared {
@@ -116,13 +121,6 @@ struct RowLanes {
   int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 };
 
-template <int kLanes>
-__device__ __forceinline__ float sum_lanes(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
-  return x;
-}
-
 // Makes weights of the queries in a tile; returns the sum of the weights of this thread's row.
 template <int kRows, int kWidth, int kStride, class Mechanism>
 __device__ __forceinline__ float compute_tile_weights(const HeadParams<Mechanism>& p, float (&tile)[kRows][kStride],
@@ -132,7 +130,12 @@ __device__ __forceinline__ float compute_tile_weights(const HeadParams<Mechanism
   float query[Lanes::kMine];
 #pragma unroll
   for (int i = 0; i < Lanes::kMine; ++i) query[i] = tile[lanes.row][lanes.lane + i * Lanes::kLanes];
-  const float sum = p.mechanism.template compute_query_weights<Lanes::kLanes>(query, lanes.lane, p.width, key_sums);
+  float sum = p.mechanism.template compute_query_weights<Lanes::kLanes>(query, lanes.lane, Lanes::kLanes, p.width);
+  if constexpr (Mechanism::kNormalized) {
+#pragma unroll
+    for (int i = 0; i < Lanes::kMine; ++i) sum += query[i] * key_sums[lanes.lane + i * Lanes::kLanes];
+    sum = sum_lanes<Lanes::kLanes>(sum);
+  }
 #pragma unroll
   for (int i = 0; i < Lanes::kMine; ++i) tile[lanes.row][lanes.lane + i * Lanes::kLanes] = query[i];
   return sum;
