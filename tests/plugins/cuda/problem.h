@@ -16,8 +16,8 @@
 #include "device.h"
 #include "float16.h"
 
-// Device memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it; and
-// its copy on the host.
+// Device memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it where the
+// memory has none of its own; and its copy on the host.
 class Buffer {
  public:
   explicit Buffer(size_t bytes, size_t offset = 0)
@@ -26,7 +26,6 @@ class Buffer {
         offset(offset),
         copy(bytes + kGuard, 0xff) {
     device::write(data(), copy.data(), copy.size());
-    device::poison(data() + bytes, kGuard);
   }
   Buffer(const Buffer&) = delete;
   ~Buffer() { device::release(memory); }
@@ -37,19 +36,18 @@ class Buffer {
   // From the host to the device, and back: false if the guard was overwritten.
   void write() { device::write(data(), copy.data(), bytes); }
   bool read() {
-    device::unpoison(data() + bytes, kGuard);
     device::read(copy.data(), data(), copy.size());
-    return std::all_of(copy.begin() + static_cast<std::ptrdiff_t>(bytes), copy.end(),
+    return device::is_intact(memory) && std::all_of(copy.begin() + static_cast<std::ptrdiff_t>(bytes), copy.end(),
                        [](unsigned char byte) { return byte == 0xff; });
   }
 
   const size_t bytes;
 
  private:
-  static constexpr size_t kGuard = 64;
+  static constexpr size_t kGuard = device::kEmulated ? 0 : 64;
   unsigned char* memory;
   size_t offset;
-  std::vector<unsigned char> copy;
+  std::vector<unsigned char, device::HostAllocator<unsigned char>> copy;
 };
 
 inline size_t element_size(AftCudaElement element) { return element == AFT_CUDA_FLOAT32 ? 4 : 2; }

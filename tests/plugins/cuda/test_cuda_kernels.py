@@ -26,6 +26,21 @@ def test_emulator_executes_instructions_correctly(programs: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_emulator_ends_misuses(programs: Path) -> None:
+    """Sanitizers find some of them first, and say so in words of their own."""
+    program = programs / "misuse_test"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+    misuses = dict(line.split("\t") for line in run().stdout.splitlines())
+    assert len(misuses) > 20
+    for name, message in misuses.items():
+        done = run(name)
+        assert done.returncode != 0, name
+        assert f"FAILED: {message}" in done.stdout or "Sanitizer" in done.stderr, (name, done)
+
+
 @pytest.mark.parametrize("stem", emulated.STEMS)
 def test_kernel_matches_definition(
     programs: Path, stem: str, count_cases: Callable[[int, int], None]

@@ -40,7 +40,7 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fno-strict-aliasing"]
     command += ["-w", "-I", str(sources), "-I", str(TESTS / "emulator"), "-x", "c++"]
     command += [str(next(sources.rglob(f"{stem}.cu"))), "-x", "none", str(definition)]
-    command += [str(programs / "libemulator.a"), "-o", str(program)]
+    command += [str(programs / "libemulator.so"), f"-Wl,-rpath,{programs}", "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, f"{mutation} does not compile:\n{built.stderr}"
     try:

@@ -16,11 +16,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "float16.h"
+#include "launch.h"
 
 #define __host__
 #define __device__
@@ -28,10 +27,6 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-struct dim3 {
-  unsigned x, y, z;
-  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(8) uint2 {
@@ -40,8 +35,6 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
-
-typedef struct CUstream_st* cudaStream_t;
 
 namespace emulator {
 
@@ -60,12 +53,13 @@ void seed(unsigned order);  // of launches from now on: 0 ascending, 1 descendin
 
 [[noreturn]] void fail(const char* what);
 AsyncCopies& async_copies();  // of the thread that is running
-void* shared_memory(size_t bytes, size_t alignment);
+void* static_shared_memory(size_t bytes, size_t alignment);
+void* dynamic_shared_memory(size_t bytes);
 
-struct SharedMemory {
-  size_t bytes, alignment;
-};
-void run(dim3 grid, unsigned threads, SharedMemory memory, void (*kernel)(void*), void* arguments);
+// Fails where the running thread may not access so many bytes at once, of device or shared memory, or of shared alone.
+void check_access(const void* p, size_t bytes);
+void check_shared(const void* p, size_t bytes);
+void check_source(const void* p, size_t bytes);  // of an asynchronous copy
 
 // Waits for the other lanes of the warp; the last to come calls combine on what all 32 passed.
 using Combine = void(void* const (&lanes)[32]);
@@ -84,10 +78,6 @@ struct MatrixRow {
   uint32_t* result;
 };
 Combine shuffle, multiply_half, multiply_bfloat, multiply_tf32, distribute_rows, distribute_rows_transposed;
-
-inline void check_aligned(const void* p, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
-}
 
 // Numbers below 2^-126 count as 0 for instructions with .ftz.
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
@@ -158,12 +148,12 @@ inline float fast_divide(float x, float y) {
 
 template <class Words>
 Words load(const void* p) {
-  emulator::check_aligned(p, sizeof(Words));
+  emulator::check_access(p, sizeof(Words));
   return *static_cast<const Words*>(p);
 }
 template <class Words>
 void store(void* p, const Words& words) {
-  emulator::check_aligned(p, sizeof(Words));
+  emulator::check_access(p, sizeof(Words));
   *static_cast<Words*>(p) = words;
 }
 
@@ -195,7 +185,8 @@ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 // Each lane reads the row it points to, so that sanitizers see whose read it is.
 template <bool transposed>
 inline void ldmatrix(uint32_t (&r)[4], const void* row) {
-  emulator::check_aligned(row, 16);
+  emulator::check_access(row, 16);
+  emulator::check_shared(row, 16);
   emulator::MatrixRow lane;
   for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
   lane.result = r;
@@ -204,8 +195,9 @@ inline void ldmatrix(uint32_t (&r)[4], const void* row) {
 
 // Plain stores of words, here and on delivery: ThreadSanitizer sees them as this thread's.
 inline void async_copy(void* shared, const void* global, int bytes) {
-  emulator::check_aligned(shared, 16);
-  emulator::check_aligned(global, 16);
+  emulator::check_access(shared, 16);
+  emulator::check_shared(shared, 16);
+  emulator::check_source(global, bytes);
   auto* words = static_cast<uint32_t*>(shared);
   for (int i = 0; i < 4; ++i) words[i] = ~0u;
   emulator::AsyncCopies& copies = emulator::async_copies();
@@ -228,22 +220,13 @@ inline void async_wait() {
   copies.pending.resize(kept);
 }
 
+// The shared memory that a block may have by default.
+constexpr size_t kStaticShared = 48 * 1024;
+
 template <class T>
 T& shared_memory() {
-  return *static_cast<T*>(emulator::shared_memory(sizeof(T), alignof(T)));
-}
-
-template <class... P, size_t... index>
-void call(void (*kernel)(P...), void** arguments, std::index_sequence<index...>) {
-  kernel(*static_cast<std::remove_reference_t<P>*>(arguments[index])...);
-}
-
-template <class Shared, class... P>
-int launch(void (*kernel)(P...), dim3 grid, unsigned threads, cudaStream_t, void** arguments) {
-  auto body = [&] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
-  emulator::run(
-      grid, threads, {sizeof(Shared), alignof(Shared)}, [](void* body_) { (*static_cast<decltype(body)*>(body_))(); }, &body);
-  return 0;
+  return *static_cast<T*>(sizeof(T) <= kStaticShared ? emulator::static_shared_memory(sizeof(T), alignof(T))
+                                                     : emulator::dynamic_shared_memory(sizeof(T)));
 }
 
 }  // namespace aft::cuda::machine
