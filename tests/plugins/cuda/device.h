@@ -51,6 +51,7 @@ using HostAllocator = std::allocator<T>;
 
 inline void order_threads(unsigned) {}
 inline void only_check_launches(bool) {}
+inline bool only_checks_launches() { return false; }
 
 }  // namespace device
 
@@ -74,6 +75,7 @@ using HostAllocator = emulator::HostAllocator<T>;
 
 inline void order_threads(unsigned seed) { emulator::seed(seed); }
 inline void only_check_launches(bool only) { emulator::only_check_launches(only); }
+inline bool only_checks_launches() { return emulator::only_checks_launches(); }
 
 }  // namespace device
 #endif

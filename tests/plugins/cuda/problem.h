@@ -173,6 +173,7 @@ class Problem {
     expect(error <= bounds.of[c.element] * largest, "is off by " + std::to_string(error / largest));
 
     show_what_is_no_number(call, workspace_size, kernel);
+    if (device::kEmulated) launch_for_many_tokens(call, kernel);
 
     const size_t least = workspace_size(&call);
     for (int64_t AftCudaSequence::*extent : {&AftCudaSequence::batch, &AftCudaSequence::tokens})
@@ -218,6 +219,17 @@ class Problem {
     expect(std::isnan(decode(output.host() + (b * c.tokens + t) * c.channels * size, c.element)),
            "hides that a number of " + std::string(std::array{"query", "key", "value"}[which]) + " is none");
     device::write(at, number, size);
+  }
+
+  // No launch may be beyond a limit, however many tokens there are; its kernels do not run.
+  template <class Call, class Kernel>
+  void launch_for_many_tokens(Call call, const Kernel& kernel) {
+    Buffer workspace(0);
+    call.sequence.batch = 1 << 4;
+    call.sequence.tokens = 1 << 20;
+    device::only_check_launches(true);
+    expect(kernel(&call, workspace.data(), nullptr) == 0, "cannot be launched for a million tokens");
+    device::only_check_launches(false);
   }
 
   size_t offset() const { return c.layout == Layout::kUnaligned ? element_size(c.element) : 0; }

@@ -28,9 +28,14 @@ TESTS = Path(__file__).parent
 
 def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
     """Build the kernel with the fault, link the test to it, and run the test."""
-    sources = folder / "sources"
+    sources, tests = folder / "sources", TESTS
     shutil.copytree(emulated.KERNELS, sources)
     file = sources / mutation.file
+    if not file.exists():  # a fault of the caller
+        tests = folder / "tests" / "plugins" / "cuda"
+        shutil.copytree(TESTS, tests, ignore=lambda *_: ["machine_code", "gpu"])
+        (folder / "tests" / "oracles").symlink_to(TESTS.parents[1] / "oracles")
+        file = tests / mutation.file
     text = file.read_text()
     assert text.count(mutation.old) == 1, f"{mutation.file} has not one {mutation.old!r}"
     file.write_text(text.replace(mutation.old, mutation.new))
@@ -38,8 +43,9 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
     stem, program = mutation.kernel, folder / "mutant"
     definition = programs / "CMakeFiles" / f"{stem}_definition.dir" / f"{stem}_test.cc.o"
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fno-strict-aliasing"]
-    command += ["-w", "-I", str(sources), "-I", str(TESTS / "emulator"), "-x", "c++"]
-    command += [str(next(sources.rglob(f"{stem}.cu"))), "-x", "none", str(definition)]
+    command += ["-w", "-I", str(sources), "-I", str(tests), "-I", str(TESTS / "emulator")]
+    command += ["-x", "c++", str(next(sources.rglob(f"{stem}.cu")))]
+    command += ["-x", "none", str(definition if tests == TESTS else tests / definition.stem)]
     command += [str(programs / "libemulator.so"), f"-Wl,-rpath,{programs}", "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, f"{mutation} does not compile:\n{built.stderr}"

@@ -29,6 +29,7 @@ bool is_between_1_and(unsigned most, unsigned count) { return count >= 1 && coun
 }  // namespace
 
 void only_check_launches(bool only) { only_checked = only; }
+bool only_checks_launches() { return only_checked; }
 
 cudaError_t allow_dynamic_shared(const void* kernel, int bytes) {
   if (bytes < 0 || static_cast<size_t>(bytes) > kMostShared) return cudaErrorInvalidValue;

@@ -31,6 +31,7 @@ void run(const Launch& launch);
 
 // From now on launches return their errors, but kernels do not run.
 void only_check_launches(bool only);
+bool only_checks_launches();
 
 template <class... P>
 constexpr size_t parameter_bytes() {
