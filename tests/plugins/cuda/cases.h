@@ -30,6 +30,7 @@ struct Case {
   Data data;
   Layout layout;
   std::vector<int64_t, device::HostAllocator<int64_t>> lengths;
+  bool counts_accesses = false;  // instead of comparing the output
 
   // For parameters that only one mechanism has: the same number below `below` every time.
   int64_t draw(int64_t below, unsigned salt = 0) const {

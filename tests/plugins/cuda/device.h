@@ -50,12 +50,16 @@ template <class T>
 using HostAllocator = std::allocator<T>;
 
 inline void order_threads(unsigned) {}
+inline void use_finer_tensor_cores(bool) {}
 inline void only_check_launches(bool) {}
 inline bool only_checks_launches() { return false; }
+inline void print_accesses(bool) {}
 
 }  // namespace device
 
 #else
+#include <dlfcn.h>
+
 #include "emulator.h"
 #include "memory.h"
 
@@ -74,8 +78,23 @@ template <class T>
 using HostAllocator = emulator::HostAllocator<T>;
 
 inline void order_threads(unsigned seed) { emulator::seed(seed); }
+inline void use_finer_tensor_cores(bool finer) {
+  emulator::choose_tensor_cores(finer ? emulator::TensorCores::kFiner : emulator::TensorCores::kSm80);
+}
 inline void only_check_launches(bool only) { emulator::only_check_launches(only); }
 inline bool only_checks_launches() { return emulator::only_checks_launches(); }
+
+// A line for each launch: the kernel's place in the program, and its passes and sectors with the fewest of each.
+inline void print_accesses(const emulator::AccessCounts& counts) {
+  Dl_info program;
+  if (!dladdr(counts.kernel, &program)) std::abort();
+  std::printf("%tx %lld %lld %lld %lld\n", static_cast<const char*>(counts.kernel) - static_cast<char*>(program.dli_fbase),
+              static_cast<long long>(counts.passes), static_cast<long long>(counts.fewest_passes),
+              static_cast<long long>(counts.sectors), static_cast<long long>(counts.fewest_sectors));
+}
+inline void print_accesses(bool wanted) {
+  emulator::count_accesses(wanted ? static_cast<void (*)(const emulator::AccessCounts&)>(print_accesses) : nullptr);
+}
 
 }  // namespace device
 #endif

@@ -93,7 +93,7 @@ const std::map<std::string, Misuse> kMisuses{
     {"release_twice", {[](Memories& m) { device::release(m.released); }, "this is no device memory"}},
     {"leave_shared", {[](Memories&) { start(leave_shared_kernel); }, kElsewhere}},
     {"load_matrices_of_global",
-     {[](Memories& m) { start(load_matrices_kernel, m.device); }, "a kernel accesses shared memory outside of its own"}},
+     {[](Memories& m) { start(load_matrices_kernel, m.device); }, "a kernel reads matrices from other than its shared memory"}},
     {"misaligned",
      {[](Memories& m) { start(copy_kernel, m.device + 1); }, "an address is not aligned to what is moved"}},
     {"unfinished_copy",

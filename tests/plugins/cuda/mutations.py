@@ -27,16 +27,19 @@ def _without(text: str, removed: str = "__syncthreads();\n") -> tuple[str, str]:
     return text, text.replace(removed, "")
 
 
-_TWO_LAUNCHES = """\
-  if (const int status = launch<Shared>(sum_kernel<T, N>, grid, kThreads, stream, params)) return status;
-  return launch<Shared>(s.causal ? causal_kernel<T, N> : gate_kernel<T, N>, grid, kThreads, stream, params);
+_SUM_LAUNCH = "launch<Shared>(sum_kernel<T, N>, grid, kThreads, stream, params)) return status;"
+_FUSED_LAUNCH = """0) return status;
+  if (!s.causal) {
+    void (*const fused)(Params) = [](const Params p) { sum_kernel<T, N>(p), gate_kernel<T, N>(p); };
+    return launch<Shared>(fused, grid, kThreads, stream, params);
+  }
+  if (const int status = """
+
+_LANES_ALONG_ROWS = """first_row() { return threadIdx.x / kPerRow; }
+  static __device__ __forceinline__ int column() { return threadIdx.x % kPerRow * kUnit; }
 """
-_ONE_LAUNCH = """\
-  void (*kernel)(const Params) = [](const Params p) {
-    sum_kernel<T, N>(p);
-    p.call.sequence.causal ? causal_kernel<T, N>(p) : gate_kernel<T, N>(p);
-  };
-  return launch<Shared>(kernel, grid, kThreads, stream, params);
+_LANES_ALONG_COLUMNS = """first_row() { return threadIdx.x % kRowsApart; }
+  static __device__ __forceinline__ int column() { return threadIdx.x / kRowsApart * kUnit; }
 """
 
 MUTATIONS = [
@@ -51,7 +54,7 @@ MUTATIONS = [
     *_of(
         "aft_simple",
         "mechanisms/aft_simple.cu",
-        (_TWO_LAUNCHES, _ONE_LAUNCH),
+        (_SUM_LAUNCH, _FUSED_LAUNCH + _SUM_LAUNCH),
         ("if (i < count) raw[i]", "raw[i]"),
         (
             "most = ceil_div<int64_t>(s.tokens, kChunk);",
@@ -302,3 +305,13 @@ MUTATIONS = [
         _without("partial[share][column] = sum;\n  __syncthreads();\n"),
     ),
 ]
+
+SLOWER = [
+    *_of(
+        "fastformer",
+        "mechanisms/fastformer.cu",
+        ("slab[kPoolTokens][kSlab + 4]", "slab[kPoolTokens][kSlab]"),
+    ),
+    *_of("linear_attention", "device/tile_rows.cuh", (_LANES_ALONG_ROWS, _LANES_ALONG_COLUMNS)),
+]
+"""Faults that only cost time: bank conflicts, and lanes that read from different rows."""

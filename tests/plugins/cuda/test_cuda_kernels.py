@@ -19,10 +19,9 @@ def programs() -> Path:
     return emulated.build(emulated.SANITIZER)
 
 
-def test_emulator_executes_instructions_correctly(programs: Path) -> None:
-    done = subprocess.run(
-        [programs / "instructions_test"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("name", ["instructions", "launch"])
+def test_emulator_acts_as_gpu(programs: Path, name: str) -> None:
+    done = subprocess.run([programs / f"{name}_test"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -18,6 +18,8 @@
 #include <cstring>
 #include <vector>
 
+#include "access_counts.h"
+#include "approximate.h"
 #include "float16.h"
 #include "launch.h"
 
@@ -51,15 +53,20 @@ struct AsyncCopies {
 
 void seed(unsigned order);  // of launches from now on: 0 ascending, 1 descending, else shuffled
 
+// How tensor cores add from now on.
+enum class TensorCores { kSm80, kFiner };
+void choose_tensor_cores(TensorCores choice);
+
 [[noreturn]] void fail(const char* what);
 AsyncCopies& async_copies();  // of the thread that is running
 void* static_shared_memory(size_t bytes, size_t alignment);
 void* dynamic_shared_memory(size_t bytes);
 
-// Fails where the running thread may not access so many bytes at once, of device or shared memory, or of shared alone.
+// Each fails where the running thread may not access so many bytes at once: of device or shared memory, of a row for
+// ldmatrix, and of a copy's two sides.
 void check_access(const void* p, size_t bytes);
-void check_shared(const void* p, size_t bytes);
-void check_source(const void* p, size_t bytes);  // of an asynchronous copy
+void check_matrix_row(const void* row);
+void check_copy(const void* shared, const void* global, size_t bytes);
 
 // Waits for the other lanes of the warp; the last to come calls combine on what all 32 passed.
 using Combine = void(void* const (&lanes)[32]);
@@ -78,9 +85,6 @@ struct MatrixRow {
   uint32_t* result;
 };
 Combine shuffle, multiply_half, multiply_bfloat, multiply_tf32, distribute_rows, distribute_rows_transposed;
-
-// Numbers below 2^-126 count as 0 for instructions with .ftz.
-inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
 // The value that lane `source` passes.
 template <class T>
@@ -140,20 +144,20 @@ namespace aft::cuda::machine {
 
 constexpr float kLog2E = 1.44269504f;
 
-inline float fast_exp2(float x) { return emulator::flushed(std::exp2(emulator::flushed(x))); }
+inline float fast_exp2(float x) { return emulator::approximate_exp2(x); }
 inline float fast_exp(float x) { return fast_exp2(x * kLog2E); }
-inline float fast_divide(float x, float y) {
-  return std::fabs(y) > 0x1p126f ? (std::isinf(x) ? NAN : x * 0.0f) : x * (1.0f / y);
-}
+inline float fast_divide(float x, float y) { return emulator::approximate_quotient(x, y); }
 
 template <class Words>
-Words load(const void* p) {
+__forceinline__ Words load(const void* p) {
   emulator::check_access(p, sizeof(Words));
+  emulator::Unrecorded access;
   return *static_cast<const Words*>(p);
 }
 template <class Words>
-void store(void* p, const Words& words) {
+__forceinline__ void store(void* p, const Words& words) {
   emulator::check_access(p, sizeof(Words));
+  emulator::Unrecorded access;
   *static_cast<Words*>(p) = words;
 }
 
@@ -185,19 +189,20 @@ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 // Each lane reads the row it points to, so that sanitizers see whose read it is.
 template <bool transposed>
 inline void ldmatrix(uint32_t (&r)[4], const void* row) {
-  emulator::check_access(row, 16);
-  emulator::check_shared(row, 16);
+  emulator::check_matrix_row(row);
   emulator::MatrixRow lane;
-  for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
+  {
+    emulator::Unrecorded access;
+    for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
+  }
   lane.result = r;
   emulator::warp_collective(transposed ? emulator::distribute_rows_transposed : emulator::distribute_rows, &lane);
 }
 
 // Plain stores of words, here and on delivery: ThreadSanitizer sees them as this thread's.
 inline void async_copy(void* shared, const void* global, int bytes) {
-  emulator::check_access(shared, 16);
-  emulator::check_shared(shared, 16);
-  emulator::check_source(global, bytes);
+  emulator::check_copy(shared, global, static_cast<size_t>(bytes));
+  emulator::Unrecorded access;
   auto* words = static_cast<uint32_t*>(shared);
   for (int i = 0; i < 4; ++i) words[i] = ~0u;
   emulator::AsyncCopies& copies = emulator::async_copies();
@@ -206,6 +211,7 @@ inline void async_copy(void* shared, const void* global, int bytes) {
 inline void async_commit() { ++emulator::async_copies().group; }
 template <int pending>
 inline void async_wait() {
+  emulator::Unrecorded access;
   emulator::AsyncCopies& copies = emulator::async_copies();
   size_t kept = 0;
   for (const emulator::AsyncCopy& copy : copies.pending) {

@@ -223,6 +223,8 @@ void check_global(const void* p, size_t bytes) {
   explain(p);
 }
 
+bool is_device_memory(const void* p) { return is_within(arena.device, kReserved, p); }
+
 char* SharedRegion::place(size_t bytes, size_t alignment) {
   constexpr size_t kRegion = 256 << 10;
   if (alignment > 16) fail("shared memory is aligned to 16 bytes");

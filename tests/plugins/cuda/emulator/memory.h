@@ -44,6 +44,7 @@ void close_device_memory();
 
 // Fails unless the bytes lie within one device allocation; where there is none, memories are not separate.
 void check_global(const void* p, size_t bytes);
+bool is_device_memory(const void* p);
 
 // A region for the shared memory of a block, with a page behind it that nothing may touch.
 class SharedRegion {

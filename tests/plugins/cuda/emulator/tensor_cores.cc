@@ -14,11 +14,14 @@ void shuffle(void* const (&lanes)[32]) {
   }
 }
 
-// sum + a . b, as sm_80 was found to add (Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021; later ones
-// are finer): `together` products with the sum before, all cut off at half a unit of the largest one's last place, and
-// what they add up to at a unit of its own.
-template <int depth, int together, class A, class B>
-float add_products(float sum, const A& a, const B& b) {
+namespace {
+
+TensorCores tensor_cores = TensorCores::kSm80;
+
+// sum + a . b, `together` products at a time with the sum before, all cut off at 2^-bits of the largest one, and their
+// sum at a unit of its own last place.
+template <int depth, int together, int bits, class A, class B>
+float add_some(float sum, const A& a, const B& b) {
   for (int first = 0; first < depth; first += together) {
     double terms[together + 1] = {sum}, largest = 0.0, total = 0.0;
     for (int k = 0; k < together; ++k) terms[k + 1] = static_cast<double>(a(first + k)) * b(first + k);
@@ -27,7 +30,7 @@ float add_products(float sum, const A& a, const B& b) {
       total += term;
     }
     if (largest > 0.0 && std::isfinite(total)) {
-      const int exponent = std::ilogb(largest) - 24;
+      const int exponent = std::ilogb(largest) - bits;
       const double unit = std::ldexp(1.0, exponent), per_unit = std::ldexp(1.0, -exponent);
       total = 0.0;
       for (double term : terms) total += static_cast<int32_t>(term * per_unit) * unit;
@@ -37,6 +40,18 @@ float add_products(float sum, const A& a, const B& b) {
   }
   return sum;
 }
+
+// sm_80 was found to add half of the products at a time, at half a unit of the last place (Fasi et al., "Numerical
+// behavior of NVIDIA tensor cores", 2021). Later ones are finer: here they add all at once, at a quarter of a unit.
+template <int depth, class A, class B>
+float add_products(float sum, const A& a, const B& b) {
+  return tensor_cores == TensorCores::kSm80 ? add_some<depth, depth / 2, 24>(sum, a, b)
+                                            : add_some<depth, depth, 25>(sum, a, b);
+}
+
+}  // namespace
+
+void choose_tensor_cores(TensorCores choice) { tensor_cores = choice; }
 
 // Where elements lie in the lanes' registers: PTX ISA, "Matrix fragments for mma.m16n8k16" and "m16n8k8".
 template <class Decode>
@@ -55,7 +70,7 @@ void multiply_16bit(void* const (&lanes)[32], const Decode& decode) {
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Product*>(lanes[lane])->c;
     for (int i = 0; i < 4; ++i)
-      c[i] = add_products<16, 8>(
+      c[i] = add_products<16>(
           c[i], [&](int k) { return a[lane / 4 + i / 2 * 8][k]; }, [&](int k) { return b[k][lane % 4 * 2 + i % 2]; });
   }
 }
@@ -76,7 +91,7 @@ void multiply_tf32(void* const (&lanes)[32]) {
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Product*>(lanes[lane])->c;
     for (int i = 0; i < 4; ++i)
-      c[i] = add_products<8, 4>(
+      c[i] = add_products<8>(
           c[i], [&](int k) { return a[lane / 4 + i / 2 * 8][k]; }, [&](int k) { return b[k][lane % 4 * 2 + i % 2]; });
   }
 }

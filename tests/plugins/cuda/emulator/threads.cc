@@ -9,6 +9,7 @@
 #include "fiber.h"
 #include "memory.h"
 #include "sanitizer.h"
+#include "threads.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -42,6 +43,7 @@ struct Warp {
   Barrier<kWarp> barrier;
   Combine* combine;
   void* lanes[kWarp];
+  AccessLog* log = create_access_log();
 };
 
 // A place for blocks, which takes one after the other.
@@ -70,6 +72,8 @@ unsigned random(unsigned below) {
   return random_state % below;
 }
 
+void meet_others() { lane_meets_others(*log_of_running_warp()); }
+
 void run_thread(void* self) {
   const auto* thread = static_cast<Thread*>(self);
   Block& block = thread->block;
@@ -77,6 +81,7 @@ void run_thread(void* self) {
   acquire(&block.order);
   launched->call(launched->arguments);
   if (!thread->copies.pending.empty()) fail("a thread ends with asynchronous copies under way");
+  meet_others();
   release(&block.order);
   release(&launch_ends);
   --block.alive;
@@ -107,6 +112,7 @@ Thread* next_thread(Block& block) {
 template <unsigned most>
 void wait(Barrier<most>& barrier, bool orders_memory) {
   char& order = barrier.order[barrier.turn % 2];
+  meet_others();
   if (orders_memory) release(&order);
   barrier.threads[barrier.waiting++] = running;
   if (barrier.waiting == barrier.size) {
@@ -212,21 +218,38 @@ void* dynamic_shared_memory(size_t bytes) {
   return shared.memory();
 }
 
-void check_shared(const void* p, size_t bytes) {
+bool is_shared(const void* p, size_t bytes) {
   const Block& block = running->block;
-  if (!block.static_shared.contains(p, bytes) && !block.dynamic_shared.contains(p, bytes))
-    fail("a kernel accesses shared memory outside of its own");
+  return block.static_shared.contains(p, bytes) || block.dynamic_shared.contains(p, bytes);
+}
+
+AccessLog* log_of_running_warp() { return running ? running->block.warps[running->index / kWarp].log : nullptr; }
+
+static void check_aligned(const void* p, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
 }
 
 void check_access(const void* p, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
-  const Block& block = running->block;
-  if (!block.static_shared.contains(p, bytes) && !block.dynamic_shared.contains(p, bytes)) check_global(p, bytes);
+  check_aligned(p, bytes);
+  if (!is_shared(p, bytes)) check_global(p, bytes);
+  record_access(__builtin_return_address(0), p, bytes);
 }
 
-void check_source(const void* p, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % 16 != 0) fail("an address is not aligned to what is moved");
-  if (bytes > 0) check_global(p, bytes);
+void check_matrix_row(const void* row) {
+  check_aligned(row, 16);
+  if (!is_shared(row, 16)) fail("a kernel reads matrices from other than its shared memory");
+  record_access(__builtin_return_address(0), row, 16);
+}
+
+void check_copy(const void* shared, const void* global, size_t bytes) {
+  check_aligned(shared, 16);
+  check_aligned(global, 16);
+  if (!is_shared(shared, 16)) fail("a kernel copies to other than its shared memory");
+  if (bytes == 0) return;
+  check_global(global, bytes);
+  const auto* place = static_cast<const char*>(__builtin_return_address(0));
+  record_access(place, shared, 16);
+  record_access(place + 1, global, bytes);
 }
 
 void run(const Launch& launch) {
@@ -239,10 +262,12 @@ void run(const Launch& launch) {
   blockDim = launch.block;
   open_device_memory();
   release(&launch_begins);
+  begin_counting(launch.kernel);
   run_blocks();
   acquire(&launch_ends);
   running = nullptr;
   close_device_memory();
+  end_counting();
 }
 
 void warp_collective(Combine* combine, void* lane) {
