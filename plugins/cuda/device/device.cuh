@@ -121,17 +121,20 @@ __device__ __forceinline__ T& shared_memory() {
   }
 }
 
+}  // namespace aft::cuda::machine
+#endif
+
+namespace aft::cuda::machine {
+
 template <class Shared, class Kernel>
 cudaError_t launch(Kernel* kernel, dim3 grid, unsigned threads, cudaStream_t stream, void** arguments) {
-  const void* function = reinterpret_cast<const void*>(kernel);
   const size_t dynamic = sizeof(Shared) <= kStaticShared ? 0 : sizeof(Shared);
   if (dynamic > 0) {
     const cudaError_t status =
-        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic));
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic));
     if (status != cudaSuccess) return status;
   }
-  return cudaLaunchKernel(function, grid, dim3(threads), arguments, dynamic, stream);
+  return cudaLaunchKernel(kernel, grid, dim3(threads), arguments, dynamic, stream);
 }
 
 }  // namespace aft::cuda::machine
-#endif

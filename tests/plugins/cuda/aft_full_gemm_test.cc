@@ -41,6 +41,10 @@ static void multiply(const AftFull& formula, AftCudaElement element, unsigned ch
 
 static int run(const AftFull& formula, const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call->sequence;
+  if (device::only_checks_launches()) {
+    const int status = aft_cuda_aft_full_prepare(call, workspace, workspace, stream);
+    return status ? status : aft_cuda_aft_full_finish(call, workspace, stream);
+  }
   const AftCudaElement element = product_element(*call);
   const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(element);
   Buffer entries(bytes), products(bytes);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "kernels.h"
 
 enum class Data {
@@ -28,7 +29,8 @@ struct Case {
   AftCudaGate gate;
   Data data;
   Layout layout;
-  std::vector<int64_t> lengths;
+  std::vector<int64_t, device::HostAllocator<int64_t>> lengths;
+  bool counts_accesses = false;  // instead of comparing the output
 
   // For parameters that only one mechanism has: the same number below `below` every time.
   int64_t draw(int64_t below, unsigned salt = 0) const {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "device.h"
+#include "array.h"
 #include "device/async_copy.cuh"
 #include "device/block_product.cuh"
 #include "device/launch.cuh"
@@ -14,27 +14,6 @@
 namespace {
 
 using namespace aft::cuda;
-
-int failures = 0;
-
-void expect(bool condition, const char* what) {
-  if (condition) return;
-  std::printf("FAILED: %s\n", what);
-  ++failures;
-}
-
-// An array of the device and its copy on the host.
-template <class T, int count>
-struct Array {
-  T host[count] = {};
-  T* device = static_cast<T*>(device::allocate(sizeof host));
-
-  Array() { write(); }
-  Array(const Array&) = delete;
-  ~Array() { device::release(device); }
-  void write() { device::write(device, host, sizeof host); }
-  void read() { device::read(host, device, sizeof host); }
-};
 
 // Small integers, exact in every element type.
 float a_element(int row, int k) { return static_cast<float>((3 * row + 5 * k) % 13 - 6); }
@@ -71,6 +50,24 @@ __global__ void product_tf32_kernel(float* c, const float* a, const float* b) {
   float sums[4] = {1.0f, 1.0f, 1.0f, 1.0f};
   multiply_add_tf32(sums, a_words, b_words);
   for (int i = 0; i < 4; ++i) c[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = sums[i];
+}
+
+// Lower bits are cut off, and with them those that make this a NaN.
+__global__ void cut_off_nan_kernel(float* c) {
+  const uint32_t nan = threadIdx.x == 0 ? 0x7f800001u : 0u, a[4] = {nan, 0u, 0u, 0u};
+  const uint32_t one = __float_as_uint(1.0f), b[2] = {one, one};
+  float sums[4] = {};
+  multiply_add_tf32(sums, a, b);
+  if (threadIdx.x == 0) c[0] = sums[0];
+}
+
+constexpr int kPowers = 4096;
+__device__ __forceinline__ float exponent(int i) { return static_cast<float>(i - kPowers / 2) * 0.0625f; }
+__global__ void approximate_kernel(float* powers, float* quotients) {
+  for (int i = threadIdx.x; i < kPowers; i += 32) {
+    powers[i] = machine::fast_exp2(exponent(i));
+    quotients[i] = machine::fast_divide(exponent(i), static_cast<float>(i + 3));
+  }
 }
 
 void expect_product(const float* c, int depth, const char* what) {
@@ -165,28 +162,32 @@ __global__ void shuffle_kernel(int* seen) {
                __shfl_down_sync(~0u, lane, 2) == (lane > 29 ? lane : lane + 2);
 }
 
-// Without the barrier this holds only in ascending order of threads.
-__global__ void order_kernel(int* seen, bool barrier) {
-  struct Flags {
-    int set[64];
-  };
-  auto& shared = shared_memory<Flags>();
-  shared.set[threadIdx.x] = 1;
-  if (barrier) __syncthreads();
-  seen[threadIdx.x] = threadIdx.x == 0 || shared.set[threadIdx.x - 1] == 1;
+double units_off(float x, double exact) {
+  return std::fabs(x - exact) / std::ldexp(1.0, std::ilogb(exact) - 23);
 }
 
-bool order_holds(unsigned order, bool barrier) {
-  Array<int, 64> seen;
-  device::order_threads(order);
-  struct Flags {
-    int set[64];
-  };
-  launch<Flags>(order_kernel, 1, 64, nullptr, seen.device, barrier);
-  seen.read();
-  for (int holds : seen.host)
-    if (!holds) return false;
-  return true;
+void approximations() {
+  Array<float, kPowers> powers, quotients;
+  launch(approximate_kernel, 1, 32, nullptr, powers.device, quotients.device);
+  powers.read();
+  quotients.read();
+  double most = 0.0;
+  for (int i = 0; i < kPowers; ++i) {
+    const double x = static_cast<double>(i - kPowers / 2) * 0.0625, power = std::exp2(x);
+    if (x < -126.0 || x >= 128.0) {
+      expect(powers.host[i] == (x < 0.0 ? 0.0f : INFINITY), "powers out of range");
+      continue;
+    }
+    most = std::max(most, units_off(powers.host[i], power));
+    if (x != 0.0) most = std::max(most, units_off(quotients.host[i], x / (i + 3)));
+  }
+  expect(most <= 2.0 && (!device::kEmulated || most >= 1.0), "approximations are off by 1 to 2 units");
+  expect(powers.host[kPowers / 2] == 1.0f, "2^0");
+
+  Array<float, 1> c;
+  launch(cut_off_nan_kernel, 1, 32, nullptr, c.device);
+  c.read();
+  expect(std::isinf(c.host[0]), "a NaN of lower bits through tf32");
 }
 
 void conversions() {
@@ -229,15 +230,14 @@ void shuffles() {
 
 int main() {
   conversions();
-  products();
-  long_sums();
   copies();
   shuffles();
-  for (unsigned order : {0, 1, 2, 3}) expect(order_holds(order, true), "a barrier orders");
-#if !defined(__SANITIZE_THREAD__)  // the race is there to be found
-  if (device::kEmulated)
-    expect(!order_holds(1, false) && !order_holds(2, false), "a missing barrier shows");
-#endif
+  for (bool finer : {true, false}) {
+    device::use_finer_tensor_cores(finer);
+    products();
+    long_sums();
+  }
+  approximations();
   std::printf("%d failures\n", failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -1,14 +1,17 @@
 """Faults planted in the kernels; the tests must notice every one.
 
 Each substitutes text that occurs exactly once in the file. None is harmless: a kernel that only
-reads too much, or loses precision that the exact sums make up for, is not faulty.
+loses precision that the exact sums make up for is not faulty.
 """
 
 from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """In ``file`` of plugins/cuda, ``old`` becomes ``new``; the test of ``kernel`` must fail."""
+    """In ``file``, ``old`` becomes ``new``; the test of ``kernel`` must fail.
+
+    ``file`` is one of plugins/cuda or, for a fault of the caller, of tests/plugins/cuda.
+    """
 
     kernel: str
     file: str
@@ -24,7 +27,57 @@ def _without(text: str, removed: str = "__syncthreads();\n") -> tuple[str, str]:
     return text, text.replace(removed, "")
 
 
+_SUM_LAUNCH = "launch<Shared>(sum_kernel<T, N>, grid, kThreads, stream, params)) return status;"
+_FUSED_LAUNCH = """0) return status;
+  if (!s.causal) {
+    void (*const fused)(Params) = [](const Params p) { sum_kernel<T, N>(p), gate_kernel<T, N>(p); };
+    return launch<Shared>(fused, grid, kThreads, stream, params);
+  }
+  if (const int status = """
+
+_LANES_ALONG_ROWS = """first_row() { return threadIdx.x / kPerRow; }
+  static __device__ __forceinline__ int column() { return threadIdx.x % kPerRow * kUnit; }
+"""
+_LANES_ALONG_COLUMNS = """first_row() { return threadIdx.x % kRowsApart; }
+  static __device__ __forceinline__ int column() { return threadIdx.x / kRowsApart * kUnit; }
+"""
+
 MUTATIONS = [
+    *_of(
+        "aft_simple",
+        "problem.h",
+        (
+            "sequence.lengths = reinterpret_cast<const int64_t*>(lengths.data());",
+            "sequence.lengths = reinterpret_cast<const int64_t*>(lengths.host());",
+        ),
+    ),
+    *_of(
+        "aft_simple",
+        "mechanisms/aft_simple.cu",
+        (_SUM_LAUNCH, _FUSED_LAUNCH + _SUM_LAUNCH),
+        ("if (i < count) raw[i]", "raw[i]"),
+        (
+            "most = ceil_div<int64_t>(s.tokens, kChunk);",
+            "most = s.lengths[0] == 0 ? 1 : ceil_div<int64_t>(s.tokens, kChunk);",
+        ),
+    ),
+    *_of("linear_attention", "device/device.cuh", ("if (dynamic > 0) {", "if (false) {")),
+    *_of(
+        "aft_conv",
+        "mechanisms/aft_conv.cu",
+        (
+            "dim3(static_cast<unsigned>(groups * tiles * s.batch))",
+            "dim3(static_cast<unsigned>(groups * tiles * s.batch), groups * tiles * s.batch)",
+        ),
+    ),
+    *_of(
+        "fastformer",
+        "mechanisms/fastformer.cu",
+        (
+            "machine::fast_exp(logit[i] - maximum)",
+            "machine::fast_exp(logit[i] - maximum - 87.5f)",
+        ),
+    ),
     *_of(
         "aft_simple",
         "mechanisms/aft_simple.cu",
@@ -390,3 +443,13 @@ MUTATIONS = [
         _without("partial[share][column] = sum;\n  __syncthreads();\n"),
     ),
 ]
+
+SLOWER = [
+    *_of(
+        "fastformer",
+        "mechanisms/fastformer.cu",
+        ("slab[kPoolTokens][kSlab + 4]", "slab[kPoolTokens][kSlab]"),
+    ),
+    *_of("linear_attention", "device/tile_rows.cuh", (_LANES_ALONG_ROWS, _LANES_ALONG_COLUMNS)),
+]
+"""Faults that only cost time: bank conflicts, and lanes that read from different rows."""

@@ -16,8 +16,8 @@
 #include "device.h"
 #include "float16.h"
 
-// Device memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it; and
-// its copy on the host.
+// Device memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it where the
+// memory has none of its own; and its copy on the host.
 class Buffer {
  public:
   explicit Buffer(size_t bytes, size_t offset = 0)
@@ -26,7 +26,6 @@ class Buffer {
         offset(offset),
         copy(bytes + kGuard, 0xff) {
     device::write(data(), copy.data(), copy.size());
-    device::poison(data() + bytes, kGuard);
   }
   Buffer(const Buffer&) = delete;
   ~Buffer() { device::release(memory); }
@@ -37,19 +36,18 @@ class Buffer {
   // From the host to the device, and back: false if the guard was overwritten.
   void write() { device::write(data(), copy.data(), bytes); }
   bool read() {
-    device::unpoison(data() + bytes, kGuard);
     device::read(copy.data(), data(), copy.size());
-    return std::all_of(copy.begin() + static_cast<std::ptrdiff_t>(bytes), copy.end(),
+    return device::is_intact(memory) && std::all_of(copy.begin() + static_cast<std::ptrdiff_t>(bytes), copy.end(),
                        [](unsigned char byte) { return byte == 0xff; });
   }
 
   const size_t bytes;
 
  private:
-  static constexpr size_t kGuard = 64;
+  static constexpr size_t kGuard = device::kEmulated ? 0 : 64;
   unsigned char* memory;
   size_t offset;
-  std::vector<unsigned char> copy;
+  std::vector<unsigned char, device::HostAllocator<unsigned char>> copy;
 };
 
 inline size_t element_size(AftCudaElement element) { return element == AFT_CUDA_FLOAT32 ? 4 : 2; }
@@ -141,8 +139,10 @@ class Problem {
   template <class Call, class Kernel>
   int check(Call call, size_t (*workspace_size)(const Call*), const Kernel& kernel,
             const std::function<oracle::Values(const oracle::Document&)>& formula) {
+    if (c.counts_accesses) return print_accesses(call, workspace_size, kernel);
     const size_t outputs = c.batch * c.tokens * c.channels, size = element_size(c.element);
     std::vector<unsigned char> first;
+    device::use_finer_tensor_cores(c.draw(3, 43) == 0);
     for (unsigned order : {c.index + 2u, static_cast<unsigned>(c.draw(2, 21))}) {
       Buffer output(outputs * size, offset()), workspace(workspace_size(&call));
       call.sequence.output = output.data();
@@ -175,6 +175,7 @@ class Problem {
     expect(error <= bounds.of[c.element] * largest, "is off by " + std::to_string(error / largest));
 
     show_what_is_no_number(call, workspace_size, kernel);
+    if (device::kEmulated) launch_for_many_tokens(call, kernel);
 
     const size_t least = workspace_size(&call);
     for (int64_t AftCudaSequence::*extent : {&AftCudaSequence::batch, &AftCudaSequence::tokens})
@@ -211,7 +212,7 @@ class Problem {
     unsigned char* at = static_cast<unsigned char*>(const_cast<void*>(tensor.data)) +
                         (b * tensor.batch_stride + t * tensor.token_stride) * size;
     unsigned char none[4], number[4];
-    std::memset(none, 0xff, sizeof none);
+    encode_nan(none);
     device::read(number, at, size);
     device::write(at, none, size);
     Buffer output(c.batch * c.tokens * c.channels * size, offset()), workspace(workspace_size(&call));
@@ -220,6 +221,34 @@ class Problem {
     expect(std::isnan(decode(output.host() + (b * c.tokens + t) * c.channels * size, c.element)),
            "hides that a number of " + std::string(std::array{"query", "key", "value"}[which]) + " is none");
     device::write(at, number, size);
+  }
+
+  // The NaN nearest to infinity, which it becomes where lower bits are cut off, or the farthest.
+  void encode_nan(unsigned char* to) const {
+    const uint32_t nearest[] = {0x7f800001u, 0x7c01u, 0x7f81u};
+    const uint32_t bits = c.draw(2, 44) ? nearest[c.element] : ~0u;
+    std::memcpy(to, &bits, element_size(c.element));
+  }
+
+  template <class Call, class Kernel>
+  int print_accesses(Call call, size_t (*workspace_size)(const Call*), const Kernel& kernel) {
+    Buffer output(c.batch * c.tokens * c.channels * element_size(c.element)), workspace(workspace_size(&call));
+    call.sequence.output = output.data();
+    device::print_accesses(true);
+    expect(kernel(&call, workspace.data(), nullptr) == 0, "the call is refused");
+    device::print_accesses(false);
+    return failures;
+  }
+
+  // No launch may be beyond a limit, however many tokens there are; its kernels do not run.
+  template <class Call, class Kernel>
+  void launch_for_many_tokens(Call call, const Kernel& kernel) {
+    Buffer workspace(0);
+    call.sequence.batch = 1 << 4;
+    call.sequence.tokens = 1 << 20;
+    device::only_check_launches(true);
+    expect(kernel(&call, workspace.data(), nullptr) == 0, "cannot be launched for a million tokens");
+    device::only_check_launches(false);
   }
 
   size_t offset() const { return c.layout == Layout::kUnaligned ? element_size(c.element) : 0; }
@@ -279,7 +308,20 @@ class Sample {
   std::set<std::pair<int, int64_t>> seen_;
 };
 
+// Runs aligned cases of a usual shape, and prints the accesses to memory of every launch.
+inline int count_accesses(const std::function<int(const Case&, const Bounds&)>& try_case) {
+  int failures = 0;
+  for (bool causal : {false, true})
+    for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_BFLOAT16}) {
+      Case c{0, 1, 256, 128, 2, element, causal, AFT_CUDA_SIGMOID, Data::kSmall, Layout::kPacked, {256}};
+      c.counts_accesses = true;
+      failures += try_case(c, {});
+    }
+  return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
 inline int run_cases(int argc, char** argv, const std::function<int(const Case&, const Bounds&)>& try_case) {
+  if (argc == 2 && std::string(argv[1]) == "accesses") return count_accesses(try_case);
   if (argc < 4) {
     std::printf("usage: %s FLOAT32_BOUND FLOAT16_BOUND BFLOAT16_BOUND [EVERY]\n", argv[0]);
     return EXIT_FAILURE;

@@ -19,11 +19,25 @@ def programs() -> Path:
     return emulated.build(emulated.SANITIZER)
 
 
-def test_emulator_executes_instructions_correctly(programs: Path) -> None:
-    done = subprocess.run(
-        [programs / "instructions_test"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("name", ["instructions", "launch"])
+def test_emulator_acts_as_gpu(programs: Path, name: str) -> None:
+    done = subprocess.run([programs / f"{name}_test"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_emulator_ends_misuses(programs: Path) -> None:
+    """Sanitizers find some of them first, and say so in words of their own."""
+    program = programs / "misuse_test"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+    misuses = dict(line.split("\t") for line in run().stdout.splitlines())
+    assert len(misuses) > 20
+    for name, message in misuses.items():
+        done = run(name)
+        assert done.returncode != 0, name
+        assert f"FAILED: {message}" in done.stdout or "Sanitizer" in done.stderr, (name, done)
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)

@@ -6,15 +6,15 @@ AFT_TEST_ALL=1 plants all of them, and else a part of each file's.
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sampling import part_of
 
-from . import emulated
-from .mutations import MUTATIONS, Mutation
+from . import emulated, memory_accesses
+from .mutations import MUTATIONS, SLOWER, Mutation
 
 pytestmark = [
     pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing())),
@@ -26,23 +26,51 @@ pytestmark = [
 TESTS = Path(__file__).parent
 
 
-def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
-    """Build the kernel with the fault, link the test to it, and run the test."""
-    sources = folder / "sources"
+def planted(mutation: Mutation, folder: Path) -> tuple[Path, Path]:
+    """Return copies of the kernels and of the tests, one of which has the fault."""
+    sources, tests = folder / "sources", TESTS
     shutil.copytree(emulated.KERNELS, sources)
     file = sources / mutation.file
+    if not file.exists():  # a fault of the caller
+        tests = folder / "tests" / "plugins" / "cuda"
+        shutil.copytree(TESTS, tests, ignore=lambda *_: ["machine_code", "gpu"])
+        (folder / "tests" / "oracles").symlink_to(TESTS.parents[1] / "oracles")
+        file = tests / mutation.file
     text = file.read_text()
     assert text.count(mutation.old) == 1, f"{mutation.file} has not one {mutation.old!r}"
     file.write_text(text.replace(mutation.old, mutation.new))
+    return sources, tests
 
-    stem, program = mutation.kernel, folder / "mutant"
+
+def compiled(command: list[str | Path]) -> None:
+    done = subprocess.run(
+        [os.environ.get("CXX", "g++"), "-w", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command} does not compile:\n{done.stderr}"
+
+
+def build_mutant(
+    mutation: Mutation, programs: Path, folder: Path, options: Sequence[str] = ("-O0",)
+) -> Path:
+    """Build the kernel with the fault and link the test to it, as a program that counts too."""
+    sources, tests = planted(mutation, folder)
+    stem, program, kernel = mutation.kernel, folder / "mutant", folder / "kernel.o"
+    common = ["-std=c++17", "-fno-strict-aliasing", f"-I{sources}", f"-I{tests}"]
+    common += [f"-I{TESTS / 'emulator'}", "-x", "c++"]
+    compiled([*options, *common, "-c", next(sources.rglob(f"{stem}.cu")), "-o", kernel])
     definition = programs / "CMakeFiles" / f"{stem}_definition.dir" / f"{stem}_test.cc.o"
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fno-strict-aliasing"]
-    command += ["-w", "-I", str(sources), "-I", str(TESTS / "emulator"), "-x", "c++"]
-    command += [str(next(sources.rglob(f"{stem}.cu"))), "-x", "none", str(definition)]
-    command += [str(programs / "libemulator.a"), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, f"{mutation} does not compile:\n{built.stderr}"
+    if tests != TESTS:
+        definition = folder / "definition.o"
+        compiled(["-O0", *common, "-c", tests / f"{stem}_test.cc", "-o", definition])
+    hooks = programs / "CMakeFiles" / f"{stem}_accesses.dir" / "emulator" / "instrumentation.cc.o"
+    libraries = [programs / "libemulator.so", f"-Wl,-rpath,{programs}", "-ldl"]
+    compiled([kernel, definition, hooks, *libraries, "-o", program])
+    return program
+
+
+def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
+    """Build the kernel with the fault, and run its test."""
+    program = build_mutant(mutation, programs, folder)
     try:
         return emulated.run(program).returncode == 0
     except subprocess.TimeoutExpired:
@@ -53,13 +81,26 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
 def test_every_planted_fault_is_noticed(
     stem: str, tmp_path: Path, count_cases: Callable[[int, int], None]
 ) -> None:
-    planted = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
-    assert planted, f"no faults are planted in {stem}"
-    mutations = part_of(planted, lambda mutation: (str(mutation), {mutation.file}), 0.15)
-    count_cases(len(mutations), len(planted))
+    faults = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
+    assert faults, f"no faults are planted in {stem}"
+    mutations = part_of(faults, lambda mutation: (str(mutation), {mutation.file}), 0.15)
+    count_cases(len(mutations), len(faults))
     programs = emulated.build()
     folders = [tmp_path / str(i) for i in range(len(mutations))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         survived = pool.map(survives, mutations, [programs] * len(mutations), folders)
         missed = [mutation for mutation, lives in zip(mutations, survived, strict=True) if lives]
     assert not missed
+
+
+@pytest.mark.parametrize("mutation", SLOWER, ids=lambda mutation: mutation.kernel)
+def test_every_planted_waste_is_counted(mutation: Mutation, tmp_path: Path) -> None:
+    recorded = [
+        "-O2",
+        "-fsanitize=thread",
+        "-fno-tree-vectorize",
+        "-fno-store-merging",
+        "-DEMULATOR_RECORDS",
+    ]
+    program = build_mutant(mutation, emulated.build(), tmp_path, recorded)
+    assert memory_accesses.exceeding(mutation.kernel, program)

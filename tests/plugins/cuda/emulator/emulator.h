@@ -1,26 +1,28 @@
 // A GPU for tests: lets a C++ compiler build a .cu file as it is and runs its kernels on the CPU.
 //
-// Every CUDA thread is a fiber. Blocks run one at a time, in an order and with an order of threads that the
-// seed decides: whenever a thread has to wait, any other that can run may be next. So what holds only for some
-// order of threads fails for some seed, and as barriers alone order the fibers in ThreadSanitizer's eyes, it
-// names missing ones. What would be undefined on a GPU ends the program with a message: a barrier that not all
-// threads reach, a vector at the wrong alignment, an asynchronous copy left under way.
+// Every CUDA thread is a fiber. Several blocks run at once, in an order and with an order of threads that the seed
+// decides: whenever a thread has to wait, any other that can run may be next. So what holds only for some order of
+// threads or blocks fails for some seed, and as barriers alone order the fibers in ThreadSanitizer's eyes, it names
+// missing ones. What would be undefined on a GPU ends the program with a message: a barrier that not all threads
+// reach, a vector at the wrong alignment, an asynchronous copy left under way, an access to memory of the host or
+// outside of every allocation (memory.h). Launches beyond a limit return a GPU's errors (launch.h).
 //
 // Shared memory starts as NaN, and so does what an asynchronous copy will fill until the copy is waited for.
-// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and fast_exp2 is ex2.approx.ftz.
-// Not emulated: several blocks at once, divergence within a warp (shuffles take all lanes), bank conflicts, the
-// time anything takes.
+// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and approximate instructions
+// are off within their bounds (approximate.h). Bank conflicts and sectors can be counted (access_counts.h).
+// Not emulated: divergence within a warp (shuffles take all lanes), a weak order of memory, the time anything takes.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "access_counts.h"
+#include "approximate.h"
 #include "float16.h"
+#include "launch.h"
 
 #define __host__
 #define __device__
@@ -28,10 +30,6 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
-struct dim3 {
-  unsigned x, y, z;
-  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(8) uint2 {
@@ -40,8 +38,6 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
-
-typedef struct CUstream_st* cudaStream_t;
 
 namespace emulator {
 
@@ -58,14 +54,20 @@ struct AsyncCopies {
 
 void seed(unsigned order);  // of launches from now on: 0 ascending, 1 descending, else shuffled
 
+// How tensor cores add from now on.
+enum class TensorCores { kSm80, kFiner };
+void choose_tensor_cores(TensorCores choice);
+
 [[noreturn]] void fail(const char* what);
 AsyncCopies& async_copies();  // of the thread that is running
-void* shared_memory(size_t bytes, size_t alignment);
+void* static_shared_memory(size_t bytes, size_t alignment);
+void* dynamic_shared_memory(size_t bytes);
 
-struct SharedMemory {
-  size_t bytes, alignment;
-};
-void run(dim3 grid, unsigned threads, SharedMemory memory, void (*kernel)(void*), void* arguments);
+// Each fails where the running thread may not access so many bytes at once: of device or shared memory, of a row for
+// ldmatrix, and of a copy's two sides.
+void check_access(const void* p, size_t bytes);
+void check_matrix_row(const void* row);
+void check_copy(const void* shared, const void* global, size_t bytes);
 
 // Waits for the other lanes of the warp; the last to come calls combine on what all 32 passed.
 using Combine = void(void* const (&lanes)[32]);
@@ -84,13 +86,6 @@ struct MatrixRow {
   uint32_t* result;
 };
 Combine shuffle, multiply_half, multiply_bfloat, multiply_tf32, distribute_rows, distribute_rows_transposed;
-
-inline void check_aligned(const void* p, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
-}
-
-// Numbers below 2^-126 count as 0 for instructions with .ftz.
-inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
 // The value that lane `source` passes.
 template <class T>
@@ -150,20 +145,20 @@ namespace aft::cuda::machine {
 
 constexpr float kLog2E = 1.44269504f;
 
-inline float fast_exp2(float x) { return emulator::flushed(std::exp2(emulator::flushed(x))); }
+inline float fast_exp2(float x) { return emulator::approximate_exp2(x); }
 inline float fast_exp(float x) { return fast_exp2(x * kLog2E); }
-inline float fast_divide(float x, float y) {
-  return std::fabs(y) > 0x1p126f ? (std::isinf(x) ? NAN : x * 0.0f) : x * (1.0f / y);
-}
+inline float fast_divide(float x, float y) { return emulator::approximate_quotient(x, y); }
 
 template <class Words>
-Words load(const void* p) {
-  emulator::check_aligned(p, sizeof(Words));
+__forceinline__ Words load(const void* p) {
+  emulator::check_access(p, sizeof(Words));
+  emulator::Unrecorded access;
   return *static_cast<const Words*>(p);
 }
 template <class Words>
-void store(void* p, const Words& words) {
-  emulator::check_aligned(p, sizeof(Words));
+__forceinline__ void store(void* p, const Words& words) {
+  emulator::check_access(p, sizeof(Words));
+  emulator::Unrecorded access;
   *static_cast<Words*>(p) = words;
 }
 
@@ -195,17 +190,20 @@ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 // Each lane reads the row it points to, so that sanitizers see whose read it is.
 template <bool transposed>
 inline void ldmatrix(uint32_t (&r)[4], const void* row) {
-  emulator::check_aligned(row, 16);
+  emulator::check_matrix_row(row);
   emulator::MatrixRow lane;
-  for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
+  {
+    emulator::Unrecorded access;
+    for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
+  }
   lane.result = r;
   emulator::warp_collective(transposed ? emulator::distribute_rows_transposed : emulator::distribute_rows, &lane);
 }
 
 // Plain stores of words, here and on delivery: ThreadSanitizer sees them as this thread's.
 inline void async_copy(void* shared, const void* global, int bytes) {
-  emulator::check_aligned(shared, 16);
-  emulator::check_aligned(global, 16);
+  emulator::check_copy(shared, global, static_cast<size_t>(bytes));
+  emulator::Unrecorded access;
   auto* words = static_cast<uint32_t*>(shared);
   for (int i = 0; i < 4; ++i) words[i] = ~0u;
   emulator::AsyncCopies& copies = emulator::async_copies();
@@ -214,6 +212,7 @@ inline void async_copy(void* shared, const void* global, int bytes) {
 inline void async_commit() { ++emulator::async_copies().group; }
 template <int pending>
 inline void async_wait() {
+  emulator::Unrecorded access;
   emulator::AsyncCopies& copies = emulator::async_copies();
   size_t kept = 0;
   for (const emulator::AsyncCopy& copy : copies.pending) {
@@ -228,22 +227,13 @@ inline void async_wait() {
   copies.pending.resize(kept);
 }
 
+// The shared memory that a block may have by default.
+constexpr size_t kStaticShared = 48 * 1024;
+
 template <class T>
 T& shared_memory() {
-  return *static_cast<T*>(emulator::shared_memory(sizeof(T), alignof(T)));
-}
-
-template <class... P, size_t... index>
-void call(void (*kernel)(P...), void** arguments, std::index_sequence<index...>) {
-  kernel(*static_cast<std::remove_reference_t<P>*>(arguments[index])...);
-}
-
-template <class Shared, class... P>
-int launch(void (*kernel)(P...), dim3 grid, unsigned threads, cudaStream_t, void** arguments) {
-  auto body = [&] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
-  emulator::run(
-      grid, threads, {sizeof(Shared), alignof(Shared)}, [](void* body_) { (*static_cast<decltype(body)*>(body_))(); }, &body);
-  return 0;
+  return *static_cast<T*>(sizeof(T) <= kStaticShared ? emulator::static_shared_memory(sizeof(T), alignof(T))
+                                                     : emulator::dynamic_shared_memory(sizeof(T)));
 }
 
 }  // namespace aft::cuda::machine

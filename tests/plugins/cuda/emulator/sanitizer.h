@@ -1,4 +1,4 @@
-// What sanitizers must be told about fibers and barriers. Weak, so nothing happens in a build without them.
+// What sanitizers must be told about fibers, barriers and memory. Weak, so nothing happens in a build without them.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,8 @@ extern "C" {
 [[gnu::weak]] void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 [[gnu::weak]] void __tsan_acquire(void*);
 [[gnu::weak]] void __tsan_release(void*);
+[[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
+[[gnu::weak]] void __asan_unpoison_memory_region(const volatile void*, size_t);
 }
 
 namespace emulator {
@@ -22,6 +24,13 @@ inline void acquire(void* x) {
 }
 inline void release(void* x) {
   if (__tsan_release) __tsan_release(x);
+}
+
+inline void poison(void* memory, size_t bytes) {
+  if (__asan_poison_memory_region) __asan_poison_memory_region(memory, bytes);
+}
+inline void unpoison(void* memory, size_t bytes) {
+  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(memory, bytes);
 }
 
 }  // namespace emulator
