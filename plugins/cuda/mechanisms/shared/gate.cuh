@@ -30,10 +30,4 @@ int with_gate(AftCudaGate gate, const F& f) {
   return 1;  // cudaErrorInvalidValue
 }
 
-// Until every kernel has the gate as a template argument.
-__device__ __forceinline__ float gated(AftCudaGate gate, float query, float context) {
-  if (gate == AFT_CUDA_SIGMOID) return gated<AFT_CUDA_SIGMOID>(query, context);
-  return gate == AFT_CUDA_TANH ? gated<AFT_CUDA_TANH>(query, context) : context;
-}
-
 }  // namespace aft::cuda
