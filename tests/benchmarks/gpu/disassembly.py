@@ -95,7 +95,8 @@ class Kernel:
     @property
     def element(self) -> str:
         """The type of the tensors: ``float``, ``Half`` or ``BFloat16``."""
-        return self.name.partition("<")[2].partition(",")[0].rstrip(">").strip() or "float"
+        first = self.name.partition("<")[2].partition(",")[0].rstrip(">").strip()
+        return first if first in ("Half", "BFloat16") else "float"
 
 
 def find_tool(name: str) -> Path:

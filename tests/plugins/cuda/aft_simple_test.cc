@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
     Problem problem(c, bounds, c.channels);
     return check(problem);
   });
-  if (status != EXIT_SUCCESS) return status;
+  if (status != EXIT_SUCCESS || argc < 4) return status;  // without bounds only accesses are counted
   const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
   return check_large_keys(bounds) + check_many_chunks(bounds) ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -14,6 +14,7 @@ from . import emulated
 
 TABLE = Path(__file__).with_name("memory_accesses.tsv")
 _KERNEL = re.compile(r"(\w+)(?:<[^(]*>)?\(")
+_CASTS = re.compile(r"\((anonymous namespace|AftCudaGate)\)")
 
 
 class Ratios(NamedTuple):
@@ -78,7 +79,7 @@ def _kernels_by_place(program: Path) -> dict[int, str]:
     names = {}
     for line in listed.stdout.splitlines():
         place, _, name = line.partition(" ")
-        if place and (found := _KERNEL.search(name.replace("(anonymous namespace)", ""))):
+        if place and (found := _KERNEL.search(_CASTS.sub("", name))):
             names[int(place, 16)] = found[1]
     return names
 
