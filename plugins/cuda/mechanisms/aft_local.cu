@@ -375,7 +375,7 @@ __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params<
 }
 
 template <class T, int N, AftCudaGate gate>
-__global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> p) {
+__device__ __forceinline__ void compute_tile(const Params<T>& p) {
   auto& shared = shared_memory<Shared<T>>();
   const Tile<T> tile(p);
   LocalProduct<T> product;
@@ -399,6 +399,17 @@ __global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> 
   gate_tile<gate, N>(shared, p, tile);
 }
 
+template <class T, int N, AftCudaGate gate>
+__global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> p) {
+  compute_tile<T, N, gate>(p);
+}
+
+// Rows that are not aligned are loaded element by element, into more registers than two blocks have.
+template <class T, int N, AftCudaGate gate>
+__global__ void __launch_bounds__(kLocalThreads, 1) unaligned_tile_kernel(const Params<T> p) {
+  compute_tile<T, N, gate>(p);
+}
+
 template <class T, int N>
 int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
@@ -412,7 +423,10 @@ int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const Params<T> params{call, sums, weights, static_cast<int>(groups), static_cast<int>(tiles)};
   const dim3 grid(static_cast<unsigned>(groups * tiles * s.batch));
   return with_gate(call.gate, [&](auto gate) {
-    return launch<Shared<T>>(tile_kernel<T, N, gate.value>, grid, kLocalThreads, stream, params);
+    if constexpr (N == 1)
+      return launch<Shared<T>>(unaligned_tile_kernel<T, N, gate.value>, grid, kLocalThreads, stream, params);
+    else
+      return launch<Shared<T>>(tile_kernel<T, N, gate.value>, grid, kLocalThreads, stream, params);
   });
 }
 
