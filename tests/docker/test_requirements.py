@@ -43,3 +43,12 @@ def test_pins_match_tested_constraints() -> None:
             n: tested[n] for n in found if n in tested
         }
         assert not {"torch", "onnxscript", "pip", "setuptools"} & found.keys()
+
+
+def test_gpu_image_has_packages_of_builder() -> None:
+    """TensorRT itself is in the base image."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    found = pinned(REPOSITORY / "docker" / "requirements-gpu.txt")
+    for requirement in map(Requirement, project["optional-dependencies"]["trt"]):
+        if requirement.name != "tensorrt":
+            assert requirement.specifier.contains(found[canonicalize_name(requirement.name)])
