@@ -94,8 +94,8 @@ def _pool_by_mean(graph: ir.Graph, total: ir.Node, softmax: ir.Node, x: ir.Value
     new = NewNodes(graph, "mean")
     # A chunk has one document, so its length is the axis; the model may have no input lengths.
     count = new.add("Shape", main_input_of(graph), start=1, end=2)
-    filter = new.constant(np.zeros((1, 1), np.float32))
-    mean = _mean(new, "AftConv", (x, softmax.inputs[0], x, filter, count), 1)
+    zero = new.constant(np.zeros((1, 1), np.float32))
+    mean = _mean(new, "AftConv", (x, softmax.inputs[0], x, zero, count), 1)
     first = new.add("Gather", mean, new.constant(np.asarray(0)), axis=1)
     new.replace(total, first)
 

@@ -82,9 +82,15 @@ class _Widener:
         self._wide[result] = _described(wide.outputs[0], result, f"{result.name}_float32", _FLOAT)
 
     def _read_rounded(self, node: ir.Node) -> None:
-        for place, value in enumerate(node.inputs):
-            if value is not None and value in self._sums:
-                node.replace_input_with(place, self._rounded_sum(value, node))
+        """Let a node, and the nodes of the graphs in it, read sums in 16 bits."""
+        inner = [node]
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                inner += attribute.as_graph().all_nodes()
+        for reader in inner:
+            for place, value in enumerate(reader.inputs):
+                if value is not None and value in self._sums:
+                    reader.replace_input_with(place, self._rounded_sum(value, node))
 
     def _widened(self, value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
         if value is None or self._element(value) not in _NARROW:

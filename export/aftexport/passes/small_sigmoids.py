@@ -29,7 +29,7 @@ def keep_small_sigmoids(graph: ir.Graph) -> None:
     sigmoids = [node for node in graph if node.op_type == "Sigmoid"]
     changed = [node for node in sigmoids if _is_sensitive(node.outputs[0])]
     for sigmoid in changed:
-        for reader in {use.node for use in sigmoid.outputs[0].uses()}:
+        for reader in dict.fromkeys(use.node for use in sigmoid.outputs[0].uses()):
             if reader.op_type == "Log" and reader.graph is graph:
                 _write_softplus(graph, reader, sigmoid.inputs[0])
         _write_reciprocal(graph, sigmoid)
