@@ -17,7 +17,7 @@
 // Numerics: keys and rows whose maxima do not meet lose range. Cells whose denominator is too small to be trusted are
 //           summed again by the definition.
 // Rejected: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but cancels (4e-2 off
-//           where one key dominates and has a low bias). Tiles of 64 rows read k and v twice as often for s = 128.
+//           where one key dominates and has a low bias). Tiles of 64 rows read k and v 1.5 times as often if s = 128.
 //           Exponentials of the band in the tiles take 8 instructions a weight for each 64 channels.
 // See:      aft_local_product.cuh, shared/window_sums.cuh, shared/gate.cuh
 
