@@ -16,20 +16,31 @@ EMULATED = providers.ExecutionProvider(
     "CPUExecutionProvider", "onnxruntime_cuda", rewrite=rewrite_for_cuda
 )
 
-PROGRAM = """
+_PROGRAM = """
 import sys
 from pathlib import Path
 
 import pytest
 
 from aftserve.cli import main
+
+sys.path.insert(0, {tests!r})
 from plugins.cuda.emulated_provider import use
 
 with pytest.MonkeyPatch.context() as patch:
     use(Path({library!r}), patch)
     sys.exit(main())
 """
-"""``aftserve`` whose provider cuda is emulated, for ``python -c``."""
+
+
+def server_program(library: Path) -> tuple[str, str]:
+    """Return the arguments of Python that run ``aftserve``, whose provider cuda is emulated.
+
+    Args:
+        library: the path of the emulated kernels.
+    """
+    tests = str(Path(__file__).parents[2])
+    return "-c", _PROGRAM.format(library=str(library), tests=tests)
 
 
 def use(library: Path, patch: pytest.MonkeyPatch) -> None:

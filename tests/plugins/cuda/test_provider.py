@@ -58,7 +58,7 @@ def test_server_answers_from_provider(library: Path, tmp_path: Path) -> None:
     for provider in ("cpu", "cuda"):
         log = tmp_path / f"{provider}.log"
         options = ("--provider", provider, "--memory-budget-mib", "0.1")
-        program = ("-c", emulated_provider.PROGRAM.format(library=str(library)))
+        program = emulated_provider.server_program(library)
         with serving(bundle.path, log, *options, program=program) as (address, _):
             info = http.get(f"{address}/info").json()
             assert (info["engine"], info["provider"]) == ("onnxruntime", provider)
