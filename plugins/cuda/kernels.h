@@ -8,8 +8,9 @@
  *
  * A call enqueues work on the stream and returns a cudaError_t as an int, 0 for success. It allocates
  * nothing, waits for nothing and reads nothing on the host that lies on the device, so it can be captured in
- * a CUDA graph. Which kernels run, and how the work is cut, depends only on the shapes: the same input
- * gives the same bits, on every device.
+ * a CUDA graph. Element, shapes, settings and alignment decide which kernels run and how the work is cut.
+ * The device decides neither. So the same input gives the same bits on every device of one architecture.
+ * Tensor cores of another architecture may add products in another order.
  *
  * The workspace is device memory aligned to 256 bytes; its content before the call does not matter, and it is
  * free again once the stream has passed the call. The size needed depends on element, shapes and settings,
@@ -55,10 +56,9 @@ typedef struct {
 } AftCudaAftSimple;
 
 /* `precision` is that of the factors exp(position_bias) and exp(key), sums are float32: float32 for tensors
- * of any element, float16 for those of float16, bfloat16 for those of 16 bits; anything else is refused. Where a
- * precision has lost too much a cell is summed again without it, so none is ever wrong, but many such cells are
- * slow. By the largest range of a row of position_bias (maximum - minimum): float16 up to 8, bfloat16 up to 75,
- * float32 beyond. */
+ * of any element, float16 for those of float16, bfloat16 for those of 16 bits; anything else is refused. A cell whose
+ * products have lost too much is summed again by the definition, which is slow where many cells are. The largest
+ * range of a row of position_bias (maximum - minimum) chooses: float16 up to 8, bfloat16 up to 75, float32 beyond. */
 typedef struct {
   AftCudaSequence sequence;
   AftCudaGate gate;
@@ -82,7 +82,7 @@ typedef struct { /* key is [batch, tokens, heads] */
   int64_t heads, taps;
 } AftCudaAftConv;
 
-/* The most channels a head of the next two may have: a call with wider ones is refused. */
+/* Heads of Efficient and linear attention have at most this many channels. A call with wider heads is refused. */
 enum { AFT_CUDA_MOST_HEAD_CHANNELS = 256 };
 
 typedef struct {
@@ -137,9 +137,9 @@ size_t aft_cuda_aft_full_prepare_workspace(const AftCudaAftFull*);
 int aft_cuda_aft_full_prepare(const AftCudaAftFull*, void* entries, void* workspace, cudaStream_t);
 int aft_cuda_aft_full_finish(const AftCudaAftFull*, const void* products, cudaStream_t);
 
-/* From this many tokens on that way is taken to be the faster one: a library's product runs nearer to the peak
- * than the fused kernel's, which has exponentials to take as well, and the entries' way through memory is
- * amortized. An estimate, not yet measured. */
+/* The caller's product is expected to be faster than the fused kernel from this many tokens on. A library's product
+ * runs nearer to the peak, because the fused kernel takes exponentials in its inner loop. Below this number, the
+ * entries' way through memory costs more than that gains. The number is an estimate; it was never measured on a GPU. */
 enum { AFT_CUDA_AFT_FULL_GEMM_TOKENS = 2048 };
 
 size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal*);

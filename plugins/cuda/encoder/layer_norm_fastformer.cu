@@ -7,21 +7,20 @@
 //           Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
 //           In g_q and g_k each head has its own columns of Wq and Wk.
 // Cost:     floor: 4BTD elements moved, since X is read three times, each time with the result of the sweep before, and
-//           2BTD^2 + 8BTDh + 2BD^3 FLOPs: from D = 512 or so bound by the product, below by memory. Taken: in the
-//           poolings every 16 heads read the rows once more, tf32 as three products for logits; their rows come from
-//           memory once and for the sums again from the caches, to which the sums of a chunk, 4Dh bytes, go after every
-//           64 tokens. Each tile of the product reads its rows again, D / 128 times in 16 bits, from the second-level
-//           cache. Documents of fewer than D tokens are bound by F.
+//           2BTD^2 + 8BTDh + 2BD^3 FLOPs: from D = 512 or so bound by the product, below by memory. Taken: every 8
+//           heads more read the rows of a pooling once more. Unaligned rows, and those of more than 512 channels, are
+//           read again for every 16 heads, and a second time from the caches for their sums. The sums of such a chunk,
+//           4Dh bytes, go to the caches after every 64 tokens. Each tile of the product reads its rows again, D / 128
+//           times in 16 bits, from the second-level cache. Documents of fewer than D tokens are bound by F.
 // Method:   queries and keys are not computed for every token: two sweeps pool the rows of X for g_q and g_k, and one
 //           product with a matrix per document, F = Wq (I + diag(g_k) W), remains. Ten launches; those between the
 //           poolings and the products have a few blocks each. The weight and bias of the norm go into the small
 //           matrices, so that a row is only shifted and scaled where it is read:
 //           N W = n diag(norm_weight) W + norm_bias W, n = (X - mean) / deviation.
 // Rejected: normalized rows in memory spare the products the subtraction and take 4BTD elements more. The norm applied
-// to
-//           the product, n F = (X F - mean 1 F) / deviation, cancels where the mean is large. Logits apart from sums
-//           read X from memory twice for each pooling. Wq and W in turn, 4BTD^2, would spare short documents F; not
-//           done.
+//           to the product, n F = (X F - mean 1 F) / deviation, cancels where the mean is large. Logits apart from sums
+//           read X from memory twice for each pooling. Wq and W in turn, 4BTD^2, would spare short documents F; this is
+//           not done.
 // See:      layer_norm_softmax_pool.cuh, device/tile_product.cuh
 
 #include "device/tile_product.cuh"

@@ -1,10 +1,10 @@
 // The poolings of LayerNormFastformer (layer_norm_fastformer.cu).
 //
-// Computes: means of the normalized rows n = (X - mean) / deviation with one softmax per head, whose logits are
-//           products of whole rows with a column for each head, and which weights whole rows.
+// Computes: means of the normalized rows n = (X - mean) / deviation with one softmax per head. Its logits are products
+//           of whole rows with a column for each head, and it weights whole rows.
 // Method:   a block works on a chunk of a document. Rows that fit go through mechanisms/shared/pool_tile.cuh, which
-//           reads them once. Others are taken for kGroup heads, kPoolTokens tokens at a time and of these kSlab channels:
-//           once for the logits, and again for the sums. Chunks are merged as in any pooling
+//           reads them once. Others are taken for kGroup heads, in steps of kPoolTokens tokens by kSlab channels, once
+//           for the logits and again for the sums. Chunks are merged as in any pooling
 //           (mechanisms/shared/pool_merge.cuh), with rows as wide as all heads' sums.
 // Numerics: the sums in the workspace are relative to the largest logit so far.
 #pragma once

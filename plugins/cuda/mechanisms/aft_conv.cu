@@ -6,9 +6,9 @@
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
 // Cost:     floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a launch of its
 //           own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighboring tiles share.
-//           Both come mostly from the second-level cache where a batch fits it. In 16 bits, a product of 128 rows with
-//           the 127 + s keys of their span costs little beside that. In float32, bound by memory to about s = 30, from
-//           there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
+//           The second readings come mostly from the second-level cache where a batch fits it. In 16 bits, a product of
+//           128 rows with the 127 + s keys of their span costs little beside that. In float32, bound by memory to about
+//           s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
 // Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
 //           more take aft_conv_product.cuh. Here, the span goes through shared memory once, in panels of 64 keys, as
 //           exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one

@@ -6,17 +6,18 @@
 //           takes the 128 + 2 (s-1) keys of its span (128 + s-1 in causal form) as a dense product. So it spends 4BTD
 //           (126 + 2s) FLOPs and reads k and v 1 + (126 + 2s) / 128 times, all but one of the reads from the
 //           second-level cache where the batch fits. The weights are T (2s-1) elements more, written once and read by
-//           each group of 64 channels. Bound by memory up to s = 128 and beyond.
+//           each group of 64 channels. At s = 128, `make gpu-expect` names the issue of instructions as the bound.
 // Method:   shared/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
 //           exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
 //           exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has too few digits). The
-//           warps beyond those that sum pieces write the weights of all rows in chunks of 16 bytes, which tiles copy
-//           asynchronously. The keys of the next step are loaded into registers while the present step is multiplied,
-//           and their weights go into the other of two buffers: one barrier a step.
+//           weights are taken once per call: further warps of the launch that sums pieces write those of all rows, in
+//           chunks of 16 bytes that tiles copy asynchronously. The keys of the next step are loaded into registers
+//           while the present step is multiplied, and their weights go into the other of two buffers. So a step has
+//           one barrier.
 // Numerics: keys and rows whose maxima do not meet lose range. Cells whose denominator is too small to be trusted are
 //           summed again by the definition.
 // Rejected: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but cancels (4e-2 off
-//           where one key dominates and has a low bias). Tiles of 64 rows read k and v twice as often for s = 128.
+//           where one key dominates and has a low bias). Tiles of 64 rows read k and v 1.5 times as often if s = 128.
 //           Exponentials of the band in the tiles take 8 instructions a weight for each 64 channels.
 // See:      aft_local_product.cuh, shared/window_sums.cuh, shared/gate.cuh
 

@@ -1,12 +1,12 @@
 // Linear attention (Katharopoulos et al., arXiv 2006.16236, equations 5 and 9), heads of width d.
 //
-// Computes: Y[t] = phi(Q[t]) S / (phi(Q[t]) z + eps),  S = sum_u phi(K[u]) V[u]^T,  z = sum_u phi(K[u])   causal: u <=
-//           t
+// Computes: Y[t] = phi(Q[t]) S / (phi(Q[t]) z + eps),  S = sum_u phi(K[u]) V[u]^T,  z = sum_u phi(K[u])
+//           causal: u <= t
 // Cost:     floor: 4BTD elements moved and 4BTDd FLOPs, which three products for one make 12BTDd in float32. Bound by
 //           memory; in float32 by tensor cores from some 100 channels on (sm_80: tf32 at 156 TFLOP/s beside 2 TB/s).
-//           Taken: 4BTD and the states of the chunks, d + 2 floats a channel and chunk, no more than their keys; causal
-//           6BTD, keys and values being read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of the
-//           values each, which read the same keys and queries, mostly from the second-level cache.
+//           Taken: 4BTD and the states of the chunks, d + 2 floats a channel and chunk, no more than their keys. Causal
+//           6BTD, because keys and values are read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of
+//           the values each, which read the same keys and queries, mostly from the second-level cache.
 // Method:   sums of the chunks, merge_states (shared/head_merge.cuh), and the chunks' queries: not causal times the
 //           whole S, causal times S before each tile and times the keys in it. In 16 bits sum_tiles, apply_state and
 //           causal_tiles with bfloat16 operands (shared/head_tensor_passes.cuh, head_tensor_causal.cuh), in float32

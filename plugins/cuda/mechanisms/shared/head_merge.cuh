@@ -1,6 +1,6 @@
 // Merges the states of a head's chunks (head_context.cuh).
 //
-// Computes: into state 0 all of them; or, as a scan, into each state those of the chunks before it
+// Computes: in state 0 the sum of all; as a scan, in each state the sum of the chunks before it.
 // Method:   a block takes a row of S and its sum of weights. Groups of threads take some neighboring chunks each, 4 of
 //           them loaded together; a tree over the groups gives the chunks before each. At most 32 chunks are merged in
 //           a row.

@@ -2,9 +2,10 @@
 //
 // Computes: the mean of all chunks, or the mean before each chunk.
 // Method:   a warp has a channel of one group of at most kMergeChunks consecutive chunks, each lane a run of them, and
-//           merges the lanes by shuffles. More chunks than that are first merged group by group, by a launch of its
-//           own; the other launch then merges the groups. So a lane merges at most kMergeChunks / 32 records in a row,
-//           and the order is fixed. A launch more costs about 1.5 us, and only where there are more chunks.
+//           merges the lanes by shuffles. If there are more chunks, a launch of its own merges them group by group
+//           first, which costs about 1.5 us; the other launch then merges the groups. So a lane merges at most
+//           kMergeChunks / 32 chunks of a group in a row, and the order is fixed. Chunks of pool_tile.cuh are few, so
+//           one launch merges them all.
 // Cost:     each sum is read once, by a scan twice.
 #pragma once
 

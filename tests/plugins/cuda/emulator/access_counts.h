@@ -1,10 +1,9 @@
 // Bank conflicts of shared memory and uncoalesced accesses of global memory, counted for each launch.
 //
-// The accesses that a warp makes by one instruction, from one point where its lanes meet to the next, are those of the
-// same place in the program and the same turn there; a lane that leaves out a turn of a loop shifts its later ones. Plain accesses are seen in kernels that are compiled for
-// ThreadSanitizer and linked with instrumentation.cc in its place,
-// EMULATOR_RECORDS being defined. What the compiler keeps in registers or reads once
-// for two expressions may differ from nvcc's choice.
+// Accesses count as one instruction of a warp if they have the same place in the program and the same turn there,
+// between two points where the lanes meet. A lane that leaves out a turn of a loop shifts its later ones. Plain
+// accesses are seen in kernels that are compiled for ThreadSanitizer with EMULATOR_RECORDS, and linked with
+// instrumentation.cc in its place. The compiler's choice of what stays in registers may differ from nvcc's.
 #pragma once
 
 #include <cstddef>

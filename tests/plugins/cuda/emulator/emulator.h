@@ -1,16 +1,18 @@
 // A GPU for tests: lets a C++ compiler build a .cu file as it is and runs its kernels on the CPU.
 //
-// Every CUDA thread is a fiber. Several blocks run at once, in an order and with an order of threads that the seed
-// decides: whenever a thread has to wait, any other that can run may be next. So what holds only for some order of
-// threads or blocks fails for some seed, and as barriers alone order the fibers in ThreadSanitizer's eyes, it names
-// missing ones. What would be undefined on a GPU ends the program with a message: a barrier that not all threads
-// reach, a vector at the wrong alignment, an asynchronous copy left under way, an access to memory of the host or
-// outside of every allocation (memory.h). Launches beyond a limit return a GPU's errors (launch.h).
+// Every CUDA thread is a fiber. Several blocks run at once, and the seed decides the order of blocks and threads:
+// whenever a thread has to wait, any other that can run may be next. A kernel that is correct only for some orders
+// fails for some seed. ThreadSanitizer names missing barriers, because it sees only barriers order the fibers.
 //
-// Shared memory starts as NaN, and so does what an asynchronous copy will fill until the copy is waited for.
-// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and approximate instructions
-// are off within their bounds (approximate.h). Bank conflicts and sectors can be counted (access_counts.h).
-// Not emulated: divergence within a warp (shuffles take all lanes), a weak order of memory, the time anything takes.
+// Undefined behavior of a GPU ends the program with a message: a barrier that not all threads reach, a vector at the
+// wrong alignment, an asynchronous copy left under way, an access to memory of the host or outside of every
+// allocation (memory.h). Launches beyond a limit return a GPU's errors (launch.h).
+//
+// Shared memory starts as NaN. The target of an asynchronous copy is NaN until the copy is waited for. Numbers are as
+// rough as a GPU's: products of matrices are summed as tensor cores do, and approximate instructions are off within
+// their bounds (approximate.h). Bank conflicts and sectors can be counted (access_counts.h).
+//
+// Not emulated: divergence within a warp (shuffles take all lanes), a weak order of memory, and time.
 #pragma once
 
 #include <cmath>
