@@ -66,8 +66,8 @@ MUTATIONS = [
         "aft_conv",
         "mechanisms/aft_conv.cu",
         (
-            "dim3(static_cast<unsigned>(groups * tiles * s.batch))",
-            "dim3(static_cast<unsigned>(groups * tiles * s.batch), groups * tiles * s.batch)",
+            "dim3 grid(static_cast<unsigned>(groups * tiles * s.batch))",
+            "dim3 grid(static_cast<unsigned>(groups * tiles * s.batch), groups * tiles * s.batch)",
         ),
     ),
     *_of(

@@ -99,12 +99,10 @@ __device__ __forceinline__ void weigh_queries(const HeadParams<Mechanism>& p, He
 template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ int weigh_keys(const HeadParams<Mechanism>& p, HeadTile<kWidth>& keys,
                                           const float (&reference)[kWidth], int first, int end) {
-  constexpr float kLeast = -1e37f;  // so that offsets are finite
   const int column = WarpPieces<kWidth>{}.column;
-  float offset[8];
+  float references[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    offset[i] = Mechanism::kSoftmax ? -machine::kLog2E * fmaxf(reference[column + i], kLeast) : 0.0f;
+  for (int i = 0; i < 8; ++i) references[i] = Mechanism::kSoftmax ? reference[column + i] : 0.0f;
   int cut = kTileTokens;
   convert_rows<T, kWidth>(keys, [&](int r, float (&x)[8]) {
     const bool counts = r >= first && r < end;
@@ -112,15 +110,17 @@ __device__ __forceinline__ int weigh_keys(const HeadParams<Mechanism>& p, HeadTi
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if constexpr (Mechanism::kSoftmax) {
-        const float exponent = fmaf(x[i], machine::kLog2E, offset[i]);
-        highest = fmaxf(highest, exponent);
-        x[i] = machine::fast_exp2(exponent);
+        // Not folded with log2(e): the rounded product of a large reference may lie far below that of its own key,
+        // whose row would be cut again without end.
+        const float difference = x[i] - references[i];
+        highest = fmaxf(highest, difference);
+        x[i] = machine::fast_exp(difference);
       } else {
         x[i] = p.mechanism.compute_key_weight(x[i], 0.0f);
       }
       x[i] = counts ? x[i] : 0.0f;
     }
-    if (counts && highest > kSafeSpread * machine::kLog2E && r < cut) cut = r;
+    if (counts && highest > kSafeSpread && r < cut) cut = r;
   });
   return cut;
 }
