@@ -165,6 +165,22 @@ struct ConvProduct {
   __device__ __forceinline__ int column_of(int n) const { return n * 8 + lane % 4 * 2; }
 };
 
+// Whether row r is free of later values that are no numbers. They have weight 0, which does not clear them; the exact
+// mean does not read them.
+template <class T>
+__device__ __forceinline__ bool reads_no_later_value(const ConvParams& p, const ConvProduct<T>& product, int r) {
+  bool free = true;
+  if (p.sums.causal)
+#pragma unroll
+    for (int n = 0; n < kConvChannels / 8; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float numerator = product.numerators[r / 2][n][r % 2 * 2 + k];
+        free = free && numerator == numerator;
+      }
+  return free;
+}
+
 // Adds the sums outside the span and gates. The largest key, and so the factor of those sums, is a head's.
 template <AftCudaGate gate, class T>
 __device__ __forceinline__ void finish_rows(ConvShared<T>& shared, const ConvParams& p, const ConvTile& tile,
@@ -187,7 +203,7 @@ __device__ __forceinline__ void finish_rows(ConvShared<T>& shared, const ConvPar
     if (t >= tile.length) {
 #pragma unroll
       for (int n = 0; n < kConvChannels / 8; ++n) store(to + n * 8, {0.0f, 0.0f});
-    } else if (denominator >= least) {
+    } else if (denominator >= least && reads_no_later_value(p, product, r)) {
       const float reciprocal = machine::fast_divide(1.0f, denominator);
 #pragma unroll
       for (int n = 0; n < kConvChannels / 8; ++n) {

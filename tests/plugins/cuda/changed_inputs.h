@@ -21,6 +21,25 @@ void change_numbers(const void* data, Numbers& numbers, int64_t count, AftCudaEl
   }
 }
 
+// In causal form, the value of a token is no number, which earlier rows must not see. `check` checks a problem.
+inline int check_later_values(int64_t channels, int64_t heads, const Bounds& bounds,
+                              const std::function<int(Problem&)>& check) {
+  int failures = 0;
+  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
+    for (int64_t token : {1, 7, 8, 31, 127, 128}) {
+      const Case c{0, 1, 140, channels, heads, element, true, AFT_CUDA_SIGMOID, Data::kSmall, Layout::kPacked, {140}};
+      device::doing = "later value, " + c.name();
+      for (float late : {NAN, INFINITY}) {
+        Problem problem(c, bounds, heads > 1 ? heads : channels);
+        problem.compared_rows = token;
+        change_numbers(problem.sequence.value.data, problem.value, c.tokens * channels, element,
+                       [&](int64_t i, float value) { return i / channels == token ? late : value; });
+        failures += check(problem);
+      }
+    }
+  return failures;
+}
+
 // Those of keys that count.
 template <class Change>
 void change_keys(Problem& problem, const Change& change) {

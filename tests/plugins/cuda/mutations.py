@@ -102,6 +102,21 @@ MUTATIONS = [
     ),
     *_of(
         "aft_local",
+        "mechanisms/aft_local.cu",
+        ("if (p.sums.causal && numerator != numerator) denominator = numerator;", ""),
+    ),
+    *_of(
+        "aft_conv",
+        "mechanisms/aft_conv.cu",
+        ("if (p.sums.causal && counts && numerator != numerator) untrusted |= 1u << r;", ""),
+    ),
+    *_of(
+        "aft_conv",
+        "mechanisms/aft_conv_product.cuh",
+        (" && reads_no_later_value(p, product, r)", ""),
+    ),
+    *_of(
+        "aft_local",
         "mechanisms/shared/running_softmax.cuh",
         ("maximum = fmaxf(maximum, other.maximum);", "maximum = other.maximum;"),
     ),
