@@ -43,7 +43,13 @@ def test_missing_driver_is_named(has_provider: None, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(platform.system() != "Linux", reason="the C library has another name")
 @pytest.mark.parametrize(
     ("status", "count", "problem"),
-    [(100, 0, "reports error 100"), (0, 0, "finds no device"), (0, 1, None)],
+    [
+        (100, 0, "no device is visible"),
+        (999, 0, "error 999, unknown error"),
+        (7, 0, "reports error 7"),
+        (0, 0, "finds no device"),
+        (0, 1, None),
+    ],
 )
 def test_driver_tells_number_of_devices(
     status: int, count: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +59,12 @@ def test_driver_tells_number_of_devices(
 
         def cuInit(self, _: int) -> int:  # noqa: N802  # the driver's name
             return status
+
+        def cuGetErrorString(self, code: int, text: object) -> int:  # noqa: N802
+            if code == 7:  # the driver does not know it
+                return 1
+            text._obj.value = b"unknown error"  # type: ignore[attr-defined]  # of a reference
+            return 0
 
         def cuDeviceGetCount(self, found: object) -> int:  # noqa: N802
             found._obj.value = count  # type: ignore[attr-defined]  # of a reference
