@@ -1,6 +1,6 @@
 """The choice of the engine that serves a bundle on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
@@ -52,15 +52,22 @@ def choose_engine(
         console: console for the progress of a build.
 
     Raises:
-        UsageError: if TensorRT is requested and the bundle was exported only to ONNX.
+        UsageError: if TensorRT is requested and the bundle was exported only to ONNX, or a
+            provider other than the CPU was requested with it.
         EngineError: if the requested engine or provider is not available, or its kernels are
             missing on a GPU.
         ParityError: if TensorRT is requested and is outside tolerance.
     """
+    if asked == "tensorrt" and provider != "cpu":
+        raise UsageError(
+            f"Expected --engine onnxruntime with --provider {provider}, got --engine tensorrt.",
+            "Leave out --provider, or give --engine onnxruntime.",
+        )
     reason = "--engine onnxruntime was given"
     if asked != "onnxruntime":
         try:
-            return _tensorrt(bundle, console)
+            chosen = _tensorrt(bundle, console)
+            return chosen if provider == "cpu" else _without_provider(chosen, provider)
         except (UsageError, EngineError, ParityError) as error:
             if asked == "tensorrt":
                 raise
@@ -73,6 +80,12 @@ def choose_engine(
         note = " It runs the bfloat16 graph in float32."
     place = "the CPU" if provider == "cpu" else PROVIDERS[provider].name
     return ChosenEngine(engine, f"ONNX Runtime {VERSION} on {place}: {reason}.{note}")
+
+
+def _without_provider(chosen: ChosenEngine, provider: Provider) -> ChosenEngine:
+    """Say in the reason that TensorRT does not use the requested provider."""
+    note = f"--provider {provider} has no effect without --engine onnxruntime."
+    return replace(chosen, reason=f"{chosen.reason} {note}")
 
 
 def _tensorrt(bundle: Bundle, console: Console) -> ChosenEngine:

@@ -7,7 +7,9 @@
 
 ONNX Runtime and TensorRT compute the weights once, as all nodes before the cut are constant:
 ONNX Runtime when it loads the model, TensorRT when it builds the engine. So the weights need no
-place in the file, whose size is limited, and one implementation serves both engines.
+place in the file, whose size is limited, and one implementation serves both engines. Newer
+versions of ONNX Runtime leave outputs over 1 GiB to each run by default, which are those above
+16,384 tokens in float32; ``onnxruntime.session_model`` removes this limit.
 """
 
 from collections.abc import Collection, Mapping

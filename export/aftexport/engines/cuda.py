@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from aftexport.errors import EngineError
 
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE: there is no GPU, or CUDA_VISIBLE_DEVICES hides it."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,17 @@ def missing_gpu() -> str | None:
         return f"the NVIDIA driver is not installed, {_DRIVER} is missing"
     count = ctypes.c_int()
     if status := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return f"the NVIDIA driver reports error {status}"
+        return _driver_error(driver, status)
     return None if count.value else "the NVIDIA driver finds no device"
+
+
+def _driver_error(driver: ctypes.CDLL, status: int) -> str:
+    if status == _NO_DEVICE:
+        return "no device is visible to the NVIDIA driver"
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorString(status, ctypes.byref(text)) or not text.value:
+        return f"the NVIDIA driver reports error {status}"
+    return f"the NVIDIA driver reports error {status}, {text.value.decode()}"
 
 
 class Memory:

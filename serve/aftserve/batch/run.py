@@ -18,7 +18,7 @@ from aftserve.batch import documents, output
 from aftserve.batch.answering import OfflineClassifier
 from aftserve.batch.documents import Documents
 from aftserve.batch.leftovers import replacing
-from aftserve.ray.cluster import connected
+from aftserve.ray.cluster import check_gpus, connected
 from aftserve.settings import Settings
 
 _OBJECT_STORE_MIB = 512
@@ -112,6 +112,7 @@ def run(
         interruption.check()
         with cluster:
             interruption.check()
+            check_gpus(actors, _gpus(settings), f"--actors {actors}")
             _configure()
             rows = _answers(found, settings, bundle.digest, columns, actors)
             failed = _write(rows, columns, found, out, console, interruption)
@@ -144,10 +145,15 @@ def _answers(
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=settings.threads,
-        num_gpus=1 if settings.provider == "cuda" else 0,  # without one, Ray hides the GPUs
+        num_gpus=_gpus(settings),
     )
     rows: Iterable[pa.Table] = answered.iter_batches(batch_size=None, batch_format="pyarrow")
     return rows
+
+
+def _gpus(settings: Settings) -> int:
+    """Return the GPUs of an actor: without one reserved, Ray hides the GPUs."""
+    return int(settings.provider == "cuda")
 
 
 def _write(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aftexport.errors import AftexportError
+from aftexport.errors import AftexportError, UsageError
 from aftexport.system.signals import TerminatedError
 
 _OWN = {
@@ -84,6 +84,27 @@ def connected(
         ),
     ):
         yield
+
+
+def check_gpus(processes: int, gpus_each: float, option: str) -> None:
+    """Check that the connected Ray has enough GPUs, because it would wait for them forever.
+
+    Args:
+        processes: the number of processes that start.
+        gpus_each: the number of GPUs that Ray reserves for a process.
+        option: the option that sets the number of processes.
+
+    Raises:
+        UsageError: if it has too few.
+    """
+    import ray
+
+    needed, found = processes * gpus_each, ray.cluster_resources().get("GPU", 0)
+    if found < needed:
+        raise UsageError(
+            f"Expected {needed:g} GPUs for {option}, got {found:g} in Ray.",
+            "Check nvidia-smi and ray status, start fewer processes, or leave out --provider cuda.",
+        )
 
 
 @contextmanager

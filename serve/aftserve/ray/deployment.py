@@ -18,7 +18,7 @@ from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.observability import tracing
 from aftserve.observability.logging import configure_logging
-from aftserve.ray.cluster import ClusterError, connected, resolve
+from aftserve.ray.cluster import ClusterError, check_gpus, connected, resolve
 from aftserve.server import load
 from aftserve.settings import Settings
 
@@ -96,6 +96,9 @@ def deploy(
     with connected(address, object_store_mib=_OBJECT_STORE_MIB):
         from ray import serve
 
+        replicas = _first_replicas(options)
+        gpus = options["ray_actor_options"].get("num_gpus", 0)
+        check_gpus(replicas, gpus, f"{replicas} replicas")
         serve.start(http_options={"host": host, "port": settings.port})
         _start(_deployment(options).bind(settings, digest))
         interruption.check()
@@ -172,6 +175,14 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise _bad(str(error)) from error
     return options
+
+
+def _first_replicas(options: Mapping[str, Any]) -> int:
+    """Return the number of replicas without which the deployment is not ready."""
+    number = options.get("num_replicas")
+    if isinstance(number, int):
+        return number
+    return int((options.get("autoscaling_config") or {}).get("min_replicas", 1))
 
 
 def _deployment(options: Mapping[str, Any]) -> Any:

@@ -1,11 +1,13 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.deploy.choose_engine import choose_engine
+from aftexport.deploy import choose_engine as module
+from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.errors import EngineError, UsageError
 from aftexport.pipeline.export import export
 
@@ -44,3 +46,19 @@ def test_bfloat16_on_cpu_reports_float32(
     choice = choose_engine(bundle, console=CONSOLE)
     assert "float32" in choice.reason
     assert np.isfinite(choice.engine.run(INPUTS)["logits"]).all()
+
+
+def test_provider_with_tensorrt_is_refused(rtx_bundle: Path) -> None:
+    with pytest.raises(UsageError, match="--provider cuda, got --engine tensorrt"):
+        choose_engine(Bundle.open(rtx_bundle), "tensorrt", provider="cuda", console=CONSOLE)
+
+
+def test_unused_provider_is_named(rtx_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = object()
+    monkeypatch.setattr(module, "_tensorrt", lambda *_: ChosenEngine(engine, "TensorRT.", 2, 9))
+    choice = choose_engine(Bundle.open(rtx_bundle), provider="cuda", console=CONSOLE)
+    assert choice.reason == (
+        "TensorRT. --provider cuda has no effect without --engine onnxruntime."
+    )
+    assert (choice.engine, choice.min_tokens, choice.max_tokens) == (engine, 2, 9)
+    assert choose_engine(Bundle.open(rtx_bundle), console=CONSOLE).reason == "TensorRT."

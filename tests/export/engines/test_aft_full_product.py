@@ -168,7 +168,8 @@ def test_gates_of_two_nodes_select_bodies() -> None:
 def test_sessions_with_cuda_kernels_use_products(library: str | None) -> None:
     adaptation = Adaptation(library=library, takes_choice=False, provider=None)
     model = aft_full_model("fp16", random_bias())
-    assert adaptation.choose_bodies(model) == (library == LIBRARY)
+    options = sessions.session_options(1)
+    assert adaptation.choose_bodies(model, options) == (library == LIBRARY)
     assert ("AftFullFinish" in operators_in(model)) == (library == LIBRARY)
 
 
@@ -189,3 +190,21 @@ def test_session_loads_weights_beside_file(tmp_path: Path, monkeypatch: pytest.M
     assert session.run(None, inputs)[0].shape == (1, 5, 16)
     inlined = onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node
     assert any("AftFullFinish" in value for node in inlined for value in node.output)
+
+
+def test_large_weights_are_computed_at_load(tmp_path: Path) -> None:
+    """A limit of 100 bytes stands for that of 1 GiB, which the session removes."""
+    options = sessions.session_options(1)
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", "100"
+    )
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    model = aft_full_model("fp16", random_bias())
+    adaptation = Adaptation(library=LIBRARY, takes_choice=False, provider=None)
+    assert adaptation.choose_bodies(model, options)
+    assert any(name.endswith("bias_exponentials") for n in model.graph.node for name in n.output)
+    onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    loaded = onnx.load(options.optimized_model_filepath).graph.node
+    assert not any(name.endswith("bias_exponentials") for n in loaded for name in n.output)

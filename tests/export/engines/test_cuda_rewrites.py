@@ -13,6 +13,7 @@ from bfloat16_products import with_float32_sums
 
 from aftexport.capture.capture import capture
 from aftexport.capture.precision import PRECISIONS
+from aftexport.contract import DEFAULT_OPSET
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.cuda_rewrites import rewrite_for_cuda
 from aftexport.lowering.to_onnx import lower
@@ -39,9 +40,9 @@ def classifier(mechanism: str) -> DocumentClassifier:
 
 
 @cache
-def exported(mechanism: str, precision: str) -> bytes:
+def exported(mechanism: str, precision: str, opset: int = DEFAULT_OPSET) -> bytes:
     program = capture(classifier(mechanism), dtype=PRECISIONS[precision], max_tokens=64)
-    return finish(lower(program), precision=precision).SerializeToString()
+    return finish(lower(program, opset=opset), precision=precision).SerializeToString()
 
 
 def rewritten(mechanism: str, precision: str) -> onnx.ModelProto:
@@ -157,3 +158,20 @@ def test_variable_keeps_bodies_of_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not PROVIDERS["cuda"].adapt(model)
     monkeypatch.delenv("AFTEXPORT_PORTABLE")
     assert PROVIDERS["cuda"].adapt(model)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+def test_opset_without_gelu_loads(precision: str) -> None:
+    """Gelu exists from opset 20 on; before, its parts run, in float32 in a float16 model too."""
+    model = onnx.load_from_string(exported("aft_simple", precision, 18))
+    assert rewrite_for_cuda(model)
+    if precision != "fp16":
+        model = with_float32_sums(model, *(f.name for f in model.functions if "_bf" in f.name))
+    assert "Gelu" not in {node.op_type for f in model.functions for node in f.node}
+    ids, lengths = np.arange(120).reshape(2, 60), np.array([60, 13])
+    with torch.inference_mode():
+        expected = classifier("aft_simple")(torch.from_numpy(ids), torch.from_numpy(lengths))
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+    logits = engine.run({"input_ids": ids, "lengths": lengths})["logits"]
+    error = np.abs(logits.astype(np.float32) - expected.numpy()).max()
+    assert error <= TOLERANCES[precision].bound * max(1.0, expected.abs().max().item())

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import aftplugins
 from aftexport.engines import cuda
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine, providers
+from aftexport.engines.onnxruntime.package import native
 from aftexport.errors import EngineError
 
 CUDA = PROVIDERS["cuda"]
@@ -41,7 +43,13 @@ def test_missing_driver_is_named(has_provider: None, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(platform.system() != "Linux", reason="the C library has another name")
 @pytest.mark.parametrize(
     ("status", "count", "problem"),
-    [(100, 0, "reports error 100"), (0, 0, "finds no device"), (0, 1, None)],
+    [
+        (100, 0, "no device is visible"),
+        (999, 0, "error 999, unknown error"),
+        (7, 0, "reports error 7"),
+        (0, 0, "finds no device"),
+        (0, 1, None),
+    ],
 )
 def test_driver_tells_number_of_devices(
     status: int, count: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
@@ -51,6 +59,12 @@ def test_driver_tells_number_of_devices(
 
         def cuInit(self, _: int) -> int:  # noqa: N802  # the driver's name
             return status
+
+        def cuGetErrorString(self, code: int, text: object) -> int:  # noqa: N802
+            if code == 7:  # the driver does not know it
+                return 1
+            text._obj.value = b"unknown error"  # type: ignore[attr-defined]  # of a reference
+            return 0
 
         def cuDeviceGetCount(self, found: object) -> int:  # noqa: N802
             found._obj.value = count  # type: ignore[attr-defined]  # of a reference
@@ -86,3 +100,50 @@ def test_provider_that_cannot_start_is_named(
     monkeypatch.setattr(providers, "missing_gpu", lambda: None)
     with pytest.raises(EngineError, match=f"{CUDA.name}.*Install the NVIDIA driver, CUDA"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")
+
+
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        (native.InvalidGraph, "Export it again"),
+        (native.NotImplemented, "Export it again"),
+        (native.InvalidProtobuf, "Export it again"),
+        (native.Fail, "Install the NVIDIA driver"),
+    ],
+)
+def test_remedy_follows_cause_of_failed_load(
+    failure: type[Exception],
+    remedy: str,
+    bundle_folder: Path,
+    has_provider: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise failure("no Op registered for Gelu")
+
+    monkeypatch.setattr(providers, "missing_gpu", lambda: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(EngineError, match="on CUDAExecutionProvider: no Op") as refusal:
+        OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda", fused=False)
+    assert refusal.value.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("Failed to allocate memory for requested buffer of size 1024", "Send shorter documents"),
+        ("CUDA failure 2: out of memory", "Send shorter documents"),
+        ("Invalid rank for input", "Check the shapes"),
+    ],
+)
+def test_remedy_follows_cause_of_failed_run(
+    message: str, remedy: str, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise native.RuntimeException(message)
+
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
+    monkeypatch.setattr(engine, "_session", SimpleNamespace(run=fail))
+    with pytest.raises(EngineError, match=message) as failed:
+        engine.run({})
+    assert failed.value.remedy.startswith(remedy)

@@ -2,6 +2,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,21 @@ def test_note_says_how_to_get_kernels(
     (note,) = check._path_notes(Bundle.open(bundle_folder), check.Request(provider=provider))
     assert note.startswith("The portable bodies ran: ")
     assert remedy in note
+
+
+def test_note_names_bodies_of_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, the CUDA provider runs other bodies than those of the file."""
+    monkeypatch.setattr(aftplugins, "library", lambda _: None)
+    monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
+    manifest = SimpleNamespace(operators=["AftSimple", "LinearResidual"], precision="fp16")
+    bundle: Any = SimpleNamespace(manifest=manifest)
+    (note,) = check._path_notes(bundle, check.Request(provider="cuda"))
+    assert note.startswith("LinearResidual ran by bodies with 16-bit products")
+    (note,) = check._path_notes(bundle, check.Request(provider="cpu"))
+    assert note.startswith("The portable bodies ran: ")
+    monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
+    (note,) = check._path_notes(bundle, check.Request(provider="cuda"))
+    assert note.startswith("The portable bodies ran: ")
 
 
 def test_documents_over_maximum_are_refused(

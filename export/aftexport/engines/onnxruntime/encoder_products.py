@@ -6,15 +6,19 @@ float16 or bfloat16 that the precision of the model allows.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import TensorProto
 
 from aftexport.operators.domain import DOMAIN, opset_of
-from aftexport.operators.encoder import ARITHMETIC_OPERATORS
+from aftexport.operators.encoder import ARITHMETIC_OPERATORS, LAYER_NORM_FEED_FORWARD
 from aftexport.operators.encoder.arithmetic import Arithmetic
+from aftexport.operators.schema import OnnxOperator
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_GELU_OPSET = 20
+"""The first opset with the operator Gelu."""
 _WEIGHT = 1
 """The position of an input that every one of these operators has, a parameter of the model."""
 
@@ -38,7 +42,7 @@ def narrow_products(model: onnx.ModelProto) -> bool:
             continue
         name = f"{operator.op_type}_{arithmetic.value}"
         if name not in bodies:
-            bodies[name] = operator.function({}, opset_of(model), arithmetic=arithmetic)
+            bodies[name] = _body(operator, arithmetic, opset_of(model))
             bodies[name].name = name
         replaced.add(operator.op_type)
         node.op_type = name
@@ -63,6 +67,13 @@ def _arithmetic(node: onnx.NodeProto, types: Mapping[str, int]) -> Arithmetic | 
     if element == TensorProto.FLOAT and precision in (b"bf16", b"int8"):
         return Arithmetic.BFLOAT16
     return None
+
+
+def _body(operator: OnnxOperator, arithmetic: Arithmetic, opset: int) -> onnx.FunctionProto:
+    form: dict[str, Any] = {"arithmetic": arithmetic}
+    if operator is LAYER_NORM_FEED_FORWARD:
+        form["has_gelu"] = opset >= _GELU_OPSET
+    return operator.function({}, opset, **form)
 
 
 def _remove_unused(model: onnx.ModelProto, names: set[str]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.explained_input import padded_choices
-from aftexport.engines.onnxruntime.failures import FAILURES, reason
+from aftexport.engines.onnxruntime.failures import FAILURES, is_out_of_memory, reason
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.sessions import session, session_options
@@ -19,6 +19,7 @@ from aftexport.system.memory import give_back
 
 _CHOICE_OF_FILE = padded_choices([()])
 """The input for a run without a choice of logits: the largest one, as the file has it."""
+_MEMORY_REMEDY = "Send shorter documents or fewer, or lower --memory-budget-mib."
 _TYPES = {
     "tensor(int64)": np.int64,
     "tensor(float)": np.float32,
@@ -82,7 +83,8 @@ class OnnxRuntimeEngine:
                 results = self._session.run(names, self._with_choice(inputs), options)
         except FAILURES as error:
             raise EngineError(
-                f"ONNX Runtime failed: {reason(error)}.", "Check the shapes of the inputs."
+                f"ONNX Runtime failed: {reason(error)}.",
+                _MEMORY_REMEDY if is_out_of_memory(error) else "Check the shapes of the inputs.",
             ) from error
         return dict(zip(names, results, strict=True))
 

@@ -6,6 +6,19 @@ FAILURES = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.Inv
             native.NotImplemented, native.RuntimeException, native.NoSuchFile,
             RuntimeError, ValueError)  # fmt: skip
 
+_GRAPH_FAULTS = (native.InvalidGraph, native.InvalidProtobuf, native.NotImplemented)
+_OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
+
+
+def is_graph_fault(error: Exception) -> bool:
+    """Return whether the model caused a failure, whatever the machine has."""
+    return isinstance(error, _GRAPH_FAULTS)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed."""
+    return any(text in str(error) for text in _OUT_OF_MEMORY)
+
 
 def reason(error: Exception) -> str:
     """Return the first line of an exception without the codes before it."""

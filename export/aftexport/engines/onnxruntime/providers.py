@@ -100,6 +100,17 @@ class ExecutionProvider:
         # The variable that switches kernels off asks for the bodies of the file.
         return self.rewrite is not None and not _are_kernels_off() and self.rewrite(model)
 
+    def rewritten(self, operators: Iterable[str], precision: str) -> list[str]:
+        """Return the operators of a bundle that run by bodies for this provider.
+
+        Args:
+            operators: the types of the bundle's custom nodes.
+            precision: the precision of the bundle.
+        """
+        if self.rewrite is None or _are_kernels_off() or precision == "fp32":
+            return []
+        return sorted({operator_name(name) for name in operators} & ARITHMETIC_OPERATORS.keys())
+
 
 def _are_kernels_off() -> bool:
     return os.environ.get(aftplugins.DISABLE_VARIABLE) == "1"

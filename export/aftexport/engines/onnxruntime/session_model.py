@@ -17,6 +17,7 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.operators.kernel_forms import choose_kernels
 
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+_MAX_CONSTANT_BYTES = "optimization.constant_folding_max_output_size_in_bytes"
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,21 @@ class Adaptation:
     takes_choice: bool
     provider: ExecutionProvider | None
 
-    def choose_bodies(self, model: onnx.ModelProto) -> bool:
+    def choose_bodies(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> bool:
         """Give the nodes the names that the kernels take, and the others the provider's bodies.
 
+        Args:
+            model: the model, which is changed in place.
+            options: the options of the session, which compute constants of any size once.
+
         Returns:
-            Whether the model, which is changed in place, had such nodes.
+            Whether the model had such nodes.
         """
         is_cuda = self.library == PROVIDERS["cuda"].library
         has_products = is_cuda and use_products(model, PROVIDERS["cuda"].library)
+        if has_products:
+            # With the default of 1 GiB, 1.31 computes the weights of a long AFT-full in each run.
+            options.add_session_config_entry(_MAX_CONSTANT_BYTES, "0")  # no limit
         is_renamed = self.library is not None and choose_kernels(model, self.library)
         is_rewritten = self.provider is not None and self.provider.adapt(model)
         return has_products or is_renamed or is_rewritten
@@ -62,17 +70,19 @@ def session_source(
         return _adapted_file(model, options, adaptation)
     # Otherwise the runtime would look for files of weights in the current folder.
     options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
-    return _adapted_bytes(model, adaptation)
+    return _adapted_bytes(model, options, adaptation)
 
 
-def _adapted_bytes(model: bytes, adaptation: Adaptation) -> bytes:
+def _adapted_bytes(
+    model: bytes, options: onnxruntime.SessionOptions, adaptation: Adaptation
+) -> bytes:
     if DOMAIN.encode() not in model:
         return model
     try:
         parsed = onnx.load_from_string(model)
     except DecodeError:
         return model  # the runtime reports the fault of the file more precisely
-    return bytes(parsed.SerializeToString()) if adaptation.choose_bodies(parsed) else model
+    return bytes(parsed.SerializeToString()) if adaptation.choose_bodies(parsed, options) else model
 
 
 def _adapted_file(
@@ -92,7 +102,7 @@ def _adapted_file(
         model = read_model(path)
         widen(model)
     has_choice = adaptation.takes_choice and take_choice(model)
-    has_other_bodies = adaptation.choose_bodies(model)
+    has_other_bodies = adaptation.choose_bodies(model, options)
     if not (is_wide or has_choice or has_other_bodies):
         return source
     if isinstance(source, str):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aftexport.engines.onnxruntime.failures import FAILURES, reason
+from aftexport.engines.onnxruntime.failures import FAILURES, is_graph_fault, reason
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.session_model import Adaptation, session_source
@@ -102,7 +102,7 @@ def session(
         raise EngineError(
             f"ONNX Runtime {VERSION} cannot load the model{place}: {reason(error)}.",
             _CUDA_REMEDY
-            if chosen.needs_gpu
+            if chosen.needs_gpu and not is_graph_fault(error)
             else "Export it again, with a lower --opset if the message names one.",
         ) from error
     if chosen.name not in (started := loaded.get_providers()):

@@ -43,24 +43,26 @@ class Arithmetic(Enum):
         {result} = Cast <to = {_FLOAT}> ({result}_rounded)
         """
 
-    def gelu(self, result: str, x: str) -> str:
-        """Return the lines of the exact GELU."""
-        if self is not Arithmetic.FLOAT32:
-            return f"{result} = Gelu({x})\n"
-        # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
-        # The root has the type of the product, which is float64 where a float64 engine runs it.
-        return f"""
-        two_f = Constant <value_float = 2.0> ()
-        two = CastLike(two_f, {x})
-        sqrt_two = Sqrt(two)
-        one_f = Constant <value_float = 1.0> ()
-        half = Constant <value_float = 0.5> ()
-        scaled = Div({x}, sqrt_two)
-        error_function = Erf(scaled)
-        twice_weight = Add(error_function, one_f)
-        twice_activated = Mul({x}, twice_weight)
-        {result} = Mul(twice_activated, half)
+    def gelu(self, result: str, x: str, *, has_operator: bool = True) -> str:
+        """Return the lines of the exact GELU.
+
+        Args:
+            result: the name of the result.
+            x: the name of the input.
+            has_operator: whether the opset of the body has Gelu, as from 20 on.
         """
+        # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
+        if self is Arithmetic.FLOAT32:
+            return _gelu_parts(result, x)
+        if has_operator:
+            return f"{result} = Gelu({x})\n"
+        if self is Arithmetic.BFLOAT16:
+            return _gelu_parts(result, x)
+        return (
+            f"{x}_wide = Cast <to = {_FLOAT}> ({x})\n"
+            + _gelu_parts(f"{result}_wide", f"{x}_wide")
+            + f"{result} = CastLike({result}_wide, {x})\n"
+        )
 
     def output(self, name: str, expression: str, *, like: str = "x") -> str:
         """Return the lines of an output, which has the type of the input ``like``."""
@@ -73,4 +75,21 @@ def layer_norm(x: str, weight: str, bias: str) -> str:
     """Return the line of the norm, ``normed``."""
     return f"""
         normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> ({x}, {weight}, {bias})
+        """
+
+
+def _gelu_parts(result: str, x: str) -> str:
+    """Return the lines of the exact GELU by the error function, of an input in float32."""
+    # The root has the type of the product, which is float64 where a float64 engine runs it.
+    return f"""
+        two_f = Constant <value_float = 2.0> ()
+        two = CastLike(two_f, {x})
+        sqrt_two = Sqrt(two)
+        one_f = Constant <value_float = 1.0> ()
+        half = Constant <value_float = 0.5> ()
+        scaled = Div({x}, sqrt_two)
+        error_function = Erf(scaled)
+        twice_weight = Add(error_function, one_f)
+        twice_activated = Mul({x}, twice_weight)
+        {result} = Mul(twice_activated, half)
         """

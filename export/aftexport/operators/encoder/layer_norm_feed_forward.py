@@ -23,14 +23,14 @@ _INPUTS = (
 )
 
 
-def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
+def _body(arithmetic: Arithmetic = Arithmetic.FLOAT32, *, has_gelu: bool = True) -> str:
     x, norm_weight, norm_bias, weight_in, bias_in, weight_out, bias_out = arithmetic.names(*_INPUTS)
     return (
         arithmetic.casts(_INPUTS)
         + layer_norm(x, norm_weight, norm_bias)
         + arithmetic.product("product_in", "normed", weight_in)
         + f"hidden = Add(product_in, {bias_in})\n"
-        + arithmetic.gelu("activated", "hidden")
+        + arithmetic.gelu("activated", "hidden", has_operator=has_gelu)
         + arithmetic.product("product_out", "activated", weight_out)
         + f"change = Add(product_out, {bias_out})\n"
         + arithmetic.output("output", f"Add({x}, change)")

@@ -71,17 +71,20 @@ class ModelConfig(BaseModel):
     parameters: dict[str, ConfigParameter]
 
 
-def model_config(metadata: ModelMetadata, engine: str, parameters: dict[str, str]) -> ModelConfig:
+def model_config(
+    metadata: ModelMetadata, engine: str, parameters: dict[str, str], *, is_on_gpu: bool
+) -> ModelConfig:
     """Return the configuration of a model.
 
     Args:
         metadata: the metadata of the model.
         engine: name of the engine.
         parameters: further values by name.
+        is_on_gpu: whether the engine runs on a GPU.
     """
     has_choice = {*_DOCUMENTS} <= {one.name for one in metadata.inputs}
     optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
-    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if engine == "tensorrt" else "KIND_CPU"
+    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if is_on_gpu else "KIND_CPU"
     return ModelConfig(
         name=metadata.name,
         platform=metadata.platform,

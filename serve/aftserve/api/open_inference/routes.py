@@ -137,15 +137,18 @@ def _model_router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
     async def config(service: NamedModel) -> ModelConfig:
         """The model's configuration, by Triton's extension of the protocol."""
         classifier = service.model.classifier
+        settings = service.settings
+        engine = classifier.engine.name
         return model_config(
             describe_model(service),
-            classifier.engine.name,
+            engine,
             {
                 "bundle": service.active.bundle.digest,
-                "long_documents": service.settings.long_documents,
-                "max_documents": str(service.settings.max_documents),
+                "long_documents": settings.long_documents,
+                "max_documents": str(settings.max_documents),
                 "max_tokens": str(classifier.max_tokens),
             },
+            is_on_gpu=engine == "tensorrt" or settings.provider == "cuda",
         )
 
     @router.get("/stats")
