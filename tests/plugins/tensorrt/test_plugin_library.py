@@ -105,6 +105,17 @@ def test_missing_library_is_named(gpu: TensorRt, monkeypatch: pytest.MonkeyPatch
         deserialize(gpu, b"EP", uses_plugins=True)
 
 
+def test_library_that_is_not_installed_is_named(
+    gpu: TensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is refused, so no operator runs by a portable body."""
+    monkeypatch.setattr(aftplugins, "library", lambda _: None)
+    with pytest.raises(EngineError, match=r"libaftplugins_tensorrt\.so is not inst") as refusal:
+        deserialize(gpu, b"EP", uses_plugins=True)
+    assert "portable" not in refusal.value.problem
+    assert "make cuda-wheel" in refusal.value.remedy
+
+
 def test_build_leaves_library_of_engine(rtx: TensorRt, gpu: TensorRt, installed: Path) -> None:
     """A registry that a build has left still has the plugins of a loaded engine."""
     deserialize(gpu, b"EP", uses_plugins=True)

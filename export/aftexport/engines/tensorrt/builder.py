@@ -158,7 +158,7 @@ def _parse(
             max_tokens=settings.max_length,
             capabilities=settings.compute_capabilities,
         )
-    prepared = _prepare(trt)(graph, model.parent, has_plugins=has_plugins)
+    prepared = _prepare(trt)(graph, has_plugins=has_plugins)
     is_parsed = parser.parse(prepared.SerializeToString(), str(model))
     if not is_parsed:
         errors = [parser.get_error(i) for i in range(parser.num_errors)]

@@ -1,5 +1,6 @@
 """The loading of a serialized engine, with the plugin library where the engine lacks it."""
 
+import os
 from typing import Any
 
 import aftplugins
@@ -8,6 +9,11 @@ from aftexport.engines.tensorrt.runtimes import TensorRt
 from aftexport.errors import EngineError
 
 REBUILD = "Run: aftexport build BUNDLE --rebuild"
+_PLUGIN_REMEDY = (
+    f"If a plugin is missing, unset {aftplugins.DISABLE_VARIABLE}, or run make cuda-wheel in "
+    "aftexport's source folder and install dist/aftexport_cuda-*.whl. If not, build the engine "
+    "again with aftexport build BUNDLE --rebuild."
+)
 
 
 def deserialize(trt: TensorRt, serialized: bytes, *, uses_plugins: bool) -> tuple[Any, Any]:
@@ -41,9 +47,7 @@ def deserialize(trt: TensorRt, serialized: bytes, *, uses_plugins: bool) -> tupl
         library = aftplugins.library("tensorrt")
         if library is None:
             raise EngineError(
-                f"{refusal.problem} The engine uses plugins, and their library is not here: "
-                f"{aftplugins.missing('tensorrt')}",
-                f"Install the plugins if the reason is a missing plugin. Otherwise, {REBUILD}",
+                f"{refusal.problem} The engine uses plugins, {_absence()}.", _PLUGIN_REMEDY
             ) from refusal
         hold_plugins(trt, library)
         try:
@@ -52,3 +56,9 @@ def deserialize(trt: TensorRt, serialized: bytes, *, uses_plugins: bool) -> tupl
             raise EngineError(
                 f"{refusal.problem} With the plugins of {library}, {error.problem}", REBUILD
             ) from error
+
+
+def _absence() -> str:
+    if os.environ.get(aftplugins.DISABLE_VARIABLE) == "1":
+        return f"which are switched off by {aftplugins.DISABLE_VARIABLE}=1"
+    return "and libaftplugins_tensorrt.so is not installed"

@@ -7,18 +7,13 @@ that it does not handle.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.logger import G_LOGGER
-
-from aftexport.onnx_io import load_weight
 
 MAX_SMALL_BYTES = 1 << 20
 """The size of the largest weight that the graph holds itself."""
@@ -47,38 +42,18 @@ class Network:
         graph: the graph without functions. New functions may be added to it.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         """Take over a model.
 
         Args:
             model: the model, which the network changes.
-            folder: the folder of the files with external weights.
 
         Raises:
             onnx_graphsurgeon.OnnxGraphSurgeonException: if the graph is not valid.
         """
         self.model = model
-        self._folder = folder
         with quiet():
             self.graph = gs.import_onnx(_without_weights(model))
-
-    def values(self, constant: gs.Constant) -> NDArray[np.generic]:
-        """Return the values of a weight, from the model or from its file.
-
-        Raises:
-            OSError, ValueError: if the file cannot be read.
-        """
-        lazy = constant._values
-        if isinstance(lazy, np.ndarray):
-            return lazy
-        tensor = lazy.tensor
-        if (name := _referenced(tensor)) is not None:
-            tensor = next(t for t in self.model.graph.initializer if t.name == name)
-        if tensor.data_location == TensorProto.EXTERNAL:
-            external, tensor = tensor, TensorProto()
-            tensor.CopyFrom(external)
-            load_weight(tensor, self._folder)
-        return onnx.numpy_helper.to_array(tensor)
 
     def to_model(self) -> onnx.ModelProto:
         """Write the graph into the model, and return the model."""

@@ -1,7 +1,6 @@
 """The graph that TensorRT's parser gets: every rewrite of a model, in order."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -27,12 +26,11 @@ SIMPLIFICATIONS: tuple[Rewrite, ...] = (infer_types, remove_idle_casts, fold_con
 """The rewrites of every graph, after the others and in topological order."""
 
 
-def prepare_graph(model: onnx.ModelProto, folder: Path, *, has_plugins: bool) -> onnx.ModelProto:
+def prepare_graph(model: onnx.ModelProto, *, has_plugins: bool) -> onnx.ModelProto:
     """Rewrite a model for TensorRT, with its nodes sorted and without unused ones.
 
     Args:
         model: the model, which may be changed. Weights in files are not read.
-        folder: the folder of the files with external weights.
         has_plugins: whether the plugin library is registered.
 
     Raises:
@@ -40,7 +38,7 @@ def prepare_graph(model: onnx.ModelProto, folder: Path, *, has_plugins: bool) ->
     """
     rewrites = PLUGIN_REWRITES if has_plugins else PORTABLE_REWRITES
     try:
-        network = Network(inline_partial_calls(model), folder)
+        network = Network(inline_partial_calls(model))
         for rewrite in rewrites:
             rewrite(network)
         with quiet():

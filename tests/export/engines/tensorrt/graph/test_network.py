@@ -115,7 +115,7 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def test_round_trip_loses_nothing(model: onnx.ModelProto) -> None:
     """Only the order of a node's attributes may change."""
-    back = Network(copied(model), Path()).to_model()
+    back = Network(copied(model)).to_model()
     for one in (model, back):
         sorted_attributes(one.graph.node)
     assert back.graph.node == model.graph.node
@@ -136,17 +136,15 @@ def test_library_itself_loses_metadata(model: onnx.ModelProto) -> None:
 
 
 def test_large_weights_are_references(model: onnx.ModelProto) -> None:
-    network = Network(model, Path())
+    network = Network(model)
     tensors = network.graph.tensors()
     assert not is_small(tensors["weight"])
     assert is_small(tensors["bias"])
     assert gs.export_onnx(network.graph).ByteSize() < LARGE.nbytes / 10
-    np.testing.assert_array_equal(network.values(tensors["weight"]), LARGE)
-    np.testing.assert_array_equal(network.values(tensors["bias"]), [1])
 
 
 def test_renamed_weight_keeps_values(model: onnx.ModelProto) -> None:
-    network = Network(model, Path())
+    network = Network(model)
     network.graph.tensors()["weight"].name = "renamed"
     weights = {tensor.name: tensor for tensor in network.to_model().graph.initializer}
     assert weights.keys() == {"renamed", "bias"}
@@ -154,7 +152,7 @@ def test_renamed_weight_keeps_values(model: onnx.ModelProto) -> None:
 
 
 def test_unused_weights_leave(model: onnx.ModelProto) -> None:
-    network = Network(model, Path())
+    network = Network(model)
     product = next(node for node in network.graph.nodes if node.op == "MatMul")
     product.inputs[1] = gs.Constant("small", np.ones((16, 2), ml_dtypes.bfloat16))
     weights = {t.name: t.data_type for t in network.to_model().graph.initializer}
@@ -162,7 +160,7 @@ def test_unused_weights_leave(model: onnx.ModelProto) -> None:
 
 
 def test_external_weights_stay_outside(model: onnx.ModelProto, tmp_path: Path) -> None:
-    """A file of over 2 GiB is not read, except for the values that a rewrite asks for."""
+    """A file of over 2 GiB is not read."""
     onnx.save(
         model,
         tmp_path / "model.onnx",
@@ -179,9 +177,7 @@ def test_external_weights_stay_outside(model: onnx.ModelProto, tmp_path: Path) -
     huge.external_data.add(key="length", value=str(5 << 29))
     written.graph.node.append(node("Shape", ["huge"], "size"))
     written.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, [1]))
-    network = Network(copied(written), tmp_path)
-    weight = network.graph.tensors()["weight"]
-    np.testing.assert_array_equal(network.values(weight), LARGE)
+    network = Network(copied(written))
     back = network.to_model()
     assert len(back.SerializeToString()) < 100_000
     by_name = {tensor.name: tensor for tensor in written.graph.initializer}
@@ -189,7 +185,7 @@ def test_external_weights_stay_outside(model: onnx.ModelProto, tmp_path: Path) -
 
 
 def test_new_function_and_domain_are_written(model: onnx.ModelProto) -> None:
-    network = Network(model, Path())
+    network = Network(model)
     value = gs.Variable("x")
     doubled = gs.Variable("y")
     nodes = [gs.Node("Add", inputs=[value, value], outputs=[doubled])]

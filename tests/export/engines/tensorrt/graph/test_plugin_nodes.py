@@ -1,7 +1,5 @@
 """The nodes of a graph that run by a plugin."""
 
-from pathlib import Path
-
 import onnx
 import pytest
 import tiny_models
@@ -45,7 +43,7 @@ def test_every_form_gets_plugin(model: onnx.ModelProto) -> None:
         kept = [a for a in node.attribute if a.name not in PLUGIN_ATTRIBUTES]
         del node.attribute[:]
         node.attribute.extend(kept)
-    network = Network(model, Path())
+    network = Network(model)
     name_plugins(network)
     named = network.to_model()
     after = operators_in(named)
@@ -59,7 +57,7 @@ def test_untaken_form_runs_by_own_body(model: onnx.ModelProto) -> None:
     bodies = {f.name: f.node for f in model.functions}
     common = bodies["AftSimple"]
     set_eps(model, "AftSimple")
-    network = Network(model, Path())
+    network = Network(model)
     name_plugins(network)
     named = network.to_model()
     operators = operators_in(named)
@@ -73,7 +71,7 @@ def test_untaken_form_runs_by_own_body(model: onnx.ModelProto) -> None:
 
 def test_portable_graph_names_no_plugin(model: onnx.ModelProto) -> None:
     before = operators_in(model)
-    network = Network(model, Path())
+    network = Network(model)
     remove_plugins(network)
     named = network.to_model()
     assert operators_in(named) == before

@@ -20,7 +20,7 @@ from aftexport.operators.mechanisms import MECHANISMS
 def test_prepared_graph_computes_same(mechanism: str, tmp_path: Path) -> None:
     bound = {"max_length": 100} if mechanism == "aft_full" else {}
     path = engines.graph(tmp_path, "fp32", mechanism=mechanism, **bound)
-    prepared = prepare_graph(onnx.load(path), tmp_path, has_plugins=False)
+    prepared = prepare_graph(onnx.load(path), has_plugins=False)
     onnx.checker.check_model(prepared)
     ids, lengths = np.arange(80).reshape(2, 40) % 50, np.array([40, 13])
     first, second = (
@@ -38,7 +38,7 @@ def test_unused_and_unsorted_nodes(tmp_path: Path) -> None:
     model.graph.node.add(op_type="Relu", input=["logits"], output=["unused"])
     moved = model.graph.node.pop(0)
     model.graph.node.append(moved)
-    prepared = prepare_graph(model, tmp_path, has_plugins=True)
+    prepared = prepare_graph(model, has_plugins=True)
     assert {node.output[0] for node in prepared.graph.node} == {n.output[0] for n in nodes}
     onnx.checker.check_model(prepared)
 
@@ -49,4 +49,4 @@ def test_cycle_is_refused(tmp_path: Path) -> None:
     producer = next(node for node in model.graph.node if attention.input[0] in node.output)
     producer.input[0] = attention.output[0]
     with pytest.raises(EngineError, match="cannot be prepared for TensorRT: Cycle"):
-        prepare_graph(model, tmp_path, has_plugins=True)
+        prepare_graph(model, has_plugins=True)

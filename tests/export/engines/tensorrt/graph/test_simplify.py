@@ -1,7 +1,5 @@
 """Casts and constants of a graph."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -17,7 +15,7 @@ from aftexport.engines.tensorrt.graph.simplify import (
 
 def simplified(text: str) -> onnx.ModelProto:
     header = '<ir_version: 10, opset_import: ["" : 20, "custom" : 1]>\n'
-    network = Network(onnx.parser.parse_model(header + text), Path())
+    network = Network(onnx.parser.parse_model(header + text))
     for rewrite in (infer_types, remove_idle_casts, fold_constants):
         rewrite(network)
     network.graph.cleanup().toposort()
