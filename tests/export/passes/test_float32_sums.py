@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tiny_models
 import torch
@@ -81,3 +82,27 @@ def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> 
     for logits in (whole.run(inputs)["logits"], chunked.run(ids[0])["logits"]):
         assert np.isfinite(logits).all()
         assert np.abs(logits - expected).max() <= bound
+
+
+def test_branches_read_rounded_sum() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float16[batch, tokens, 4] input_features, bool flag) => (float16[batch, 4] y)
+        <float16[batch, 4] total>
+        {
+            axes = Constant <value_ints = [1]> ()
+            total = ReduceSum <keepdims = 0> (input_features, axes)
+            y = If (flag) <
+                then_branch = a () => (float16[batch, 4] kept) { kept = Identity(total) },
+                else_branch = b () => (float16[batch, 4] less) { less = Neg(total) }
+            >
+        }
+    """)
+    changed = accumulate_in_float32(model)
+    onnx.checker.check_model(changed, full_check=True)
+    assert [n.op_type for n in changed.graph.node] == [
+        "Constant", "Cast", "ReduceSum", "Cast", "If",
+    ]  # fmt: skip
+    engine = OnnxRuntimeEngine(changed.SerializeToString(), threads=1)
+    inputs = {"input_features": np.ones((2, 9, 4), np.float16), "flag": np.array(False)}
+    np.testing.assert_array_equal(engine.run(inputs)["y"], np.full((2, 4), -9))

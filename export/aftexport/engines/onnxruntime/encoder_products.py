@@ -12,8 +12,9 @@ import onnx
 from onnx import TensorProto
 
 from aftexport.operators.domain import DOMAIN, opset_of
-from aftexport.operators.encoder import ARITHMETIC_OPERATORS, LAYER_NORM_FEED_FORWARD
+from aftexport.operators.encoder import ARITHMETIC_OPERATORS
 from aftexport.operators.encoder.arithmetic import Arithmetic
+from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
 from aftexport.operators.schema import OnnxOperator
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
