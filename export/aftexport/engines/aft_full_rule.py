@@ -37,7 +37,7 @@ def is_long(precision: str, tokens: int, capabilities: Collection[int] = ()) -> 
     """Return whether documents are long enough for the library's product.
 
     Args:
-        precision: the precision of the product; the answer is no for one without a row.
+        precision: the precision of the product; one without a row keeps the fused kernel.
         tokens: the number of tokens of the longest document.
         capabilities: the compute capabilities times 10 of all GPUs of an engine; none if unknown.
     """

@@ -203,7 +203,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
     for (int c = 0; c < N; ++c) {
       const float numerator =
           total.of(sums.numerator[r][c] + sums.outside_numerator[c] * zero_bias, outside[c].numerator);
-      // A later value that is no number has weight 0, which does not clear it; the exact mean does not read it.
+      // A later NaN or infinite value has weight 0, which does not clear it. The exact mean does not read it.
       if (p.sums.causal && counts && numerator != numerator) untrusted |= 1u << r;
       const float mean = machine::fast_divide(numerator, fmaxf(denominator, kTrustedDenominator));
       y[c] = gated<gate>(query[c], counts ? mean : 0.0f);

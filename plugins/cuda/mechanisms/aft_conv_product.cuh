@@ -165,7 +165,7 @@ struct ConvProduct {
   __device__ __forceinline__ int column_of(int n) const { return n * 8 + lane % 4 * 2; }
 };
 
-// Whether row r is free of later values that are no numbers. They have weight 0, which does not clear them; the exact
+// Whether row r is free of later NaN and infinite values. They have weight 0, which does not clear them; the exact
 // mean does not read them.
 template <class T>
 __device__ __forceinline__ bool reads_no_later_value(const ConvParams& p, const ConvProduct<T>& product, int r) {

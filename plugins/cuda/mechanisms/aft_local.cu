@@ -345,7 +345,7 @@ __device__ __forceinline__ void store_means(Shared<T>& shared, const Params<T>& 
         const float factor = machine::fast_exp2(fminf(reference[k] + row_reference[r], 80.0f));
         const float numerator = fmaf(outside[k].numerator, factor, product.sum(0, r, c + k));
         float denominator = fmaf(outside[k].denominator, factor, product.sum(1, r, c + k));
-        // A later value that is no number has weight 0, which does not clear it; the exact mean does not read it.
+        // A later NaN or infinite value has weight 0, which does not clear it. The exact mean does not read it.
         if (p.sums.causal && numerator != numerator) denominator = numerator;
         product.sum(1, r, c + k) = denominator;
         trusted = trusted && denominator >= least;

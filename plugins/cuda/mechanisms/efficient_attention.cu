@@ -11,7 +11,7 @@
 //           the sums up to its own.
 // Numerics: weights are relative to the reference. With bfloat16 operands, and in causal form, it grows only for a key
 //           so far above it that its weight would leave float32's range. Scaling of float16 tensors takes tf32
-//           operands, as its results are no averages.
+//           operands, as its results are not averages.
 // Rejected: a pass for the maxima before one for the sums needs no scaling, and reads the keys once more, 5BTD. One
 //           maximum for all channels of a head saves d of them, and a channel whose keys all lie 90 below the largest
 //           would have no weights at all.

@@ -21,7 +21,7 @@ void change_numbers(const void* data, Numbers& numbers, int64_t count, AftCudaEl
   }
 }
 
-// In causal form, the value of a token is no number, which earlier rows must not see. `check` checks a problem.
+// In causal form, the value of a token is NaN or infinite, which earlier rows must not see. `check` checks a problem.
 inline int check_later_values(int64_t channels, int64_t heads, const Bounds& bounds,
                               const std::function<int(Problem&)>& check) {
   int failures = 0;

@@ -90,7 +90,7 @@ const std::map<std::string, Misuse> kMisuses{
       "a kernel has written next to device memory"}},
     {"read_released", {[](Memories& m) { start(read_kernel, m.device, m.released); }, kOutside}},
     {"load_released", {[](Memories& m) { start(load_kernel, m.device, m.released); }, kOutside}},
-    {"release_twice", {[](Memories& m) { device::release(m.released); }, "this is no device memory"}},
+    {"release_twice", {[](Memories& m) { device::release(m.released); }, "this is not device memory"}},
     {"leave_shared", {[](Memories&) { start(leave_shared_kernel); }, kElsewhere}},
     {"load_matrices_of_global",
      {[](Memories& m) { start(load_matrices_kernel, m.device); }, "a kernel reads matrices from other than its shared memory"}},

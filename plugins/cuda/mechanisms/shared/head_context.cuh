@@ -42,7 +42,7 @@ constexpr bool kIsBFloat16<BFloat16> = true;
 // tokens, stays in range.
 constexpr float kSafeSpread = 40.0f;
 
-// Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are no averages: cut off at
+// Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are not averages: cut off at
 // 65504, they may come from far larger numbers, and so may their errors.
 template <class T, class Mechanism>
 constexpr bool kBfloat = sizeof(T) == 2 && (Mechanism::kAverages || kIsBFloat16<T>);

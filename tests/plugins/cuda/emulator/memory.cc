@@ -143,7 +143,7 @@ void* allocate_device(size_t bytes) {
 
 bool is_intact(const void* memory) {
   const Allocation* a = find(memory);
-  if (!a) fail("this is no device memory");
+  if (!a) fail("this is not device memory");
   const auto is_nan = [](char byte) { return byte == '\xff'; };
   return std::all_of(arena.host + a->begin(), arena.host + a->offset, is_nan) &&
          std::all_of(arena.host + a->offset + a->bytes, arena.host + a->end(), is_nan);
