@@ -117,6 +117,7 @@ __device__ __forceinline__ void merge_all(const PoolParams& p, const PoolRecords
 // Puts the mean before every chunk of a group in place of the chunk's sums, and the other sums before it in `before`.
 __device__ __forceinline__ void scan_group(const PoolParams& p, const Pool& pool) {
   const MergePlace place(p, merge_groups(p.chunks));
+  if (!place.active) return;  // the whole warp, which would read what another one writes
   const int lane = threadIdx.x % kWarp, end = end_of_group(place.group, p.chunks);
   const ChannelRecords chunks = place.of(p, pool.chunks, p.chunks);
   RunningSum total = RunningSum::empty();
@@ -133,7 +134,6 @@ __device__ __forceinline__ void scan_group(const PoolParams& p, const Pool& pool
   }
   run = shuffle_up(run, 1);
   if (lane > 0) total.merge(run);
-  if (!place.active) return;
 
   const ChannelRecords before = place.of(p, pool.before, p.chunks);
   for_each_record(chunks, first, last, 1, [&](int chunk, const RunningSum& sum) {
