@@ -219,7 +219,7 @@ MUTATIONS = [
         ("step.load(shared, stage ^ 1", "step.load(shared, stage"),
         _without("tile, next);\n    __syncthreads();\n"),
         _without("__syncthreads();\n  step.write_output"),
-        ("} else if (denominator >= least) {", "} else if (true) {"),
+        ("(denominator >= least && reads", "(reads"),
         ("+ outside[n][k]) * reciprocal", ") * reciprocal"),
     ),
     *_of(
