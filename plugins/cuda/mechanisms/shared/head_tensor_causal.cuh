@@ -66,6 +66,7 @@ __device__ __forceinline__ void multiply_state(float (&results)[HeadSizes<kWidth
     load_left(a, shared.queries[stage], row, k);
     if constexpr (Mechanism::kSoftmax) {
       divide_by_sums<kWidth>(a, shared.keys[stage], shared.key_sums, k);
+      __syncwarp();  // every lane has read the queries that others divide
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         machine::store(&shared.queries[stage][row + lane / 4 + i % 2 * 8][k + lane % 4 * 2 + i / 2 * 8], a[i]);
