@@ -22,10 +22,6 @@
 namespace aft::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTf32Threads = 256;
-static_assert(kThreads == kTensorThreads && kTf32Threads == kBlockThreads && kTf32Threads == kMergeThreads, "");
-
 struct Softmax {
   static constexpr bool kSoftmax = true, kNormalized = false, kAverages = true;
   float scale;
@@ -70,44 +66,6 @@ struct Scaling {
   }
 };
 
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Normalization> p) {
-  sum_tiles<T, kWidth>(p);
-}
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kThreads, 3) apply_kernel(const HeadParams<Normalization> p) {
-  apply_state<T, kWidth>(p);
-}
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Normalization> p) {
-  causal_tiles<T, kWidth>(p);
-}
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_sum_kernel(const HeadParams<Normalization> p) {
-  sum_context<T, kWidth>(p);
-}
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_apply_kernel(const HeadParams<Normalization> p) {
-  apply_context<T, kWidth>(p);
-}
-template <class T, int kWidth, class Normalization>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_causal_kernel(const HeadParams<Normalization> p) {
-  causal_context<T, kWidth>(p);
-}
-__global__ void __launch_bounds__(kTf32Threads, 3) merge_kernel(float* states, int width, int chunks, bool scan) {
-  merge_states(states, width, chunks, scan);
-}
-
-template <class T, int kWidth, class Normalization>
-HeadKernels<Normalization> kernels() {
-  if constexpr (!kBfloat<T, Normalization>)
-    return {tf32_sum_kernel<T, kWidth, Normalization>, merge_kernel, tf32_apply_kernel<T, kWidth, Normalization>,
-            tf32_causal_kernel<T, kWidth, Normalization>};
-  else
-    return {sum_kernel<T, kWidth, Normalization>, merge_kernel, apply_kernel<T, kWidth, Normalization>,
-            causal_kernel<T, kWidth, Normalization>};
-}
-
 template <class Normalization>
 int run(const AftCudaEfficientAttention& call, const Normalization& normalization, void* workspace,
         cudaStream_t stream) {
@@ -116,8 +74,7 @@ int run(const AftCudaEfficientAttention& call, const Normalization& normalizatio
     return with_width(s.channels / call.heads, [&](auto width) {
       using T = decltype(element);
       constexpr int kWidth = decltype(width)::value;
-      return enqueue<T, kWidth>(s, normalization, call.heads, workspace, stream,
-                                kernels<T, kWidth, Normalization>());
+      return enqueue<T, kWidth>(s, normalization, call.heads, workspace, stream);
     });
   });
 }

@@ -24,10 +24,6 @@
 namespace aft::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTf32Threads = 256;
-static_assert(kThreads == kTensorThreads && kTf32Threads == kBlockThreads && kTf32Threads == kMergeThreads, "");
-
 // A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
 constexpr float kMinEps = 1e-20f;
 
@@ -59,43 +55,6 @@ struct Linear {
   __device__ __forceinline__ float row_scale(float sum, int64_t) const { return machine::fast_divide(1.0f, sum + eps); }
 };
 
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Linear> p) {
-  sum_tiles<T, kWidth>(p);
-}
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 3) apply_kernel(const HeadParams<Linear> p) {
-  apply_state<T, kWidth>(p);
-}
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Linear> p) {
-  causal_tiles<T, kWidth>(p);
-}
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_sum_kernel(const HeadParams<Linear> p) {
-  sum_context<T, kWidth>(p);
-}
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_apply_kernel(const HeadParams<Linear> p) {
-  apply_context<T, kWidth>(p);
-}
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kTf32Threads, 2) tf32_causal_kernel(const HeadParams<Linear> p) {
-  causal_context<T, kWidth>(p);
-}
-__global__ void __launch_bounds__(kTf32Threads, 3) merge_kernel(float* states, int width, int chunks, bool scan) {
-  merge_states(states, width, chunks, scan);
-}
-
-template <class T, int kWidth>
-HeadKernels<Linear> kernels() {
-  if constexpr (!kBfloat<T, Linear>)
-    return {tf32_sum_kernel<T, kWidth>, merge_kernel, tf32_apply_kernel<T, kWidth>,
-            tf32_causal_kernel<T, kWidth>};
-  else
-    return {sum_kernel<T, kWidth>, merge_kernel, apply_kernel<T, kWidth>, causal_kernel<T, kWidth>};
-}
-
 }  // namespace
 }  // namespace aft::cuda
 
@@ -111,8 +70,7 @@ int aft_cuda_linear_attention(const AftCudaLinearAttention* call, void* workspac
     return with_width(s.channels / call->heads, [&](auto width) {
       using T = decltype(element);
       constexpr int kWidth = decltype(width)::value;
-      return enqueue<T, kWidth>(s, Linear(call->feature_map, call->eps), call->heads, workspace, stream,
-                                kernels<T, kWidth>());
+      return enqueue<T, kWidth>(s, Linear(call->feature_map, call->eps), call->heads, workspace, stream);
     });
   });
 }

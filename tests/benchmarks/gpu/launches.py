@@ -83,8 +83,8 @@ class Launches(EncoderLaunches):
         chunk = _round_up(ceil(w.tokens / most_chunks), queries)
         chunks = ceil(w.tokens / chunk)
         summed = chunks - 1 if w.causal else chunks
-        mode = ", Softmax" if stem == "efficient_attention" else ""
-        suffix = f"<{self.element}, {width}{mode}>"
+        is_softmax = stem == "efficient_attention"
+        suffix = f"<{self.element}, {width}, {'Softmax' if is_softmax else 'Linear'}>"
         product = 2 * self.elements * width * (3 if self.exact else 1)
         sums = 0 if self.exact else 2 * self.elements * 8  # of weights, by products
         if summed:
@@ -105,7 +105,7 @@ class Launches(EncoderLaunches):
             seen = causal_tokens if self.exact else 40  # with a warp's 16 queries: 16, 32, 48 or 64
             inside = product * seen / width
             flops = 2 * product + 2 * inside + 2 * sums
-            if mode and not self.exact:
+            if is_softmax and not self.exact:
                 flops += inside - sums  # sums of weights up to each query
             yield Launch(
                 stem, f"{prefix}causal_kernel{suffix}", read=2 * self.tensor,

@@ -1,4 +1,4 @@
-// The launches of linear and Efficient Attention.
+// The kernels of linear and Efficient Attention, and their launches.
 #pragma once
 
 #include "mechanisms/shared/head_causal.cuh"
@@ -9,38 +9,69 @@
 
 namespace aft::cuda {
 
-// The kernels of a mechanism, which call the passes.
-template <class Mechanism>
-struct HeadKernels {
-  void (*sum)(HeadParams<Mechanism>);
-  void (*merge)(float*, int, int, bool);
-  void (*apply)(HeadParams<Mechanism>);
-  void (*causal)(HeadParams<Mechanism>);
-};
+constexpr int kTensorKernelThreads = 128;
+constexpr int kTf32KernelThreads = 256;
+static_assert(kTensorKernelThreads == kTensorThreads && kTf32KernelThreads == kBlockThreads, "");
+static_assert(kTf32KernelThreads == kMergeThreads, "");
 
-// Their blocks, by whether operands are bfloat16. Causal ones fill a GPU with what it holds at once, as each block has
-// much shared memory.
-template <bool bfloat, int kWidth>
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTensorKernelThreads, 2) sum_kernel(const HeadParams<Mechanism> p) {
+  sum_tiles<T, kWidth>(p);
+}
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTensorKernelThreads, 3) apply_kernel(const HeadParams<Mechanism> p) {
+  apply_state<T, kWidth>(p);
+}
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTensorKernelThreads, 2) causal_kernel(const HeadParams<Mechanism> p) {
+  causal_tiles<T, kWidth>(p);
+}
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTf32KernelThreads, 2) tf32_sum_kernel(const HeadParams<Mechanism> p) {
+  sum_context<T, kWidth>(p);
+}
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTf32KernelThreads, 2) tf32_apply_kernel(const HeadParams<Mechanism> p) {
+  apply_context<T, kWidth>(p);
+}
+template <class T, int kWidth, class Mechanism>
+__global__ void __launch_bounds__(kTf32KernelThreads, 2) tf32_causal_kernel(const HeadParams<Mechanism> p) {
+  causal_context<T, kWidth>(p);
+}
+static __global__ void __launch_bounds__(kTf32KernelThreads, 3)
+    merge_kernel(float* states, int width, int chunks, bool scan) {
+  merge_states(states, width, chunks, scan);
+}
+
+// The kernels of a mechanism and their blocks, by whether operands are bfloat16. Causal ones fill a GPU with what it
+// holds at once, as each block has much shared memory.
+template <class T, int kWidth, class Mechanism, bool bfloat = kBfloat<T, Mechanism>>
 struct HeadLaunch {
   static constexpr int kThreads = kTensorThreads, kTokens = kTileTokens, kBlocks = kMostChunks, kCausalBlocks = 384;
   using Sum = TensorSumShared<kWidth>;
   using Apply = TensorApplyShared<kWidth>;
   using Causal = TensorCausalShared<kWidth>;
+  static constexpr auto sum = sum_kernel<T, kWidth, Mechanism>;
+  static constexpr auto apply = apply_kernel<T, kWidth, Mechanism>;
+  static constexpr auto causal = causal_kernel<T, kWidth, Mechanism>;
 };
-template <int kWidth>
-struct HeadLaunch<false, kWidth> {
+template <class T, int kWidth, class Mechanism>
+struct HeadLaunch<T, kWidth, Mechanism, false> {
   static constexpr int kThreads = kBlockThreads, kTokens = HeadSizes<kWidth>::kQueries, kBlocks = kMostChunks;
   static constexpr int kCausalBlocks = 256;
   using Sum = SumShared<kWidth>;
   using Apply = ApplyShared<kWidth>;
   using Causal = CausalShared<kWidth>;
+  static constexpr auto sum = tf32_sum_kernel<T, kWidth, Mechanism>;
+  static constexpr auto apply = tf32_apply_kernel<T, kWidth, Mechanism>;
+  static constexpr auto causal = tf32_causal_kernel<T, kWidth, Mechanism>;
 };
 
 // Cuts the work and enqueues the kernels.
 template <class T, int kWidth, class Mechanism>
-int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace, cudaStream_t stream,
-            const HeadKernels<Mechanism>& kernels) {
-  using Launch = HeadLaunch<kBfloat<T, Mechanism>, kWidth>;
+int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace,
+            cudaStream_t stream) {
+  using Launch = HeadLaunch<T, kWidth, Mechanism>;
   constexpr int64_t kSlices = HeadSizes<kWidth>::kSlices;
   const int64_t all_heads = s.batch * heads, width = s.channels / heads;
   const int64_t blocks = s.causal ? Launch::kCausalBlocks : Launch::kBlocks;
@@ -59,14 +90,14 @@ int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads,
   const int64_t summed = s.causal ? chunks - 1 : chunks;
   int status = 0;
   if (summed > 0)
-    status = launch<typename Launch::Sum>(kernels.sum, grid(summed), Launch::kThreads, stream, params);
+    status = launch<typename Launch::Sum>(Launch::sum, grid(summed), Launch::kThreads, stream, params);
   if (status == 0 && chunks > 1)
-    status = launch<MergeShared>(kernels.merge, dim3(static_cast<unsigned>(all_heads * kWidth)), kMergeThreads, stream,
+    status = launch<MergeShared>(merge_kernel, dim3(static_cast<unsigned>(all_heads * kWidth)), kMergeThreads, stream,
                                  params.states, kWidth, params.chunks, s.causal != 0);
   if (status) return status;
   if (s.causal)
-    return launch<typename Launch::Causal>(kernels.causal, grid(chunks), Launch::kThreads, stream, params);
-  return launch<typename Launch::Apply>(kernels.apply, grid(chunks), Launch::kThreads, stream, params);
+    return launch<typename Launch::Causal>(Launch::causal, grid(chunks), Launch::kThreads, stream, params);
+  return launch<typename Launch::Apply>(Launch::apply, grid(chunks), Launch::kThreads, stream, params);
 }
 
 }  // namespace aft::cuda

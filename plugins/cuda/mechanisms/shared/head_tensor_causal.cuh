@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_state(float (&results)[HeadSizes<kWidth
   const int lane = threadIdx.x % kWarp, row = threadIdx.x / kWarp * kWarpTokens;
 #pragma unroll(kWidth <= 64 ? kWidth / 16 : 1)
   for (int k = 0; k < kWidth; k += 16) {
-    uint32_t a[4], b[4];
+    uint32_t a[4];
     load_left(a, shared.queries[stage], row, k);
     if constexpr (Mechanism::kSoftmax) {
       divide_by_sums<kWidth>(a, shared.keys[stage], shared.key_sums, k);
@@ -71,15 +71,7 @@ __device__ __forceinline__ void multiply_state(float (&results)[HeadSizes<kWidth
       for (int i = 0; i < 4; ++i)
         machine::store(&shared.queries[stage][row + lane / 4 + i % 2 * 8][k + lane % 4 * 2 + i / 2 * 8], a[i]);
     }
-    if constexpr (Mechanism::kNormalized) {
-      load_matrices_transposed(b, &shared.context[k + lane % 16][kValues]);
-      multiply_add<BFloat16>(normalizer, a, {b[0], b[1]});
-    }
-#pragma unroll
-    for (int j = 0; j < kValues / 8; j += 2) {
-      load_right(b, shared.context, k, 8 * j);
-      multiply_add_two(results[j], results[j + 1], a, b);
-    }
+    add_state_products<Mechanism>(results, normalizer, a, shared.context, k);
   }
   __syncwarp();
 }

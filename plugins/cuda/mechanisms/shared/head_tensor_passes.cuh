@@ -114,17 +114,9 @@ __device__ __forceinline__ void apply_state(const HeadParams<Mechanism>& p) {
     float results[kValues / 8][4] = {}, normalizer[4] = {};
 #pragma unroll
     for (int k = 0; k < kWidth; k += 16) {
-      uint32_t a[4], b[4];
+      uint32_t a[4];
       load_left(a, shared.queries[stage], row, k);
-      if constexpr (Mechanism::kNormalized) {
-        load_matrices_transposed(b, &shared.context[k + lane % 16][kValues]);
-        multiply_add<BFloat16>(normalizer, a, {b[0], b[1]});
-      }
-#pragma unroll
-      for (int j = 0; j < kValues / 8; j += 2) {
-        load_right(b, shared.context, k, 8 * j);
-        multiply_add_two(results[j], results[j + 1], a, b);
-      }
+      add_state_products<Mechanism>(results, normalizer, a, shared.context, k);
     }
     float scale[2];
 #pragma unroll

@@ -199,6 +199,23 @@ __device__ __forceinline__ void multiply_add_two(float (&left)[4], float (&right
   multiply_add<BFloat16>(right, a, {b[2], b[3]});
 }
 
+// Adds the products of 16 queries' weights at depth k with S and, behind its columns, with z.
+template <class Mechanism, int kTiles, int kDepth, int kStride>
+__device__ __forceinline__ void add_state_products(float (&results)[kTiles][4], float (&normalizer)[4],
+                                                   const uint32_t (&a)[4], const BFloat16 (&context)[kDepth][kStride],
+                                                   int k) {
+  uint32_t b[4];
+  if constexpr (Mechanism::kNormalized) {
+    load_matrices_transposed(b, &context[k + static_cast<int>(threadIdx.x) % 16][8 * kTiles]);
+    multiply_add<BFloat16>(normalizer, a, {b[0], b[1]});
+  }
+#pragma unroll
+  for (int j = 0; j < kTiles; j += 2) {
+    load_right(b, context, k, 8 * j);
+    multiply_add_two(results[j], results[j + 1], a, b);
+  }
+}
+
 // Adds the sums of a's rows to column 0.
 __device__ __forceinline__ void add_row_sums(float (&sums)[4], const uint32_t (&a)[4]) {
   constexpr uint32_t kOnes = 0x3f803f80u;  // two of bfloat16

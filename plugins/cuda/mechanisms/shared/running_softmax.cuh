@@ -15,6 +15,14 @@ namespace aft::cuda {
 // Stands for "no key yet": lower than every finite key, but differences with it are no NaN.
 constexpr float kNoKey = -3.402823466e38f;
 
+// Adds to sums those relative to another reference. `factor` brings the sums of the lower reference to the higher one.
+template <class Sum>
+__device__ __forceinline__ void merge_sums(Sum& sum, const Sum& other, bool is_lower, float factor) {
+  const float mine = is_lower ? factor : 1.0f, theirs = is_lower ? 1.0f : factor;
+  sum.numerator = sum.numerator * mine + other.numerator * theirs;
+  sum.denominator = sum.denominator * mine + other.denominator * theirs;
+}
+
 struct RunningSum {
   float maximum, numerator, denominator;
 
@@ -23,10 +31,7 @@ struct RunningSum {
   // One exponential: of the two factors exp(m1 - m) and exp(m2 - m) one is 1.
   __device__ __forceinline__ void merge(const RunningSum& other) {
     const float difference = maximum - other.maximum;
-    const float factor = machine::fast_exp(-fabsf(difference));
-    const float mine = difference < 0.0f ? factor : 1.0f, theirs = difference < 0.0f ? 1.0f : factor;
-    numerator = numerator * mine + other.numerator * theirs;
-    denominator = denominator * mine + other.denominator * theirs;
+    merge_sums(*this, other, difference < 0.0f, machine::fast_exp(-fabsf(difference)));
     maximum = fmaxf(maximum, other.maximum);
   }
 
@@ -88,10 +93,7 @@ struct BinarySum {
   // One exponential: one of the two factors is 1.
   __device__ __forceinline__ void merge(const BinarySum& other) {
     const float difference = reference - other.reference;
-    const float factor = machine::fast_exp2(-fabsf(difference));
-    const float mine = difference < 0.0f ? factor : 1.0f, theirs = difference < 0.0f ? 1.0f : factor;
-    numerator = numerator * mine + other.numerator * theirs;
-    denominator = denominator * mine + other.denominator * theirs;
+    merge_sums(*this, other, difference < 0.0f, machine::fast_exp2(-fabsf(difference)));
     reference = fmaxf(reference, other.reference);
   }
 
