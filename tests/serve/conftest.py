@@ -1,4 +1,4 @@
-"""A second bundle, and a folder in which it can replace the first."""
+"""A second bundle, a folder in which it can replace the first, and a server of both."""
 
 import threading
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import pytest
 import tiny_models
 import torch
 from bundle_swaps import deploy
+from repository_servers import RepositoryServer, serving_models
 
 import aftexport
 from aftexport.pipeline.export import export
@@ -51,3 +52,14 @@ def other_bundle(other_checkpoint: Path) -> Path:
 def served_folder(bundle_folder: Path, tmp_path: Path) -> Path:
     """Return the folder that the server reads, with a copy of the first bundle."""
     return deploy(bundle_folder, tmp_path / "served.bundle")
+
+
+@pytest.fixture(scope="module")
+def repository(
+    bundle_folder: Path, other_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RepositoryServer]:
+    """Yield a server of both bundles, which must not log a traceback."""
+    folder = tmp_path_factory.mktemp("repository")
+    with serving_models(bundle_folder, other_bundle, folder) as server:
+        yield server
+        assert "Traceback" not in (folder / "log").read_text("utf-8")

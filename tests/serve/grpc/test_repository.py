@@ -11,26 +11,16 @@ import tritonclient.grpc as triton
 from bundle_swaps import damage, deploy
 from clients import eventually, http
 from grpc_servers import method, serving_grpc
-from repository_servers import RepositoryServer, serving_models, text_input
+from repository_servers import RepositoryServer, text_input
 from tritonclient.utils import InferenceServerException
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES
 
 
-@pytest.fixture(scope="module")
-def served(
-    bundle_folder: Path, other_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RepositoryServer]:
-    folder = tmp_path_factory.mktemp("repository")
-    with serving_models(bundle_folder, other_bundle, folder) as served:
-        yield served
-        assert "Traceback" not in (folder / "log").read_text("utf-8")
-
-
 @pytest.fixture
-def protocol(served: RepositoryServer) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(served.server.grpc) as client:
+def protocol(repository: RepositoryServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(repository.server.grpc) as client:
         yield client
 
 
@@ -56,9 +46,9 @@ def test_metadata_names_extension(protocol: triton.InferenceServerClient) -> Non
 
 
 def test_unloaded_model_is_unknown_until_load(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
-    admin, user, ready = served.admin, served.user, ("READY", "")
+    admin, user, ready = repository.admin, repository.user, ("READY", "")
     before = scores(protocol, "a", user)
     protocol.unload_model("a", headers=admin)
     assert states(protocol, user) == {"a": ("UNAVAILABLE", "unloaded"), "b": ready}
@@ -67,7 +57,7 @@ def test_unloaded_model_is_unknown_until_load(
     assert not protocol.is_model_ready("b", "2", headers=user)
     assert protocol.is_model_ready("b", headers=user)
     request = MESSAGES["RepositoryIndexRequest"](ready=True)
-    with grpc.insecure_channel(served.server.grpc) as channel:
+    with grpc.insecure_channel(repository.server.grpc) as channel:
         listed = method(channel, "RepositoryIndex")(request, metadata=[*user.items()])
     assert [one.name for one in listed.models] == ["b"]
     refused(lambda: scores(protocol, "a", user), "NOT_FOUND", "the model 'b', got 'a'")
@@ -80,31 +70,31 @@ def test_unloaded_model_is_unknown_until_load(
 
 
 def test_load_takes_replaced_bundle_and_refuses_broken(
-    served: RepositoryServer,
+    repository: RepositoryServer,
     protocol: triton.InferenceServerClient,
     bundle_folder: Path,
     other_bundle: Path,
 ) -> None:
-    place, admin = served.folder / "a.bundle", served.admin
-    before, other = (scores(protocol, name, served.user) for name in ("a", "b"))
+    place, admin = repository.folder / "a.bundle", repository.admin
+    before, other = (scores(protocol, name, repository.user) for name in ("a", "b"))
     assert before != other
     deploy(other_bundle, place)
     protocol.load_model("a", headers=admin)
-    assert scores(protocol, "a", served.user) == other
+    assert scores(protocol, "a", repository.user) == other
     damage(place)
     broken = r"model\.onnx was changed"
     refused(lambda: protocol.load_model("a", headers=admin), "FAILED_PRECONDITION", broken)
-    assert scores(protocol, "a", served.user) == other
+    assert scores(protocol, "a", repository.user) == other
     deploy(bundle_folder, place)
     protocol.load_model("a", headers=admin)
-    assert scores(protocol, "a", served.user) == before
+    assert scores(protocol, "a", repository.user) == before
 
 
 def test_unload_answers_accepted_calls(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     """Every call is answered in full, or refused because the model is unknown."""
-    expected = scores(protocol, "a", served.user)
+    expected = scores(protocol, "a", repository.user)
     answered, unknown = list[bytes](), list[Any]()
 
     def collect(result: Any, error: Any) -> None:
@@ -116,26 +106,26 @@ def test_unload_answers_accepted_calls(
     calls = 40
     for _ in range(calls):
         tensor = text_input(triton)
-        protocol.async_infer("a", [tensor], callback=collect, headers=served.user)
+        protocol.async_infer("a", [tensor], callback=collect, headers=repository.user)
     eventually(lambda: answered, "the model answers")
-    protocol.unload_model("a", headers=served.admin)
+    protocol.unload_model("a", headers=repository.admin)
     eventually(lambda: len(answered) + len(unknown) == calls, "all calls end")
     for one in answered:
         values, wanted = np.frombuffer(one, np.float32), np.frombuffer(expected, np.float32)
         np.testing.assert_allclose(values, wanted, atol=1e-5)
     assert {one.status() for one in unknown} <= {"StatusCode.NOT_FOUND"}
-    metrics = http.get(f"{served.server.http}/metrics", headers=served.user).text
+    metrics = http.get(f"{repository.server.http}/metrics", headers=repository.user).text
     assert 'model="a"' not in metrics
-    protocol.load_model("a", headers=served.admin)
-    assert scores(protocol, "a", served.user) == expected
+    protocol.load_model("a", headers=repository.admin)
+    assert scores(protocol, "a", repository.user) == expected
 
 
 def test_change_needs_admin_key(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     for change in (protocol.load_model, protocol.unload_model):
         refused(lambda: change("a"), "UNAUTHENTICATED", "valid API key")  # noqa: B023
-        refused(lambda: change("a", headers=served.user), "PERMISSION_DENIED", "--admin")  # noqa: B023
+        refused(lambda: change("a", headers=repository.user), "PERMISSION_DENIED", "--admin")  # noqa: B023
     refused(protocol.get_model_repository_index, "UNAUTHENTICATED", "valid API key")
 
 
@@ -165,9 +155,9 @@ def test_load_outlasts_deadline_of_server(bundle_folder: Path, tmp_path: Path) -
 
 
 def test_refusal_names_expectation(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
-    admin = served.admin
+    admin = repository.admin
 
     def load(name: str = "a", **given: Any) -> Any:
         return lambda: protocol.load_model(name, headers=admin, **given)
@@ -183,12 +173,12 @@ def test_refusal_names_expectation(
 
 
 @pytest.mark.parametrize("name", ["RepositoryIndex", "RepositoryModelLoad"])
-def test_name_of_repository_is_refused(name: str, served: RepositoryServer) -> None:
+def test_name_of_repository_is_refused(name: str, repository: RepositoryServer) -> None:
     request = MESSAGES[f"{name}Request"](repository_name="other")
     with (
-        grpc.insecure_channel(served.server.grpc) as channel,
+        grpc.insecure_channel(repository.server.grpc) as channel,
         pytest.raises(grpc.RpcError) as raised,
     ):
-        method(channel, name)(request, metadata=[*served.admin.items()])
+        method(channel, name)(request, metadata=[*repository.admin.items()])
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "Expected no repository_name, got 'other'" in raised.value.details()

@@ -21,24 +21,16 @@ LOAD = "/v2/repository/models/a/load"
 UNLOAD = "/v2/repository/models/a/unload"
 
 
-@pytest.fixture(scope="module")
-def served(
-    bundle_folder: Path, other_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RepositoryServer]:
-    folder = tmp_path_factory.mktemp("repository")
-    with serving_models(bundle_folder, other_bundle, folder) as served:
-        yield served
-        assert "Traceback" not in (folder / "log").read_text("utf-8")
-
-
 @pytest.fixture
-def protocol(served: RepositoryServer) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(urlsplit(served.server.http).netloc) as client:
+def protocol(repository: RepositoryServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(urlsplit(repository.server.http).netloc) as client:
         yield client
 
 
-def post(served: RepositoryServer, path: str, key: dict[str, str], **given: Any) -> httpx.Response:
-    return http.post(f"{served.server.http}{path}", headers=key, **given)
+def post(
+    repository: RepositoryServer, path: str, key: dict[str, str], **given: Any
+) -> httpx.Response:
+    return http.post(f"{repository.server.http}{path}", headers=key, **given)
 
 
 def scores(protocol: triton.InferenceServerClient, name: str, key: dict[str, str]) -> bytes:
@@ -57,61 +49,61 @@ def test_metadata_names_extension(protocol: triton.InferenceServerClient) -> Non
 
 
 def test_unloaded_model_is_unknown_until_load(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     ready = ("READY", "")
-    before, other = (scores(protocol, name, served.user) for name in ("a", "b"))
-    assert states(protocol, served.user) == {"a": ready, "b": ready}
-    protocol.unload_model("a", headers=served.admin)
-    assert states(protocol, served.user) == {"a": ("UNAVAILABLE", "unloaded"), "b": ready}
-    listed = post(served, INDEX, served.user, json={"ready": True}).json()
+    before, other = (scores(protocol, name, repository.user) for name in ("a", "b"))
+    assert states(protocol, repository.user) == {"a": ready, "b": ready}
+    protocol.unload_model("a", headers=repository.admin)
+    assert states(protocol, repository.user) == {"a": ("UNAVAILABLE", "unloaded"), "b": ready}
+    listed = post(repository, INDEX, repository.user, json={"ready": True}).json()
     assert [one["name"] for one in listed] == ["b"]
-    assert not protocol.is_model_ready("a", headers=served.user)
+    assert not protocol.is_model_ready("a", headers=repository.user)
     with pytest.raises(InferenceServerException, match="Expected the model 'b', got 'a'") as raised:
-        scores(protocol, "a", served.user)
+        scores(protocol, "a", repository.user)
     assert raised.value.status() == "404"
-    assert scores(protocol, "b", served.user) == other
-    protocol.load_model("a", headers=served.admin)
-    assert states(protocol, served.user) == {"a": ready, "b": ready}
-    assert protocol.is_model_ready("a", headers=served.user)
-    assert scores(protocol, "a", served.user) == before
+    assert scores(protocol, "b", repository.user) == other
+    protocol.load_model("a", headers=repository.admin)
+    assert states(protocol, repository.user) == {"a": ready, "b": ready}
+    assert protocol.is_model_ready("a", headers=repository.user)
+    assert scores(protocol, "a", repository.user) == before
 
 
 def test_load_takes_replaced_bundle_and_refuses_broken(
-    served: RepositoryServer,
+    repository: RepositoryServer,
     protocol: triton.InferenceServerClient,
     bundle_folder: Path,
     other_bundle: Path,
 ) -> None:
-    place = served.folder / "a.bundle"
-    before, other = (scores(protocol, name, served.user) for name in ("a", "b"))
+    place = repository.folder / "a.bundle"
+    before, other = (scores(protocol, name, repository.user) for name in ("a", "b"))
     assert before != other
     deploy(other_bundle, place)
-    protocol.load_model("a", headers=served.admin)
-    assert scores(protocol, "a", served.user) == other
+    protocol.load_model("a", headers=repository.admin)
+    assert scores(protocol, "a", repository.user) == other
     damage(place)
     with pytest.raises(InferenceServerException, match=r"model\.onnx was changed") as raised:
-        protocol.load_model("a", headers=served.admin)
+        protocol.load_model("a", headers=repository.admin)
     assert raised.value.status() == "409"
-    assert str(served.folder) not in str(raised.value)
-    assert scores(protocol, "a", served.user) == other
+    assert str(repository.folder) not in str(raised.value)
+    assert scores(protocol, "a", repository.user) == other
     deploy(bundle_folder, place)
-    protocol.load_model("a", headers=served.admin)
-    assert scores(protocol, "a", served.user) == before
+    protocol.load_model("a", headers=repository.admin)
+    assert scores(protocol, "a", repository.user) == before
 
 
 def test_unload_answers_accepted_requests(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     """Every request is answered in full, or refused because the model is unknown."""
     body = {"texts": ["long " * 300] * 20}
-    expected = post(served, "/models/a/infer", served.user, json=body).json()["results"]
+    expected = post(repository, "/models/a/infer", repository.user, json=body).json()["results"]
     counts = {200: 0, 404: 0}
     stopping = threading.Event()
 
     def client() -> None:
         while not stopping.is_set():
-            answer = post(served, "/models/a/infer", served.user, json=body)
+            answer = post(repository, "/models/a/infer", repository.user, json=body)
             if answer.status_code == 200:
                 for one, wanted in zip(answer.json()["results"], expected, strict=True):
                     assert one["scores"] == pytest.approx(wanted["scores"], abs=1e-5)
@@ -121,24 +113,24 @@ def test_unload_answers_accepted_requests(
         clients = [pool.submit(client) for _ in range(4)]
         try:
             eventually(lambda: counts[200], "the model answers")
-            protocol.unload_model("a", headers=served.admin)
+            protocol.unload_model("a", headers=repository.admin)
             eventually(lambda: counts[404], "the model is unknown")
         finally:
             stopping.set()
         for one in clients:
             one.result()
-    protocol.load_model("a", headers=served.admin)
+    protocol.load_model("a", headers=repository.admin)
 
 
-def series(served: RepositoryServer, name: str) -> dict[str, float]:
+def series(repository: RepositoryServer, name: str) -> dict[str, float]:
     """Return the series of a model by their lines in the text format, without the values."""
-    text = http.get(f"{served.server.http}/metrics", headers=served.user).text
+    text = http.get(f"{repository.server.http}/metrics", headers=repository.user).text
     lines = [line.rpartition(" ") for line in text.splitlines() if f'model="{name}"' in line]
     return {line: float(value) for line, _, value in lines}
 
 
 def test_unload_answers_lines_to_come(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     """The client sends its second line during the unload; the first is answered before."""
     runs = 'aftserve_run_documents_sum{model="a"}'
@@ -147,24 +139,24 @@ def test_unload_answers_lines_to_come(
         unloads = []
 
         def lines() -> Iterator[bytes]:
-            before = series(served, "a")[runs]
+            before = series(repository, "a")[runs]
             yield b'{"text": "one"}\n'
-            eventually(lambda: series(served, "a")[runs] > before, "the first line is answered")
-            unloads.append(pool.submit(post, served, UNLOAD, served.admin))
-            unloaded = lambda: states(protocol, served.user)["a"][0]  # noqa: E731
+            eventually(lambda: series(repository, "a")[runs] > before, "the first line is answered")
+            unloads.append(pool.submit(post, repository, UNLOAD, repository.admin))
+            unloaded = lambda: states(protocol, repository.user)["a"][0]  # noqa: E731
             eventually(lambda: unloaded() != "READY", "the unload begins")
             for _ in range(20):
                 assert unloaded() == "UNLOADING"
             assert not unloads[0].done()
             yield b'{"text": "two"}\n'
 
-        headers = {**served.user, "content-type": "application/x-ndjson"}
-        answer = post(served, "/models/a/infer", headers, content=lines())
+        headers = {**repository.user, "content-type": "application/x-ndjson"}
+        answer = post(repository, "/models/a/infer", headers, content=lines())
         assert unloads[0].result().status_code == 200
     assert [json.loads(line).keys() >= {"scores"} for line in answer.iter_lines()] == [True, True]
-    assert states(protocol, served.user)["a"] == ("UNAVAILABLE", "unloaded")
-    assert series(served, "a") == {}
-    protocol.load_model("a", headers=served.admin)
+    assert states(protocol, repository.user)["a"] == ("UNAVAILABLE", "unloaded")
+    assert series(repository, "a") == {}
+    protocol.load_model("a", headers=repository.admin)
 
 
 @pytest.mark.slow
@@ -173,8 +165,8 @@ def test_stop_during_unload_answers_lines(
 ) -> None:
     """The unload is refused, the accepted request is answered, and the process ends."""
     with (
-        serving_models(bundle_folder, other_bundle, tmp_path) as served,
-        triton.InferenceServerClient(urlsplit(served.server.http).netloc) as protocol,
+        serving_models(bundle_folder, other_bundle, tmp_path) as repository,
+        triton.InferenceServerClient(urlsplit(repository.server.http).netloc) as protocol,
         ThreadPoolExecutor(1) as pool,
     ):
         unloads = []
@@ -182,27 +174,27 @@ def test_stop_during_unload_answers_lines(
         def lines() -> Iterator[bytes]:
             yield b'{"text": "one"}\n'
             runs = 'aftserve_run_documents_sum{model="a"}'
-            eventually(lambda: series(served, "a")[runs] > 0, "the first line is answered")
-            unloads.append(pool.submit(post, served, UNLOAD, served.admin))
-            unloading = lambda: states(protocol, served.user)["a"][0] == "UNLOADING"  # noqa: E731
+            eventually(lambda: series(repository, "a")[runs] > 0, "the first line is answered")
+            unloads.append(pool.submit(post, repository, UNLOAD, repository.admin))
+            unloading = lambda: states(protocol, repository.user)["a"][0] == "UNLOADING"  # noqa: E731
             eventually(unloading, "the unload begins")
-            served.server.process.terminate()
+            repository.server.process.terminate()
             assert unloads[0].result().status_code == 503
             yield b'{"text": "two"}\n'
 
-        headers = {**served.user, "content-type": "application/x-ndjson"}
-        answer = post(served, "/models/a/infer", headers, content=lines())
+        headers = {**repository.user, "content-type": "application/x-ndjson"}
+        answer = post(repository, "/models/a/infer", headers, content=lines())
         assert [json.loads(one).keys() >= {"scores"} for one in answer.iter_lines()] == [True, True]
-        assert served.server.process.wait(60) == 0
+        assert repository.server.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("path", [LOAD, UNLOAD])
-def test_change_needs_admin_key(path: str, served: RepositoryServer) -> None:
-    assert post(served, path, {}).status_code == 401
-    refused = post(served, path, served.user)
+def test_change_needs_admin_key(path: str, repository: RepositoryServer) -> None:
+    assert post(repository, path, {}).status_code == 401
+    refused = post(repository, path, repository.user)
     assert refused.status_code == 403
     assert "--admin" in refused.json()["error"]
-    assert post(served, INDEX, {}).status_code == 401
+    assert post(repository, INDEX, {}).status_code == 401
 
 
 def test_server_without_keys_only_lists(server: str) -> None:
@@ -231,32 +223,32 @@ def test_server_without_keys_only_lists(server: str) -> None:
     ],
 )
 def test_refusal_names_expectation(
-    path: str, body: Any, status: int, message: str, served: RepositoryServer
+    path: str, body: Any, status: int, message: str, repository: RepositoryServer
 ) -> None:
-    refused = post(served, path, served.admin, json=body)
+    refused = post(repository, path, repository.admin, json=body)
     assert refused.status_code == status
     assert message in refused.json()["error"]
 
 
 def test_triton_parameters_are_refused(
-    served: RepositoryServer, protocol: triton.InferenceServerClient
+    repository: RepositoryServer, protocol: triton.InferenceServerClient
 ) -> None:
     with pytest.raises(InferenceServerException, match="got 'config'"):
-        protocol.load_model("a", headers=served.admin, config="{}")
+        protocol.load_model("a", headers=repository.admin, config="{}")
     with pytest.raises(InferenceServerException, match="no model depends on another"):
-        protocol.unload_model("a", headers=served.admin, unload_dependents=True)
+        protocol.unload_model("a", headers=repository.admin, unload_dependents=True)
 
 
-def test_path_of_model_has_only_that_model(served: RepositoryServer) -> None:
+def test_path_of_model_has_only_that_model(repository: RepositoryServer) -> None:
     below = "/models/a"
-    assert post(served, f"{below}{UNLOAD}", served.admin).status_code == 200
-    listed = post(served, f"{below}{INDEX}", served.user).json()
+    assert post(repository, f"{below}{UNLOAD}", repository.admin).status_code == 200
+    listed = post(repository, f"{below}{INDEX}", repository.user).json()
     assert [(one["name"], one["state"]) for one in listed] == [("a", "UNAVAILABLE")]
-    assert post(served, f"{below}{LOAD}", served.admin).status_code == 200
+    assert post(repository, f"{below}{LOAD}", repository.admin).status_code == 200
     for change in ("load", "unload"):
-        refused = post(served, f"{below}/v2/repository/models/b/{change}", served.admin)
+        refused = post(repository, f"{below}/v2/repository/models/b/{change}", repository.admin)
         assert refused.status_code == 404
         assert "Expected the model 'a', got 'b'" in refused.json()["error"]
-    unknown = post(served, f"/models/c{INDEX}", served.user)
+    unknown = post(repository, f"/models/c{INDEX}", repository.user)
     assert unknown.status_code == 404
     assert "one of the models 'a', 'b', got 'c'" in unknown.json()["error"]
