@@ -44,7 +44,8 @@ def use_products(
     Args:
         model: the graph, which is changed in place.
         library: the name of the kernel library, see ``aftplugins.RUNTIMES``.
-        max_tokens: the number of tokens of the longest document; None for that of the bias.
+        max_tokens: the number of tokens of the longest document; None for as many as the bias has
+            rows.
         capabilities: the compute capabilities times 10 of the GPUs; none if unknown.
 
     Returns:

@@ -8,8 +8,8 @@ import onnx_ir as ir
 from aftexport.contract import EVIDENCE
 
 _OF_PASSES = re.compile(
-    rf"({EVIDENCE}|chunk_|mean_constant_|val_wide_|val_triangle_).*"
-    r"|.*_(float32|tokens|sum|count|mean|alpha_weight|beta_weight|ints_\d+)",
+    rf"({EVIDENCE}|chunk_).*"
+    r"|.*_(float32|alpha_weight|beta_weight|ints_\d+)",
     re.DOTALL,
 )
 """Names that later passes give to values that they add, by themselves or from another name."""

@@ -3,7 +3,10 @@
 #include <cstdio>
 
 #include "encoder/layer_norm_softmax_pool.cuh"
-#include "mechanisms/shared/head_launch.cuh"
+#include "mechanisms/shared/head_causal.cuh"
+#include "mechanisms/shared/head_passes.cuh"
+#include "mechanisms/shared/head_tensor_causal.cuh"
+#include "mechanisms/shared/head_tensor_passes.cuh"
 #include "mechanisms/shared/pool_tile.cuh"
 
 template <int kWidth>

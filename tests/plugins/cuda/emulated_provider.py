@@ -9,11 +9,11 @@ import pytest
 
 import aftplugins
 from aftexport.engines.onnxruntime import providers
-from aftexport.engines.onnxruntime.cuda_rewrites import rewrite_for_cuda
+from aftexport.engines.onnxruntime.encoder_products import narrow_products
 
 LIBRARY = "libaftplugins_onnxruntime_emulated.so"
 EMULATED = providers.ExecutionProvider(
-    "CPUExecutionProvider", "onnxruntime_cuda", rewrite=rewrite_for_cuda
+    "CPUExecutionProvider", "onnxruntime_cuda", rewrite=narrow_products
 )
 
 _PROGRAM = """

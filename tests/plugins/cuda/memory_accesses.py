@@ -18,11 +18,11 @@ _CASTS = re.compile(r"\((anonymous namespace|AftCudaGate)\)")
 
 
 class Ratios(NamedTuple):
-    """How much more a kernel's accesses take than the fewest for as many bytes.
+    """What a kernel's accesses take, relative to the fewest for as many bytes.
 
     Args:
-        passes: over the banks of shared memory.
-        sectors: of global memory.
+        passes: the ratio of the passes over the banks of shared memory.
+        sectors: the ratio of the sectors of global memory.
     """
 
     passes: float

@@ -10,7 +10,7 @@ import onnx
 
 import aftplugins
 from aftexport.engines.cuda import missing_gpu
-from aftexport.engines.onnxruntime.cuda_rewrites import rewrite_for_cuda
+from aftexport.engines.onnxruntime.encoder_products import narrow_products
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.errors import EngineError
 from aftexport.operators.domain import operator_name
@@ -128,7 +128,7 @@ PROVIDERS: dict[Provider, ExecutionProvider] = {
             "arena_extend_strategy": "kSameAsRequested",
         },
         arenas="cpu:0;gpu:0",
-        rewrite=rewrite_for_cuda,
+        rewrite=narrow_products,
         needs_gpu=True,
     ),
 }

@@ -46,6 +46,7 @@ class Adaptation:
         Returns:
             Whether the model had such nodes.
         """
+        # Forms of new nodes get the names of kernels, and bodies for the provider keep theirs.
         is_cuda = self.library == PROVIDERS["cuda"].library
         has_products = is_cuda and use_products(model, PROVIDERS["cuda"].library)
         if has_products:

@@ -57,20 +57,8 @@ def _body(*, gate: str, causal: bool) -> str:
 
 def _pair_body() -> str:
     """Define ``logits`` and ``pair``, ``[B, T, H, e + 1]``: weighted values, and the weight."""
-    lines = """
-        logits = Unsqueeze(logits_3d, channel_axis)
-        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
-    """
-    lines += text.finite_maximum("key_max_of_all", "key_max")
-    return (
-        lines
-        + """
-        key_shifted = Sub(logits, key_max)
-        key_weight = Exp(key_shifted)
-        weighted = Mul(key_weight, values)
-        pair = Concat <axis = 3> (weighted, key_weight)
-    """
-    )
+    lines = "logits = Unsqueeze(logits_3d, channel_axis)\n"
+    return lines + text.weighted_pair("logits", "values", axis=3)
 
 
 def _filter_weights_body() -> str:

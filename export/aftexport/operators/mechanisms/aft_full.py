@@ -42,14 +42,9 @@ def _body(*, gate: str, causal: bool) -> str:
         bias_shifted = Sub(bias, bias_max)
         all_bias_weight = Exp(bias_shifted)
         bias_weight = Slice(all_bias_weight, origin, corner, both_axes)
-        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
     """
-    lines += text.finite_maximum("key_max_of_all", "key_max")
+    lines += text.weighted_pair("logits", "value_f", axis=2)
     lines += """
-        key_shifted = Sub(logits, key_max)
-        key_weight = Exp(key_shifted)
-        weighted = Mul(key_weight, value_f)
-        pair = Concat <axis = 2> (weighted, key_weight)
         sums = MatMul(bias_weight, pair)
         numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)
         bias_max_rows = Slice(bias_max, zero_1d, tokens, zero_1d)

@@ -18,18 +18,8 @@ from aftexport.operators.schema import OnnxOperator
 def _prepare_body() -> str:
     lines = text.inputs_as_float("key", "value", sequence="key")
     lines += text.mask("key_f", "logits", rank=3)
-    lines += "key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)\n"
-    lines += text.finite_maximum("key_max_of_all", "key_max")
-    return (
-        lines
-        + """
-        key_shifted = Sub(logits, key_max)
-        key_weight = Exp(key_shifted)
-        weighted = Mul(key_weight, value_f)
-        pair = Concat <axis = 2> (weighted, key_weight)
-        entries = CastLike(pair, key)
-    """
-    )
+    lines += text.weighted_pair("logits", "value_f", axis=2)
+    return lines + "entries = CastLike(pair, key)\n"
 
 
 def _finish_body(*, gate: str) -> str:

@@ -111,7 +111,8 @@ __device__ __forceinline__ void merge_all(const PoolParams& p, const PoolRecords
                                           const float* factor) {
   const MergePlace place(p, 1);
   const RunningSum total = merge_by_warp(place.of(p, records, count), 0, count);
-  if (place.active && threadIdx.x % kWarp == 0) means[place.index] = total.mean() * (factor ? factor[place.index] : 1.0f);
+  if (place.active && threadIdx.x % kWarp == 0)
+    means[place.index] = total.mean() * (factor ? factor[place.index] : 1.0f);
 }
 
 // Puts the mean before every chunk of a group in place of the chunk's sums, and the other sums before it in `before`.

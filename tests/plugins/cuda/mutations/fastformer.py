@@ -5,7 +5,7 @@ from .mutation import faults, without
 MUTATIONS = [
     *faults(
         "fastformer",
-        "mechanisms/fastformer.cu",
+        "mechanisms/fastformer_pool.cuh",
         (
             "machine::fast_exp(logit[i] - maximum)",
             "machine::fast_exp(logit[i] - maximum - 87.5f)",
@@ -48,7 +48,7 @@ MUTATIONS = [
     ),
     *faults(
         "fastformer",
-        "mechanisms/fastformer.cu",
+        "mechanisms/fastformer_pool.cuh",
         (
             "t < place.counted ? machine::fast_exp(logit[i] - maximum) : 0.0f",
             "machine::fast_exp(logit[i] - maximum)",
@@ -56,6 +56,10 @@ MUTATIONS = [
         ("kProduct || sizeof(T) == 4, true>", "false, false>"),
         without("shared.weights[k][c]; });\n    __syncthreads();\n"),
         ("segment < kSegments; ++segment) sum", "segment < kSegments - 1; ++segment) sum"),
+    ),
+    *faults(
+        "fastformer",
+        "mechanisms/fastformer.cu",
         ("inside < static_cast<unsigned>(p.width)", "true"),
         ("factors ? x * factors[channel] : x", "x"),
         ("token < length) value[i]", "token < tokens) value[i]"),

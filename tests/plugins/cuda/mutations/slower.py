@@ -12,7 +12,7 @@ _LANES_ALONG_COLUMNS = """first_row() { return threadIdx.x % kRowsApart; }
 SLOWER = [
     *faults(
         "fastformer",
-        "mechanisms/fastformer.cu",
+        "mechanisms/fastformer_pool.cuh",
         ("slab[kPoolTokens][kSlab + 4]", "slab[kPoolTokens][kSlab]"),
     ),
     *faults(

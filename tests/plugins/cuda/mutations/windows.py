@@ -15,11 +15,15 @@ MUTATIONS = [
     ),
     *faults(
         "aft_local",
-        "mechanisms/aft_local.cu",
+        "mechanisms/aft_local_weights.cuh",
         ("if (j >= row.first && j < row.last)", "if (j >= row.first && j <= row.last)"),
         ("call.sequence.causal && j > left ? 0.0f : outside", "false ? 0.0f : outside"),
         ("edge + t % kVector<T> : t", "edge : t"),
         ("row - (edge + kVector<T>) + tokens - right", "row"),
+    ),
+    *faults(
+        "aft_local",
+        "mechanisms/aft_local.cu",
         ("p.sums.causal && chunk[i] >= 0 ? 0.0f : outside[i]", "outside[i]"),
         ("static_cast<unsigned>(entry_key + i * kKeysApart) <", "0u <"),
         ("end = static_cast<int>(last < span ? last : span);", "end = static_cast<int>(span);"),

@@ -15,7 +15,7 @@ from aftexport.capture.capture import capture
 from aftexport.capture.precision import PRECISIONS
 from aftexport.contract import DEFAULT_OPSET
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
-from aftexport.engines.onnxruntime.cuda_rewrites import rewrite_for_cuda
+from aftexport.engines.onnxruntime.encoder_products import narrow_products
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import DOMAIN
@@ -47,7 +47,7 @@ def exported(mechanism: str, precision: str, opset: int = DEFAULT_OPSET) -> byte
 
 def rewritten(mechanism: str, precision: str) -> onnx.ModelProto:
     model = onnx.load_from_string(exported(mechanism, precision))
-    assert rewrite_for_cuda(model)
+    assert narrow_products(model)
     return model
 
 
@@ -110,7 +110,7 @@ def test_norms_keep_statistics_in_float32() -> None:
 @every_mechanism
 def test_float32_model_stays_as_it_is(mechanism: str) -> None:
     model = onnx.load_from_string(exported(mechanism, "fp32"))
-    assert not rewrite_for_cuda(model)
+    assert not narrow_products(model)
     assert model.SerializeToString() == exported(mechanism, "fp32")
 
 
@@ -120,7 +120,7 @@ def test_each_node_has_its_own_precision() -> None:
     layers = [node for node in model.graph.node if node.op_type == "LayerNormFeedForward"]
     (precision,) = (a for a in layers[0].attribute if a.name == "precision")
     precision.s = b"fp32"
-    assert rewrite_for_cuda(model)
+    assert narrow_products(model)
     names = [n.op_type for n in model.graph.node if "FeedForward" in n.op_type]
     assert names == ["LayerNormFeedForward", "LayerNormFeedForward_bfloat16"]
     assert {"LayerNormFeedForward", "LayerNormFeedForward_bfloat16"} <= {
@@ -164,7 +164,7 @@ def test_variable_keeps_bodies_of_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_opset_without_gelu_loads(precision: str) -> None:
     """Gelu exists from opset 20 on; before, its parts run, in float32 in a float16 model too."""
     model = onnx.load_from_string(exported("aft_simple", precision, 18))
-    assert rewrite_for_cuda(model)
+    assert narrow_products(model)
     if precision != "fp16":
         model = with_float32_sums(model, *(f.name for f in model.functions if "_bf" in f.name))
     assert "Gelu" not in {node.op_type for f in model.functions for node in f.node}
