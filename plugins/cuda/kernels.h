@@ -3,8 +3,9 @@
  * No runtime is involved: plain C, device pointers, memory from the caller. The caller has checked shapes
  * and values; the kernels assume them, and that tokens and channels are below 2^30. float16 and bfloat16 are
  * read and written as such and summed in float32. Key u of document b counts if u < lengths[b], and in causal
- * form only for rows t >= u; other keys and values are never used. Padded rows
- * get finite numbers where their queries are finite.
+ * form only for rows t >= u; other keys and values are never used. One exception: causal linear and Efficient
+ * Attention multiply later values of a tile by 0, so a NaN or infinite one reaches earlier rows of the tile. Padded
+ * rows get finite numbers where their queries are finite.
  *
  * A call enqueues work on the stream and returns a cudaError_t as an int, 0 for success. It allocates
  * nothing, waits for nothing and reads nothing on the host that lies on the device, so it can be captured in
