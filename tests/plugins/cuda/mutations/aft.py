@@ -5,7 +5,9 @@ from .mutation import faults, without
 _SUM_LAUNCH = "launch<Shared>(sum_kernel<T, N>, grid, kThreads, stream, params)) return status;"
 _FUSED_LAUNCH = """0) return status;
   if (!s.causal) {
-    void (*const fused)(Params) = [](const Params p) { sum_kernel<T, N>(p), gate_kernel<T, N>(p); };
+    void (*const fused)(Params) = [](const Params p) {
+      sum_kernel<T, N>(p), gate_kernel<T, N, gate>(p);
+    };
     return launch<Shared>(fused, grid, kThreads, stream, params);
   }
   if (const int status = """

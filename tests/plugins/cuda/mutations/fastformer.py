@@ -43,7 +43,7 @@ MUTATIONS = [
         ("if (lane > 0) total.merge(run);", "total.merge(run);"),
         ("if (!leads) return;", "if (channel > 0) return;"),
         ("if (place.group > 0) total =", "if (place.group > 1) total ="),
-        ("group * kMergeChunks + lane * kLaneChunks", "lane * kLaneChunks"),
+        ("place.group * kMergeChunks + lane", "lane"),
         ("    total.merge(sum);\n  });\n}\n\n}", "  });\n}\n\n}"),
     ),
     *faults(
