@@ -274,14 +274,19 @@ build/third_party/installed: $(VENV)/installed
 docs: $(VENV)/installed  ## build the documentation into build/docs/html
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/docs/doctrees docs build/docs/html
 
-lint: $(VENV)/installed  ## ruff and mypy
+# The other C++ sources are aligned by hand.
+CLANG_FORMATTED = $(shell find plugins/cpu plugins/cuda -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+lint: $(VENV)/installed  ## ruff, clang-format and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMATTED)
 	$(BIN)/mypy
 
 format: $(VENV)/installed  ## apply the fixes of ruff, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CLANG_FORMATTED)
 
 help:  ## list the targets by purpose
 	@awk -F ':.*## ' '/^## / { heading = "\n" substr($$0, 4) "\n" } \

@@ -25,7 +25,8 @@ AFT_KERNELS(AFT_DECLARE, AFT_ONLY_ISA)
 namespace {
 
 #define AFT_SET(isa) AFT_NAMED_SET(isa)  // isa may be a macro
-#define AFT_NAMED_SET(isa) Table{#isa, AFT_KERNELS(AFT_ENTRY, isa)}
+#define AFT_NAMED_SET(isa) \
+  Table { #isa, AFT_KERNELS(AFT_ENTRY, isa) }
 
 struct Table {
   const char* name;

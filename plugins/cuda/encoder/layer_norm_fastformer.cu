@@ -55,15 +55,13 @@ template <class T, bool kFirst>
 int pool(const LayerParams& p, cudaStream_t stream) {
   const int64_t chunks = p.call.sequence.batch * p.chunks;
   const auto grid = [&](int heads) { return dim3(static_cast<unsigned>(chunks * ceil_div(p.heads, heads))); };
-  const auto in_slabs = [&] {
-    return launch<PoolShared>(pool_kernel<T, kFirst>, grid(kGroup), kThreads, stream, p);
-  };
+  const auto in_slabs = [&] { return launch<PoolShared>(pool_kernel<T, kFirst>, grid(kGroup), kThreads, stream, p); };
   const auto in_tiles = [&](auto tokens) {
     if constexpr (sizeof(T) == 2 && decltype(tokens)::value == 16)
       return in_slabs();  // more than 512 channels would take too many registers on sm_80
     else
-      return launch<LayerTileShared<T, tokens>>(tile_pool_kernel<T, tokens, kFirst>, grid(kTileHeads), kThreads,
-                                                stream, p);
+      return launch<LayerTileShared<T, tokens>>(tile_pool_kernel<T, tokens, kFirst>, grid(kTileHeads), kThreads, stream,
+                                                p);
   };
   return p.vectors ? with_tile<T>(p.channels, in_tiles, in_slabs) : in_slabs();
 }

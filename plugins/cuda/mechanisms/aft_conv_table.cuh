@@ -9,7 +9,7 @@
 
 namespace aft::cuda {
 
-constexpr int kConvBlock = 8;        // rows of a thread, keys it takes at a time
+constexpr int kConvBlock = 8;         // rows of a thread, keys it takes at a time
 constexpr int kConvProductKeys = 32;  // of a step of the product on tensor cores
 
 // The weights of a head by the distance of a key from the first key of the row's window, from -before on. In pairs,

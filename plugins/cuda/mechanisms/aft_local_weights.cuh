@@ -62,7 +62,7 @@ struct LocalWeights {
     return t < tokens - right ? edge + t % kVector<T> : t - (tokens - right) + edge + kVector<T>;
   }
   __device__ __forceinline__ int64_t token_of(int64_t row) const {
-    return !shared || row < edge + kVector<T> ? row : row - (edge + kVector<T>) + tokens - right;
+    return !shared || row < edge + kVector<T> ? row : row - edge - kVector<T> + tokens - right;
   }
   __device__ __forceinline__ int first_chunk(int64_t t) const {
     return static_cast<int>((t - left + edge) / kVector<T> - edge / kVector<T>);

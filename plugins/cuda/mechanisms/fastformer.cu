@@ -38,13 +38,12 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const PoolParams p, c
   const int chunk = part % p.chunks, batch = part / p.chunks, begin = chunk * p.chunk;
   const int end = begin + at_most(static_cast<int>(length_of(s, batch)) - begin, p.chunk);
   const float* const factors = factor ? factor + static_cast<int64_t>(batch) * channels : nullptr;
-  PoolTile<T, kTokens> tile(shared_memory<PoolTileShared<T, kTokens>>(), tensor, batch, channels, {},
-                            [&](int channel, int head) {
-                              if (first_head + head >= p.heads) return 0.0f;
-                              const float x = to_float(
-                                  static_cast<const T*>(weight)[channel * p.heads + first_head + head]);
-                              return factors ? x * factors[channel] : x;
-                            });
+  PoolTile<T, kTokens> tile(
+      shared_memory<PoolTileShared<T, kTokens>>(), tensor, batch, channels, {}, [&](int channel, int head) {
+        if (first_head + head >= p.heads) return 0.0f;
+        const float x = to_float(static_cast<const T*>(weight)[channel * p.heads + first_head + head]);
+        return factors ? x * factors[channel] : x;
+      });
   tile.pool(begin, end, 1.0f / sqrtf(static_cast<float>(p.width)));
 
   const int64_t record = static_cast<int64_t>(batch) * p.chunks + chunk;
@@ -293,9 +292,8 @@ size_t aft_cuda_fastformer_workspace(const AftCudaFastformer* call) {
 int aft_cuda_fastformer(const AftCudaFastformer* call, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
   if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
-  return with_element(call->sequence.element,
-                      [&](auto element) {
-                        Run<decltype(element)> run(*call, workspace, stream);
-                        return call->sequence.causal ? run.causal() : run.all();
-                      });
+  return with_element(call->sequence.element, [&](auto element) {
+    Run<decltype(element)> run(*call, workspace, stream);
+    return call->sequence.causal ? run.causal() : run.all();
+  });
 }

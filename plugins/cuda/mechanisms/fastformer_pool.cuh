@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads == kPoolThreads && kThreads == kBlockThreads, "");
-constexpr int kGroup = 16;        // heads of a block
+constexpr int kGroup = 16;  // heads of a block
 
 struct PoolShared {
   alignas(16) float slab[kPoolTokens][kSlab + 4];

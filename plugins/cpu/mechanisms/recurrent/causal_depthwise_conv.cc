@@ -76,8 +76,8 @@ AFT_INLINE void convolve(const Document<T>& document, const Weights& weights, in
 // A tile of tokens by the channels from `first` to `last`. No vector lies wholly past the last channel: it would be
 // written to the next row, as whole lines that go past the cache are.
 template <bool silu, int tokens, class T>
-AFT_INLINE void convolve_tokens(const Document<T>& document, const Weights& weights, int64_t t,
-                                int64_t first, int64_t last, const Output<T>& output, int64_t row_at) {
+AFT_INLINE void convolve_tokens(const Document<T>& document, const Weights& weights, int64_t t, int64_t first,
+                                int64_t last, const Output<T>& output, int64_t row_at) {
   int64_t c = first;
   for (; c + (kTileVecs - 1) * kLanes < last; c += kTileVecs * kLanes)
     convolve<silu, tokens, kTileVecs>(document, weights, t, c, output, row_at + c);
@@ -85,15 +85,13 @@ AFT_INLINE void convolve_tokens(const Document<T>& document, const Weights& weig
 }
 
 template <bool silu, class T>
-void convolve_block(const Document<T>& document, const Weights& weights, int64_t begin, int64_t end,
-                    int64_t first, int64_t last, const Output<T>& output, int64_t document_at) {
+void convolve_block(const Document<T>& document, const Weights& weights, int64_t begin, int64_t end, int64_t first,
+                    int64_t last, const Output<T>& output, int64_t document_at) {
   int64_t t = begin;
   for (; t + kTileTokens <= end; t += kTileTokens)
-    convolve_tokens<silu, kTileTokens>(document, weights, t, first, last, output,
-                                       document_at + t * document.channels);
+    convolve_tokens<silu, kTileTokens>(document, weights, t, first, last, output, document_at + t * document.channels);
   for (; t < end; ++t)
-    convolve_tokens<silu, 1>(document, weights, t, first, last, output,
-                             document_at + t * document.channels);
+    convolve_tokens<silu, 1>(document, weights, t, first, last, output, document_at + t * document.channels);
 }
 
 // The last inputs of a document, or those of its past.

@@ -69,8 +69,7 @@ struct HeadLaunch<T, kWidth, Mechanism, false> {
 
 // Cuts the work and enqueues the kernels.
 template <class T, int kWidth, class Mechanism>
-int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace,
-            cudaStream_t stream) {
+int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace, cudaStream_t stream) {
   using Launch = HeadLaunch<T, kWidth, Mechanism>;
   constexpr int64_t kSlices = HeadSizes<kWidth>::kSlices;
   const int64_t all_heads = s.batch * heads, width = s.channels / heads;
@@ -89,14 +88,12 @@ int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads,
   const auto grid = [&](int64_t chunks) { return dim3(static_cast<unsigned>(all_heads * chunks * kSlices)); };
   const int64_t summed = s.causal ? chunks - 1 : chunks;
   int status = 0;
-  if (summed > 0)
-    status = launch<typename Launch::Sum>(Launch::sum, grid(summed), Launch::kThreads, stream, params);
+  if (summed > 0) status = launch<typename Launch::Sum>(Launch::sum, grid(summed), Launch::kThreads, stream, params);
   if (status == 0 && chunks > 1)
     status = launch<MergeShared>(merge_kernel, dim3(static_cast<unsigned>(all_heads * kWidth)), kMergeThreads, stream,
                                  params.states, kWidth, params.chunks, s.causal != 0);
   if (status) return status;
-  if (s.causal)
-    return launch<typename Launch::Causal>(Launch::causal, grid(chunks), Launch::kThreads, stream, params);
+  if (s.causal) return launch<typename Launch::Causal>(Launch::causal, grid(chunks), Launch::kThreads, stream, params);
   return launch<typename Launch::Apply>(Launch::apply, grid(chunks), Launch::kThreads, stream, params);
 }
 

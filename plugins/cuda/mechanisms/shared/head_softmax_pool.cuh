@@ -38,7 +38,7 @@ struct Pool {
 
 struct PoolParams {
   AftCudaSequence sequence;
-  int heads, width;  // channels of a head
+  int heads, width;   // channels of a head
   int chunks, chunk;  // chunks of a document, tokens of a chunk
   bool vectors;       // every piece of kPiece channels is aligned to its size
   Pool query, product;

@@ -75,18 +75,15 @@ struct HeadState {
     for_each_key_sum([&](int r, float& sum) { sum = state[kWidth * kWidth + r]; });
   }
   __device__ __forceinline__ void write(float* state, int first_value) {
-    for_each_pair([&](int r, int c, const float* pair) {
-      store(state + r * kWidth + first_value + c, {pair[0], pair[1]});
-    });
-    if (first_value == 0 && column == 0)
-      for_each_key_sum([&](int r, float sum) { state[kWidth * kWidth + r] = sum; });
+    for_each_pair(
+        [&](int r, int c, const float* pair) { store(state + r * kWidth + first_value + c, {pair[0], pair[1]}); });
+    if (first_value == 0 && column == 0) for_each_key_sum([&](int r, float sum) { state[kWidth * kWidth + r] = sum; });
   }
 
   // To shared memory, as operands and with z as it is.
   __device__ __forceinline__ void publish(HeadOperands<kWidth>& context, float (&shared_sums)[kWidth]) {
-    for_each_pair([&](int r, int c, const float* pair) {
-      machine::store(&context[r][c], pack<BFloat16>(pair[0], pair[1]));
-    });
+    for_each_pair(
+        [&](int r, int c, const float* pair) { machine::store(&context[r][c], pack<BFloat16>(pair[0], pair[1])); });
     if (column != 0) return;
     for_each_key_sum([&](int r, float sum) {
       machine::store(&context[r][kValues], split_key_sum(sum));

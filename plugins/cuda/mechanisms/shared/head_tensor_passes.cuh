@@ -40,8 +40,7 @@ __device__ __forceinline__ void sum_tiles(const HeadParams<Mechanism>& p) {
     async_commit();
   };
   copy(0, place.begin);
-  for (int c = threadIdx.x; c < kWidth; c += kTensorThreads)
-    shared.reference[c] = Mechanism::kSoftmax ? kNoKey : 0.0f;
+  for (int c = threadIdx.x; c < kWidth; c += kTensorThreads) shared.reference[c] = Mechanism::kSoftmax ? kNoKey : 0.0f;
   __syncthreads();
   HeadState<kWidth> state;
   state.clear();

@@ -242,9 +242,7 @@ struct PoolTile {
 
   // Adds the rows of a stage, weighted.
   __device__ __forceinline__ void add_rows(int stage) {
-    constexpr Operand kLeft = kFloat            ? Operand::kSplit
-                              : Rows::kChanges ? Operand::kRounded
-                                               : Operand::kExact;
+    constexpr Operand kLeft = kFloat ? Operand::kSplit : Rows::kChanges ? Operand::kRounded : Operand::kExact;
     float b[kTokens / 8][2];
 #pragma unroll
     for (int i = 0; i < kTokens / 8; ++i) {
@@ -262,8 +260,7 @@ struct PoolTile {
         float a[2][4];
         load_slots_transposed(a, &shared.rows[stage][16 * i][slice(j)], kStride);
 #pragma unroll
-        for (int k = 0; k < 8; ++k)
-          a[k / 4][k % 4] = rows[16 * i + k / 4 * 8 + 2 * t + k % 4 / 2](a[k / 4][k % 4]);
+        for (int k = 0; k < 8; ++k) a[k / 4][k % 4] = rows[16 * i + k / 4 * 8 + 2 * t + k % 4 / 2](a[k / 4][k % 4]);
 #pragma unroll
         for (int k = 0; k < 2; ++k) multiply_add_slots<kLeft, Operand::kSplit>(step, a[k], b[2 * i + k]);
       }

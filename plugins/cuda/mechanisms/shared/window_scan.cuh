@@ -223,8 +223,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_kernel(const PieceSums w
     for (int k = kScanRecords - 1; k >= 0; --k) {
       sum.merge(records[k]);
       if (first + k < w.pieces) sum.store(w.after + w.record(place.b, first + k, place.channel));
-      if (first + k == w.pieces - 1)
-        Records<N>::empty().store(w.after + w.record(place.b, w.pieces, place.channel));
+      if (first + k == w.pieces - 1) Records<N>::empty().store(w.after + w.record(place.b, w.pieces, place.channel));
     }
   }
   Records<N> sum = Records<N>::load(&shared.before[place.slot][place.column]);
@@ -242,8 +241,8 @@ int scan_pieces(const PieceSums& w, cudaStream_t stream) {
   RunningSum* totals = w.totals;
   for (Level level = w.piece_level(); level.count > kRadix;) {
     const Level above = level.above(totals, w.channels);
-    if (const int status = launch<TotalShared>(total_kernel<N>, grid(above.count), kScanThreads, stream, level, above,
-                                               w.channels))
+    if (const int status =
+            launch<TotalShared>(total_kernel<N>, grid(above.count), kScanThreads, stream, level, above, w.channels))
       return status;
     totals += w.batch * above.pitch;
     level = above;

@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(kSumThreads, 3)
   }
   Records<N> sum;
 #pragma unroll
-  for (int c = 0; c < N; ++c)
-    sum.sums[c] = {maximum[c % kKeys], numerator[c], denominator[c % kKeys]};
+  for (int c = 0; c < N; ++c) sum.sums[c] = {maximum[c % kKeys], numerator[c], denominator[c % kKeys]};
   sum.store(w.before + w.record(b, piece + 1, channel));
   if (piece == 0) Records<N>::empty().store(w.before + w.record(b, 0, channel));
 }

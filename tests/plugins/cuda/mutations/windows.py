@@ -19,7 +19,7 @@ MUTATIONS = [
         ("if (j >= row.first && j < row.last)", "if (j >= row.first && j <= row.last)"),
         ("call.sequence.causal && j > left ? 0.0f : outside", "false ? 0.0f : outside"),
         ("edge + t % kVector<T> : t", "edge : t"),
-        ("row - (edge + kVector<T>) + tokens - right", "row"),
+        ("row - edge - kVector<T> + tokens - right", "row"),
     ),
     *faults(
         "aft_local",
