@@ -303,4 +303,5 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
 	rm -rf build/wheels/editable  # its paths of CMake and Ninja are those of pip's environment, which is gone
 	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable --editable '.[dev]'
+	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
 	touch $@
