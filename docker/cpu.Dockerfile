@@ -1,6 +1,6 @@
 # aftserve on ONNX Runtime with the fused kernels. From the repository's root:
 #   docker build -f docker/cpu.Dockerfile -t aftserve .
-#   docker run --read-only --tmpfs /tmp -v $PWD/model.bundle:/bundle:ro -p 8080:8080 aftserve
+#   docker run --read-only --tmpfs /tmp -v $PWD/model.bundle:/bundle:ro -p 8000:8000 aftserve
 ARG BASE=debian:trixie-slim
 
 FROM ${BASE} AS builder
@@ -25,10 +25,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 \
     && rm -rf /var/lib/apt/lists /var/cache/apt /var/log/apt /var/log/dpkg.log /usr/share/doc \
     && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin aftserve
 COPY --from=builder /opt/aftserve /opt/aftserve
-ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1 AFTSERVE_HOST=0.0.0.0
 USER 10001
-EXPOSE 8080
-HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python", "-c", "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1:8080', timeout=2); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
-ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["aftserve", "health", "--pid", "1"]
+ENTRYPOINT ["aftserve"]
 CMD ["/bundle"]

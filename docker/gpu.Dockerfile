@@ -2,7 +2,7 @@
 # From the repository's root:
 #   docker build -f docker/gpu.Dockerfile -t aftserve-gpu .
 #   docker run --gpus all --read-only --tmpfs /tmp -v aftserve-engines:/cache \
-#     -v $PWD/model.bundle:/bundle:ro -p 8080:8080 aftserve-gpu
+#     -v $PWD/model.bundle:/bundle:ro -p 8000:8000 aftserve-gpu
 # The engine is built when it starts for the first time, and kept in the volume.
 ARG BASE=nvcr.io/nvidia/tensorrt:25.09-py3
 
@@ -33,13 +33,13 @@ FROM ${BASE}
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin aftserve \
     && install -d -o aftserve /cache
 COPY --from=builder /opt/aftserve /opt/aftserve
-ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1 AFTEXPORT_CACHE=/cache
+ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1 AFTSERVE_HOST=0.0.0.0 AFTEXPORT_CACHE=/cache
 USER 10001
 VOLUME /cache
-EXPOSE 8080
+EXPOSE 8000
 # Building an engine takes minutes.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=900s \
-    CMD ["python", "-c", "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1:8080', timeout=2); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=900s \
+    CMD ["aftserve", "health", "--pid", "1"]
 # The base image's own prints a banner.
-ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
+ENTRYPOINT ["aftserve"]
 CMD ["/bundle"]

@@ -120,19 +120,24 @@ def split_words(
         arguments: arguments of the command line; all after ``--`` are other words.
         fields: the settings, by their names.
     """
-    booleans = [name for name, field in fields.items() if field.annotation is bool]
-    alone = {"--help", *(_flag(f"{no}{name}") for name in booleans for no in ("", "no_"))}
     flags, others, rest = list[str](), list[str](), iter(arguments)
     for word in rest:
         if word == "--":
             others += rest
         elif not word.startswith("-") or word == "-":
             others.append(word)
-        elif "=" in word or word in alone or not word.startswith("--"):
-            flags.append(word)
-        else:
+        elif takes_value(word, fields):
             flags += [word, *islice(rest, 1)]
+        else:
+            flags.append(word)
     return flags, others
+
+
+def takes_value(word: str, fields: Mapping[str, FieldInfo]) -> bool:
+    """Return whether the next word is the value of this flag, as it is unless it is a switch."""
+    booleans = [name for name, field in fields.items() if field.annotation is bool]
+    alone = {"--help", *(_flag(f"{no}{name}") for name in booleans for no in ("", "no_"))}
+    return word.startswith("--") and "=" not in word and word not in alone
 
 
 def _flag(name: str) -> str:

@@ -91,7 +91,8 @@ class Settings(BaseSettings):
         [Path()],
         min_length=1,
         description="folders written by aftexport, or folders of such folders, all of which SIGHUP "
-        "reads again; or one of the commands key, batch and deploy, each with its own --help",
+        "reads again; or one of the commands key, batch, deploy and health, each with its own "
+        "--help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
     host: Annotated[list[str], NoDecode] = Field(

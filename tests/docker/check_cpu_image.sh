@@ -61,7 +61,7 @@ if [ -n "$found" ]; then
 fi
 echo "no compiler, no torch, no pip"
 config=$(buildah inspect --type image "$image" | tr -d ' \n')
-for entry in '"User":"10001"' '"Healthcheck":' '"8080/tcp"'; do
+for entry in '"User":"10001"' '"Healthcheck":' '"8000/tcp"'; do
   grep -qF "$entry" <<< "$config" || { echo "the image's configuration lacks $entry"; exit 1; }
 done
 find "$root/opt" "$root/usr" -xdev -perm -0002 -not -type l | { ! grep . ; } || { echo "every user may write these files"; exit 1; }
@@ -81,6 +81,7 @@ serve() {
   answer=$(ask /infer --json '{"text": "a long document"}')
   echo "$answer"
   grep -q '"label":' <<< "$answer"
+  run "$container" -- aftserve health --port $port
   kill -TERM "$(pgrep -f "^/opt/aftserve/bin/python.* --host 127.0.0.1 --port $port")"
   wait "$server" || { cat "$log"; echo "expected the server to exit with 0 after SIGTERM"; exit 1; }
   server=
@@ -96,6 +97,7 @@ run() {
 
 say "Serve a bundle in the image as its user"
 run "$container" -- python -c 'import os; print("user", os.getuid()); assert os.getuid() == 10001'
+run "$container" -- aftserve key alice 60/minute | grep -q 'rate = "60/minute"'
 serve server run --volume "$bundle:/bundle:ro" "$container" -- aftserve
 
 say "Serve a bundle with a read-only root and /tmp in memory"

@@ -38,7 +38,7 @@ def test_service_matches_its_image(service: dict[str, Any]) -> None:
     (exposed,) = re.findall(r"^EXPOSE (\d+)$", image, re.MULTILINE)
     (bundle,) = re.findall(r'^CMD \["(.*)"\]$', image, re.MULTILINE)
     (published,) = service["ports"]
-    assert published == f"${{PORT:-8080}}:{exposed}"
+    assert published == f"${{PORT:-8000}}:{exposed}"
     assert service["volumes"][0].endswith(f"}}:{bundle}:ro")
     assert service["read_only"]
     assert "/tmp" in service["tmpfs"]
@@ -55,16 +55,22 @@ def test_grace_period_exceeds_shutdown_time(service: dict[str, Any]) -> None:
 def test_healthcheck_asks_server_without_proxy(service: dict[str, Any], server: str) -> None:
     image = (DOCKER.parent / service["build"]["dockerfile"]).read_text("utf-8")
     (words,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", image, re.MULTILINE)
-    _, *rest = json.loads(words)
-    # Docker passes its user's proxy variables to every container.
-    environment = os.environ | {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+    (address,) = re.findall(r"\b(AFTSERVE_HOST=\S+)", image)
+    assert json.loads(words) == ["aftserve", "health", "--pid", "1"]
+    assert (
+        'ENTRYPOINT ["aftserve"]\n' in image
+    )  # so process 1 has the flags, and commands are reached
 
-    def status(address: str) -> int:
-        command = [sys.executable, *(word.replace("127.0.0.1:8080", address) for word in rest)]
+    def status(port: str) -> int:
+        """Docker passes its user's proxy variables to every container."""
+        variables = dict([address.split("="), ("AFTSERVE_PORT", port)])
+        proxy = {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+        command = [sys.executable, "-m", "aftserve", "health"]
+        environment = os.environ | variables | proxy
         return subprocess.run(command, env=environment, capture_output=True).returncode
 
-    assert status(server.removeprefix("http://")) == 0
-    assert status("127.0.0.1:1") != 0
+    assert status(server.rpartition(":")[2]) == 0
+    assert status("1") == 1
 
 
 def test_prometheus_reads_exposed_port() -> None:

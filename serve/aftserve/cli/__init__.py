@@ -11,11 +11,11 @@ from aftexport.errors import AftexportError
 from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status
 from aftexport.system.suggestions import check_command
-from aftserve.cli import batch, deploy, key
+from aftserve.cli import batch, deploy, health, key
 from aftserve.observability import tracing
 from aftserve.observability.output_queue import unblock_output
 
-COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
+COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run, "health": health.run}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""
 _SERVE = "serve"
 """A word that may stand before the bundle. Write ./serve for a bundle with this name."""
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The server's status is 0 if it was stopped and 1 if it failed. It is 2 if the bundle or a
     setting cannot be used, and 130 if the command was interrupted before it served.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _command_first(list(sys.argv[1:] if arguments is None else arguments))
     if words == ["--version"]:
         print(f"aftserve {__version__}")
         return 0
@@ -64,3 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
         return missing.exit_code
+
+
+def _command_first(words: list[str]) -> list[str]:
+    """Return a command line that has flags before its subcommand with the subcommand first."""
+    if not words or not words[0].startswith("-"):
+        return words
+    from aftserve.setting_sources import takes_value
+    from aftserve.settings import Settings
+
+    flag = None
+    for i, word in enumerate(words):
+        if word == "--":
+            break
+        if word.startswith("-"):
+            flag = word if takes_value(word, Settings.model_fields) else None
+        elif (
+            flag is not None and flag.removeprefix("--").replace("-", "_") in Settings.model_fields
+        ):
+            flag = None
+        elif word in {*COMMANDS, _SERVE}:
+            return [word, *words[:i], *words[i + 1 :]]
+        elif flag is None:
+            break
+        else:  # the value of a flag of a subcommand
+            flag = None
+    return words

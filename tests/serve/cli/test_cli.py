@@ -35,6 +35,22 @@ def test_serve_is_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--admin", "key", "alice"), "admin = true"),
+        (("--log-level", "key", "--threads=2", "--address", "auto", "deploy", "-h"), "replicas"),
+        (("--no-reference-allow-pickle", "batch", "--help"), "usage: aftserve batch"),
+        (("--port", "80", "serve", "--help"), "usage: aftserve [-h]"),
+    ],
+)
+def test_flags_may_precede_command(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """Also after a flag whose value is the name of a command."""
+    outcome = run_python("-m", "aftserve", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome
+    assert said in outcome.out
+
+
+@pytest.mark.parametrize(
     ("words", "remedy"),
     [
         (("bacth", "x"), "Write aftserve batch"),
