@@ -1,5 +1,6 @@
 """The settings of the server."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +12,7 @@ from pydantic import (
     Field,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
@@ -37,14 +39,23 @@ from aftserve.setting_sources import (
     split_words,
 )
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MAX_SECONDS = 366 * 86_400
+"""A year. Timers of the system overflow far above it."""
+Seconds = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+PositiveMib = Annotated[float, Field(gt=0, le=1 << 30, allow_inf_nan=False)]
 
 
 def _refuse_empty(path: Any) -> Any:
     if path == "":  # an empty path would mean the current folder
         raise PydanticCustomError("empty_path", "The path is empty")
     return path
+
+
+def _refuse_boolean(number: Any) -> Any:
+    if isinstance(number, bool):  # which is an integer to Python, and to pydantic
+        raise PydanticCustomError("boolean", "Expected a number, got a boolean")
+    return number
 
 
 Location = Annotated[Path, BeforeValidator(_refuse_empty)]
@@ -71,7 +82,7 @@ class ModelSettings(BaseModel):
     reference_factory: str | None = None
     reference_allow_pickle: bool = False
     reference_trust_remote_code: bool = False
-    shadow: Annotated[float | None, Field(ge=0, le=1)] = None
+    shadow: Annotated[float | None, Field(ge=0, le=1), BeforeValidator(_refuse_boolean)] = None
 
 
 class Settings(BaseSettings):
@@ -154,6 +165,7 @@ class Settings(BaseSettings):
     )
     threads: PositiveInt | None = Field(
         None,
+        le=1024,
         description="threads of the engine; by default one for each core that affinity and CPU "
         "quota allow",
     )
@@ -173,7 +185,7 @@ class Settings(BaseSettings):
         description="treatment of a document over the memory budget: run it in chunks with the "
         "same answer, refuse it, or cut it to its head or tail",
     )
-    memory_budget_mib: Positive = Field(
+    memory_budget_mib: PositiveMib = Field(
         512, description="maximum MiB of one document's run; a longer document runs in chunks"
     )
     spill: Location | None = Field(
@@ -207,34 +219,35 @@ class Settings(BaseSettings):
     )
     max_characters: PositiveInt = Field(1 << 24, description="maximum characters of a text")
     max_documents: PositiveInt = Field(256, description="maximum documents of one request")
-    max_body_mib: Positive = Field(16, description="maximum MiB of one request")
-    max_array_mib: Positive = Field(
+    max_body_mib: PositiveMib = Field(16, description="maximum MiB of one request")
+    max_array_mib: PositiveMib = Field(
         1024, description="maximum MiB of one document of features that is sent as a .npy file"
     )
-    max_arrays_mib: Positive = Field(
+    max_arrays_mib: PositiveMib = Field(
         4096, description="maximum MiB of the files for all documents of features"
     )
-    max_buffered_mib: Positive = Field(
+    max_buffered_mib: PositiveMib = Field(
         128, description="maximum MiB of all requests, each from its arrival to its answer"
     )
 
     max_queue_seconds: Seconds = Field(
         30, description="refuse a request if the queue before it is predicted to take longer"
     )
-    deadline_seconds: Positive = Field(
+    deadline_seconds: PositiveSeconds = Field(
         300, description="maximum wait of a client; the header Deadline-Seconds shortens it"
     )
-    receive_seconds: Positive = Field(
+    receive_seconds: PositiveSeconds = Field(
         30,
         description="maximum time from the first byte of a request to the last of its body, and "
         "between two reads of its answer",
     )
     keep_alive_seconds: PositiveInt = Field(
         75,
+        le=_MAX_SECONDS,
         description="time that a connection is kept for another request; it must exceed the "
         "keep-alive time of a proxy in front",
     )
-    stall_seconds: Positive = Field(
+    stall_seconds: PositiveSeconds = Field(
         30,
         description="end the process if a run exceeds ten times its prediction by this time",
     )
@@ -270,7 +283,7 @@ class Settings(BaseSettings):
     drain_seconds: Seconds = Field(
         1, description="time after SIGTERM in which the server reports not ready but still serves"
     )
-    shutdown_seconds: Positive = Field(
+    shutdown_seconds: PositiveSeconds = Field(
         60, description="time after --drain-seconds for the answers to accepted requests"
     )
 
@@ -282,15 +295,27 @@ class Settings(BaseSettings):
         description="lowest level of the log; debug adds the requests for health and metrics",
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        is_switch = cls.model_fields[str(info.field_name)].annotation is bool
+        return value if is_switch else _refuse_boolean(value)
+
     @field_validator("api", "bundles", "host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, names: Any) -> Any:
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
         if not isinstance(names, str):
             return names
-        # pydantic-settings 2.8 makes JSON of a flag, and keeps empty names in it.
-        parts = from_json(names) if names.startswith("[") else names.split(",")
+        # pydantic-settings 2.8 makes JSON of a flag, and keeps empty names in it. [::1] is no JSON.
+        parts = from_json(names) if re.match(r"\[\s*[\]\"]", names) else names.split(",")
         return [name for name in parts if name != ""]
+
+    @field_validator("host", mode="after")
+    @classmethod
+    def _without_brackets(cls, hosts: list[str]) -> list[str]:
+        """Accept an address of IPv6 as it stands in a URL."""
+        return [re.sub(r"^\[(.*)\]$", r"\1", host) for host in hosts]
 
     _known_adapters = field_validator("api", mode="after")(check_adapters)
 

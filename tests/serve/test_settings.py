@@ -8,6 +8,8 @@ from aftexport.errors import UsageError
 from aftserve.ray.deployment import DeploymentSettings
 from aftserve.settings import Settings
 
+TIMES = ("drain", "shutdown", "stall", "receive", "keep-alive", "deadline", "max-queue")
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -43,6 +45,10 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
         ("[models.a]\nreferense = 'x'", r"\[models\.a\] referense .* see reference or"),
         ("[models.'a b']\nport = 1", r'\[models\."a b"\] port .* is not a setting of a model'),
         ("[models.a]\nshadow = 2", r"models\.a\.shadow in the file of --config"),
+        ("[models.a]\nshadow = true", r"models\.a\.shadow .* expected a number, got a boolean"),
+        ("port = true", "--port: expected a number, got a boolean"),
+        ("shadow = false", "--shadow: expected a number, got a boolean"),
+        ("host = true", "--host"),
     ],
 )
 def test_invalid_file_names_the_cause(content: str, message: str, file: Path) -> None:
@@ -71,6 +77,9 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         ["--shutdown-seconds", "inf"],
         ["--max-queue-seconds", "inf"],
         ["--idle-seconds", "nan"],
+        *[[f"--{name}-seconds", "1e300"] for name in TIMES],
+        ["--threads", "1025"],
+        ["--max-array-mib", "1e300"],
         ["--model-name", "organization/model"],
         ["--log-level", "verbose"],
     ],
@@ -211,3 +220,10 @@ def test_absolute_paths_have_references_of_models(file: Path) -> None:
     assert moved.of_model("a").reference == Path.cwd() / "a.pt"
     assert moved.of_model("b") == moved.model_copy(update={"shadow": 1})
     assert (moved.bundle, moved.spill) == (Path.cwd() / "bundle", Path.cwd() / "spill")
+
+
+@pytest.mark.parametrize("words", [["[::1]"], ["::1"], ["[::1],127.0.0.1"], ['["[::1]"]']])
+def test_host_may_be_in_brackets(words: list[str]) -> None:
+    hosts = Settings.read(["bundle", "--host", *words]).host
+    assert hosts == ["::1", "127.0.0.1"][: len(hosts)]
+    assert Settings.read(["bundle", "--allowed-hosts", "[::1]"]).allowed_hosts == ["[::1]"]
