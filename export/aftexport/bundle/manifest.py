@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Gt, Le, Len
+from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Tokens
@@ -137,7 +137,7 @@ class Manifest(BaseModel):
     heads: Annotated[dict[str, AnyHead], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     reference: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
-    tolerance: Annotated[float, Gt(0)] | None = None
+    tolerance: Annotated[float, Gt(0), Lt(1)] | None = None
     node_precisions: tuple[NodePrecision, ...] = ()
     opset: Count
     operators: dict[str, Count]

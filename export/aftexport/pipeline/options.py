@@ -143,8 +143,8 @@ def _check_tolerance(precision: str, tolerance: float | None, *, to: str) -> Non
             f"--precision auto needs --to onnx, got --to {to}: an engine has one precision.",
             "Choose one of fp32, fp16 and bf16.",
         )
-    if tolerance is not None and not 0 < tolerance < float("inf"):
+    if tolerance is not None and not 0 < tolerance < 1:  # an error of 1 may be any probability
         raise UsageError(
-            f"--tolerance must be a finite number above 0, got {tolerance}.",
+            f"--tolerance must be a number between 0 and 1, got {tolerance}.",
             "Give such a number, or leave --tolerance out.",
         )

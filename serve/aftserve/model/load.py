@@ -1,5 +1,6 @@
 """From a bundle to a model that is loaded, warmed up, compared with PyTorch, and estimated."""
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,7 +19,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.product_methods import product_methods
 from aftexport.errors import BundleError, UsageError
 from aftexport.extra_inputs import blank_values
-from aftexport.parity import Comparison
+from aftexport.parity import TOLERANCES, Comparison
 from aftexport.parity.run_cases import verify, verify_engine
 from aftplugins.methods import MethodChoice
 from aftserve.model.answers import Decoding
@@ -27,6 +28,8 @@ from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shap
 from aftserve.model.costs import CostModel
 from aftserve.model.slowdown import SlowdownFactor
 from aftserve.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,16 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         AftexportError: if the engine is not available.
     """
     _check_folders(settings)
+    bound = TOLERANCES[bundle.manifest.precision].bound
+    if (bundle.manifest.tolerance or bound) > bound:
+        logger.warning(
+            "%s: the tolerance of the bundle is %g, and the bound of %s is %g: its answers may "
+            "differ from PyTorch's by as much",
+            bundle.path,
+            bundle.manifest.tolerance,
+            bundle.manifest.precision,
+            bound,
+        )
     # Choose the engine outside the stage below, because building one shows its own progress.
     choice = choose_engine(
         bundle,

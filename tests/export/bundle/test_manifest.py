@@ -96,6 +96,7 @@ def test_whole_manifest_runs_in_chunks(bundle_copy: Path) -> None:
         (("chunked", "token_bytes"), [], r"chunked.token_bytes: expected .*, got a list of 0"),
         (("heads", "logits", "labels"), [], r"logits.*labels: expected .*, got a list of 0"),
         (("inputs",), ["tokens"], r"inputs: expected one of .*, got \('tokens',\)"),
+        (("tolerance",), 1e300, r"tolerance: expected .* 1, got 1e\+300"),
         (("versions",), DELETED, r"versions: .*missing"),
         (("color",), "red", r"color: .*unknown"),
     ],

@@ -188,7 +188,8 @@ def test_bundle_explains_chosen_precision(
     ("words", "why"),
     [
         (["--to", "onnx", "--tolerance", "1e-2"], "--precision auto"),
-        (["--to", "onnx", "--precision", "auto", "--tolerance", "0"], "above 0, got 0"),
+        (["--to", "onnx", "--precision", "auto", "--tolerance", "0"], "0 and 1, got 0"),
+        (["--to", "onnx", "--precision", "auto", "--tolerance", "1e300"], "0 and 1, got 1e+300"),
         (["--to", "trt-rtx", "--precision", "auto"], "one precision"),
     ],
 )
