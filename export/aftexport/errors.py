@@ -1,5 +1,8 @@
 """Errors with a remedy for the user. The command line prints them without a traceback."""
 
+from asyncio import CancelledError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -72,3 +75,14 @@ def first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise a panic of a library in Rust, which is a BaseException, as a RuntimeError."""
+    try:
+        yield
+    except (Exception, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as panic:
+        raise RuntimeError(f"{type(panic).__name__}: {panic}") from panic

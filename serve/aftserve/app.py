@@ -10,7 +10,7 @@ from aftexport import __version__
 from aftserve.api import infer, openapi, operations, parity
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys
-from aftserve.api.error_responses import handle_problems
+from aftserve.api.error_responses import PanicMiddleware, handle_problems
 from aftserve.api.key_file import KeyFile
 from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
@@ -96,6 +96,7 @@ def _application(models: ModelRepository, key_file: KeyFile | None) -> FastAPI:
 def _add_middleware(app: FastAPI, models: ModelRepository, *, replica: bool) -> None:
     """Add the middleware; the last one added sees a request first."""
     settings = models.settings
+    app.add_middleware(PanicMiddleware)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(
         BodyLimitMiddleware,

@@ -1,8 +1,34 @@
 """Errors of requests, and the HTTP status of each."""
 
+import logging
 import math
+from asyncio import CancelledError
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from aftexport.errors import AftexportError, InputError
+from aftexport.errors import AftexportError, EngineError, InputError
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def document_failures() -> Iterator[None]:
+    """Raise an unexpected exception of one document as an EngineError, so that others go on.
+
+    A panic of a library in Rust is a BaseException.
+
+    Raises:
+        EngineError: if there is such an exception; the log has its traceback.
+    """
+    try:
+        yield
+    except (AftexportError, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        logger.exception("a document failed unexpectedly")
+        raise EngineError(
+            f"The document failed unexpectedly: {type(error).__name__}.", "See the server's log."
+        ) from error
 
 
 class DocumentTooLongError(InputError):

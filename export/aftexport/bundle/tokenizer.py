@@ -1,9 +1,31 @@
 """Tokenizers, in the ``tokenizers`` library's JSON format."""
 
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+from pydantic_core import from_json
 from tokenizers import Tokenizer
 
 from aftexport.contract import MAX_VOCABULARY
-from aftexport.errors import UsageError
+from aftexport.errors import UsageError, panics_as_errors
+
+_MAX_GROWTH = 4096
+"""Maximum characters into which a tokenizer may turn one character before it is split in tokens."""
+_MAX_ADDED_TOKENS = 256
+_UNICODE_GROWTH = 18
+"""Characters of the longest decomposition in Unicode, of U+FDFA."""
+_UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer")
+_GROWTH = {
+    **dict.fromkeys(("Strip", "StripAccents", "Nmt"), 1),
+    **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength"), 1),
+    **dict.fromkeys(("Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"), 1),
+    "ByteLevel": 8,  # four bytes, and a space before
+    "Metaspace": 2,
+}
+"""The characters into which each other component turns one character."""
 
 
 def parse_tokenizer(text: str) -> Tokenizer:
@@ -12,18 +34,109 @@ def parse_tokenizer(text: str) -> Tokenizer:
     The server decides on both: a tokenizer with truncation would cut documents silently.
 
     Raises:
-        UsageError: if ``text`` is not the JSON of a tokenizer.
+        UsageError: if ``text`` is not the JSON of a tokenizer, or if a short text may become very
+            long in it.
     """
     try:
-        tokenizer: Tokenizer = Tokenizer.from_str(text)
+        problem = _growth_problem(from_json(text))
+        # Not before: the library normalizes added tokens when it reads them.
+        with panics_as_errors():
+            tokenizer: Tokenizer | None = None if problem else Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(
             f"The tokenizer cannot be read: {error}.",
             "Give a tokenizer.json written by the tokenizers library.",
         ) from error
+    if tokenizer is None:
+        raise UsageError(f"The tokenizer is refused: {problem}.", "Give that of the training.")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _growth_problem(content: Any) -> str | None:
+    """Return the reason why a tokenizer may make too much of a short text; None if it may not."""
+    growth = _growth_of(content.get("normalizer"), content.get("pre_tokenizer"))
+    added, copies = _added_tokens(content.get("post_processor"))
+    if growth > _MAX_GROWTH:
+        return f"expected at most {_MAX_GROWTH} characters for each of a text, got {growth}"
+    if added > _MAX_ADDED_TOKENS or copies > 1:
+        return (
+            f"expected a template with at most {_MAX_ADDED_TOKENS} tokens and one copy of the "
+            f"text, got {added} tokens and {copies} copies"
+        )
+    return None
+
+
+def normalizer_growth(tokenizer: Tokenizer) -> int:
+    """Return the maximum number of characters into which the normalizer turns one character."""
+    normalizer = tokenizer.normalizer
+    return 1 if normalizer is None else _growth_of(json.loads(normalizer.__getstate__()))
+
+
+def _growth_of(*parts: Any) -> int:
+    """Return the product of the growths of components, with Unicode's own rules counted once.
+
+    Raises:
+        ValueError: if a component is not known.
+    """
+    product, unicode, charsmaps = 1, 1, list[int]()
+    for part in _components(parts):
+        match part:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old:
+                product *= max(1, -(-len(new) // len(old)))
+            case {"type": "Replace", "content": str(new)}:  # an expression may match nothing
+                product *= 1 + len(new)
+            case {"type": "Prepend", "prepend": str(new)}:
+                product *= 1 + len(new)
+            case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
+                charsmaps.append(_longest_entry(base64.b64decode(charsmap)))
+            case {"type": str(name)} if name in _GROWTH:
+                product *= _GROWTH[name]
+            case {"type": str(name)} if name in _UNICODE:
+                unicode = _UNICODE_GROWTH
+            case _:
+                raise ValueError(f"expected a known component with its type, got {str(part)[:80]}")
+    # SentencePiece's table has the same rules, so that a table after them adds nothing.
+    first, *others = sorted(charsmaps, reverse=True) or [1]
+    return product * max(unicode, first) * prod(others)
+
+
+def _components(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield components of a tokenizer, for a sequence its parts."""
+    for part in parts:
+        match part:
+            case None:
+                pass
+            case {"type": "Sequence"}:
+                for name in ("normalizers", "pretokenizers", "processors"):
+                    yield from _components(part.get(name, ()))
+            case _:
+                yield part
+
+
+def _longest_entry(charsmap: bytes) -> int:
+    """Return the characters of the longest entry of a table of SentencePiece, after its trie."""
+    start = 4 + int.from_bytes(charsmap[:4], "little")
+    return max(len(entry.decode("utf-8", "replace")) for entry in charsmap[start:].split(b"\0"))
+
+
+def _added_tokens(post_processor: Any) -> tuple[int, int]:
+    """Return the number of tokens that a tokenizer adds to a text, and of copies of the text."""
+    added, copies = 0, 1
+    for part in _components([post_processor]):
+        match part:
+            case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": special}:
+                names = [one["SpecialToken"]["id"] for one in pieces if "SpecialToken" in one]
+                added += sum(len(special[name]["ids"]) for name in names)
+                copies *= len(pieces) - len(names)
+            case {"type": "BertProcessing" | "RobertaProcessing"}:
+                added += 2
+            case {"type": "ByteLevel"}:
+                pass
+            case _:
+                raise ValueError(f"expected a known component with its type, got {str(part)[:80]}")
+    return added, copies
 
 
 def check_vocabulary(size: int) -> None:

@@ -13,7 +13,7 @@ from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.random_tokens import random_tokens
 from aftexport.contract import MAX_TOKENS
-from aftexport.errors import UsageError
+from aftexport.errors import UsageError, panics_as_errors
 from aftexport.extra_inputs import ExtraValues, check_values, sample_values, stacked
 
 Inputs = dict[str, Array]
@@ -173,7 +173,11 @@ def _ids(content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | 
             )
         if tokenizer is None:
             raise ValueError("expected input_ids, got text, but the bundle has no tokenizer")
-        ids = tokenizer.encode(text).ids
+        try:
+            with panics_as_errors():
+                ids = tokenizer.encode(text).ids
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"the tokenizer cannot encode the text: {error}") from error
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ValueError("input_ids must be a list of whole numbers")
     return _checked_ids(ids, manifest)

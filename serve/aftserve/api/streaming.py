@@ -17,7 +17,12 @@ from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.api.lines_response import LinesResponse
-from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.errors import (
+    ClientGoneError,
+    DocumentTooLongError,
+    RefusedError,
+    document_failures,
+)
 from aftserve.http.access_log import add_log_fields
 from aftserve.model.classifier import Classifier
 from aftserve.model.document_checks import PIECE_CHARACTERS
@@ -171,8 +176,9 @@ async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
 async def _classify_line(line: bytes, classify: Classify) -> bytes:
     try:
         parsed = request_body.parse(line, DocumentRequest, {})
-        (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
-        return await complete_json(answer) + b"\n"
+        with document_failures():
+            (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
+            return await complete_json(answer) + b"\n"
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
         content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)

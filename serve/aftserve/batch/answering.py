@@ -20,6 +20,7 @@ from aftexport.errors import (
     UsageError,
 )
 from aftserve.batch.sharing import shared_runs
+from aftserve.errors import document_failures
 from aftserve.model.answers import Answer
 from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.inputs import TokenizedDocument, cut_document
@@ -174,7 +175,8 @@ class OfflineClassifier:
         for document, extras in _with_fields(documents, given):
             outcomes.append(Outcome())
             try:
-                one = self._tokenized(document, extras, wanted)
+                with document_failures():
+                    one = self._tokenized(document, extras, wanted)
             except AftexportError as error:
                 outcomes[-1] = Outcome(error=error)
                 done(1)

@@ -1,7 +1,8 @@
 """The checks of a document before it runs, from its text, token ids or features to its tokens."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
+from aftexport.bundle.tokenizer import normalizer_growth
 from aftexport.contract import FEATURES, IDS, MAX_TOKENS
-from aftexport.errors import InputError
+from aftexport.errors import InputError, panics_as_errors
 from aftexport.extra_inputs import ExtraValues, check_values
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import AnswerBuilder
@@ -26,6 +28,16 @@ _MAX_EXTRA_TOKENS = 256
 """Maximum tokens by which a piece may exceed its share of the whole text."""
 _LONG_CHARACTERS_PER_TOKEN = 8
 """A text with more characters for each allowed token is probably too long, and counted first."""
+_NORMALIZED_CHARACTERS = 1 << 20
+"""Characters into which a text may turn without a count, and a piece of a longer one."""
+_INLINE_CHARACTERS = 512
+"""Tokenizing a text up to this length takes less time than waking a thread."""
+_MAX_PROBE_SECONDS = 0.005
+_MAX_INLINE_SECONDS = 0.1
+"""Time of a text on the event loop after which later texts are not tokenized there."""
+_MAX_INLINE_GROWTH = 36
+_PROBES = ("a", "a b ", " ", "\ufdfa", "漢", "".join(map(chr, range(32, 127))))
+"""Texts that are repeated: words of any length, and characters that normalizers make longer."""
 _OR_MORE = {False: "", True: " or more"}
 
 
@@ -66,6 +78,37 @@ class DocumentChecks:
         self.max_characters = max_characters
         self.policy: Policy = policy
         self._cuts = policy in ("head", "tail")
+        self._growth = normalizer_growth(self._tokenizer) if self._tokenizer is not None else 1
+        self.inline_characters = 0
+
+    def measure_tokenizer(self) -> None:
+        """Find out whether short texts may be tokenized on the event loop.
+
+        They may if the tokenizer is fast for texts of several kinds. A text that turns out to be
+        slow later makes it slow for all.
+        """
+        if self._tokenizer is None or self._growth > _MAX_INLINE_GROWTH:
+            return
+        for piece in _PROBES:
+            text = (piece * _INLINE_CHARACTERS)[:_INLINE_CHARACTERS]
+            if min(self._seconds(text) for _ in range(3)) > _MAX_PROBE_SECONDS:
+                return
+        self.inline_characters = _INLINE_CHARACTERS
+
+    def _seconds(self, text: str) -> float:
+        start = time.perf_counter()
+        with suppress(InputError):  # it may not know the words
+            self.encode_marked(text)
+        return time.perf_counter() - start
+
+    def encode_inline(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the result of ``encode_marked`` for a text of ``inline_characters`` at most."""
+        start = time.perf_counter()
+        try:
+            return self.encode_marked(text)
+        finally:
+            if time.perf_counter() - start > _MAX_INLINE_SECONDS:
+                self.inline_characters = 0
 
     @property
     def needs_words(self) -> bool:
@@ -162,6 +205,7 @@ class DocumentChecks:
         """
         assert self._tokenizer is not None  # checked by check_text
         # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        self._check_normalized(text)
         with _tokenizing():
             encoded = self._tokenizer.encode_batch_fast([text])[0]
         return np.array(encoded.ids, dtype=np.int64)
@@ -169,8 +213,26 @@ class DocumentChecks:
     def encoding(self, text: str) -> Encoding:
         """Return the tokens of a text with the characters of each; see ``tokenize``."""
         assert self._tokenizer is not None  # checked by check_text
+        self._check_normalized(text)
         with _tokenizing():
             return self._tokenizer.encode_batch([text])[0]
+
+    def _check_normalized(self, text: str) -> None:
+        """Refuse a text that the normalizer would make far longer, in pieces of bounded size."""
+        if self.max_characters is None or len(text) * self._growth <= _NORMALIZED_CHARACTERS:
+            return
+        assert self._tokenizer is not None  # checked by check_text
+        count, length = 0, _NORMALIZED_CHARACTERS // self._growth
+        for start in range(0, len(text), length):
+            with _tokenizing():
+                piece = text[start : start + length]
+                count += len(self._tokenizer.normalizer.normalize_str(piece))
+            if count > self.max_characters:
+                raise DocumentTooLongError(
+                    f"A text must have at most {self.max_characters} characters after the "
+                    f"tokenizer's normalization, got {count} or more.",
+                    "Send a shorter one; the server never truncates it silently.",
+                )
 
     def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
         """Check the tokens of one document, and return them for the model.
@@ -266,9 +328,11 @@ def _check_form(*, is_features: bool, expected: bool) -> None:
 @contextmanager
 def _tokenizing() -> Iterator[None]:
     try:
-        yield
+        with panics_as_errors():
+            yield
     except Exception as error:  # the library raises bare Exception and TypeError
         raise InputError(
             "The tokenizer cannot encode the text.",
-            "Send Unicode text without lone surrogates, in words that the model knows.",
+            "Send Unicode text without lone surrogates, in words that the model knows, and without "
+            "millions of equal characters in a row.",
         ) from error

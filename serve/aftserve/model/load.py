@@ -180,8 +180,7 @@ def _prepare(
         policy=settings.long_documents,
         spill=settings.spill,
     )
-    if classifier.has_tokenizer:
-        classifier.tokenize("")
+    classifier.measure_tokenizer()
     measurement = _measurement(bundle, settings, classifier)
     measurement.measure_first()
     golden = _golden(bundle, settings, choice, standard_ops_only)

@@ -13,8 +13,6 @@ from aftserve.types import Document, Tokens
 T = TypeVar("T")
 
 _THREADS = 2
-_INLINE_CHARACTERS = 512
-"""Tokenizing a text up to this length takes less time than waking a thread."""
 _LONG_CHARACTERS = 1 << 16
 """Longer texts share one thread of their own, so that shorter ones do not wait for them."""
 
@@ -32,8 +30,8 @@ class TokenizerPool:
 
     async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
         """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
-        if len(text) <= _INLINE_CHARACTERS:
-            return classifier.encode_marked(text)
+        if len(text) <= classifier.inline_characters:
+            return classifier.encode_inline(text)
         return await self.run(text, partial(classifier.encode_marked, text))
 
     async def run(self, document: Document, work: Callable[[], T]) -> T:
