@@ -199,6 +199,8 @@ def find_extremes(
         progress: callback with the ids done, all ids, and their name.
     """
     ids = np.arange(vocab_size or 0, dtype=np.int64)
+    if not len(ids) and not cases:
+        return Extremes(())
     documents = documents or _DOCUMENTS
     advance = lambda done: progress(done, len(ids), "token ids")  # noqa: E731
     share = MAX_PRODUCTS / max(1.0, weights_per_token(model) * len(ids))

@@ -27,6 +27,7 @@ from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
+from aftexport.parity.activations import Beyond
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.explained import explained_model
@@ -90,7 +91,7 @@ def trace(
     lowered = accumulate_in_float32(lowered)
     is_captured = program is checkpoint.program
     is_half = _type_of(program) in ("float16", "bfloat16")
-    if is_half:
+    if is_half and to == "onnx":  # an engine has a bound of its own
         spec = bounded_spec(lowered, spec, max_length, can_compare=not is_captured)
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
@@ -102,7 +103,8 @@ def trace(
     if rounds:
         whole = finish(explained, fuse=False)
         unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)
-        if unusual.beyond is not None:
+        beyond = _weight_beyond(module, program, spec)
+        if beyond is None and unusual.beyond is not None:
             beyond = replace(unusual.beyond, layer=_layer(unusual.beyond.value, whole, program))
         if unusual.ids:
             inputs = repeated_inputs(unusual.ids, spec)
@@ -201,6 +203,21 @@ def _check_extras(spec: InputSpec, program: ExportedProgram) -> None:
             f"An input must have another name than the outputs, got {clash!r} for both.",
             "Rename this entry in the dict that forward returns.",
         )
+
+
+def _weight_beyond(module: nn.Module, program: ExportedProgram, spec: InputSpec) -> Beyond | None:
+    """Return a weight that became infinite when the module was cast; None if there is none."""
+    exact = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, stored in program.state_dict.items():
+        trained = exact.get(name, stored).detach()
+        if not stored.is_floating_point() or trained.shape != stored.shape:
+            continue
+        lost = stored.detach().isinf() & trained.isfinite()
+        if lost.any():
+            size = float(trained[lost].abs().max())
+            token = int(lost.nonzero()[0, 0]) if name == spec.embedding else None
+            return Beyond(name, size, token, "the weights")
+    return None
 
 
 def _layer(value: str, model: onnx.ModelProto, program: ExportedProgram) -> str:

@@ -87,8 +87,8 @@ def bounded_spec(
         return spec
     if asked is not None:
         raise UsageError(
-            f"--max-length must be at most {MAX_FLOAT16} for a 16-bit model that cannot be compared "
-            f"with PyTorch on longer documents, got {asked}.",
+            f"--max-length must be at most {MAX_FLOAT16} for a 16-bit model that cannot be "
+            f"compared with PyTorch on longer documents, got {asked}.",
             f"Give {MAX_FLOAT16} or less, or export with --precision fp32.",
         )
     return replace(spec, max_tokens=MAX_FLOAT16)

@@ -114,6 +114,16 @@ def test_large_vocabulary_is_screened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.beyond.token == WORD
 
 
+def test_infinite_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = RareWord(hidden=100)
+    with torch.no_grad():
+        module.embedding.weight[WORD, 3] = 7e4
+        module.up.weight[:, 3] *= 1e-5
+    monkeypatch.setattr("builtins.rare_word", lambda: module, raising=False)
+    with pytest.raises(UsageError, match=rf"70,000 .*embedding.weight.* token id {WORD}"):
+        export(factory="builtins:rare_word", precision="fp16", out=tmp_path / "m.bundle")
+
+
 def test_refusal_names_word_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.rare_word", RareWord, raising=False)
     options = {"factory": "builtins:rare_word", "precision": "fp16", "out": tmp_path / "m.bundle"}
