@@ -210,13 +210,14 @@ class _Widener:
                 return self._wide_of(value) if _is_half(value) else value
             return torch.float32 if value in _HALVES else value
 
-        name, target, kwargs = _name(node), node.target, dict(node.kwargs)
+        name, target, args = _name(node), node.target, tuple[Any, ...](node.args)
+        kwargs = dict(node.kwargs)
         if name == "type_as":
             target, args = _aten.to.dtype, (node.args[0], torch.float32)
         elif name in _SHAPED_LIKE:
-            args, kwargs = node.args, {**kwargs, "dtype": torch.float32}
+            kwargs["dtype"] = torch.float32
         else:
-            args, kwargs = pytree.tree_map(widened, (tuple(node.args), kwargs))
+            args, kwargs = pytree.tree_map(widened, (args, kwargs))
         with self._graph.inserting_before(node):
             made: Node = self._graph.call_function(target, args, kwargs)
         made.meta.update(node.meta, val=pytree.tree_map(Tensor.float, node.meta["val"]))

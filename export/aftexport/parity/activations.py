@@ -108,7 +108,7 @@ class Activations:
         """Run the model; return the maxima of each value, for most values one per document."""
         given = {name: inputs[name] for name in self._engine.input_names}
         results = self._engine.run(given, outputs=self._values)
-        return {self._values[name]: np.atleast_1d(x) for name, x in results.items()}  # type: ignore[misc]
+        return {self._values[name]: np.atleast_1d(x) for name, x in results.items()}
 
     def beyond(self, inputs: Tensors, place: str = "", token: int | None = None) -> Beyond | None:
         """Return the first value that float16 does not hold."""
@@ -310,7 +310,7 @@ def _add_maxima(
     graph, one_sided = model.graph, _one_sided(model.graph)
     has_input = opset_of(model) >= 18
     graph.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int64), "measured_axis"))
-    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "measured_zero"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), "measured_zero"))
     outputs = {}
     for number, name in enumerate(names):
         base = f"measured_{number}"

@@ -110,8 +110,8 @@ def trace(
             inputs = repeated_inputs(unusual.ids, spec)
             cases.append(Case("unusual tokens repeated", "model", inputs, engine.run(inputs)))
         del whole
-    if is_half and beyond is None and to == "onnx" and (inputs := long_inputs(spec)):
-        long_case = Case("beyond 65,536 tokens", "model", inputs, engine.run(inputs))
+    if is_half and beyond is None and to == "onnx" and (long := long_inputs(spec)) is not None:
+        long_case = Case("beyond 65,536 tokens", "model", long, engine.run(long))
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
