@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
+from aftexport.capture.float32_positions import keep_positions_float32
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import name_outputs
@@ -65,18 +66,20 @@ def capture(
     if signature.has_mask:
         masked = ModelInputs(signature.inputs, number, extras)
         try:
-            return _captured(prepared(model, dtype, masked.names), masked, max_tokens)
+            return _captured(model, dtype, masked, max_tokens)
         except TraceError as error:
             with suppress(TraceError):
                 signature = read(mask=False)
             if signature.has_mask:  # the forward requires one
                 raise error from error.__cause__
     inputs = ModelInputs(signature.inputs, number, extras)
-    return _captured(prepared(model, dtype, inputs.names), inputs, max_tokens)
+    return _captured(model, dtype, inputs, max_tokens)
 
 
-def _captured(model: nn.Module, inputs: ModelInputs, max_tokens: int | None) -> ExportedProgram:
-    limit = max_tokens or MAX_TOKENS
+def _captured(
+    module: nn.Module, dtype: torch.dtype, inputs: ModelInputs, max_tokens: int | None
+) -> ExportedProgram:
+    model, limit = prepared(module, dtype, inputs.names), max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
     if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
@@ -87,6 +90,8 @@ def _captured(model: nn.Module, inputs: ModelInputs, max_tokens: int | None) -> 
             raise explain(model, inputs, captured, limit) from captured[-1].error
         limit = bound
         captured = attempt_export(model, inputs, limit)
+    if dtype in (torch.float16, torch.bfloat16):
+        keep_positions_float32(captured, module)
     return captured
 
 

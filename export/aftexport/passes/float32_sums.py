@@ -90,7 +90,9 @@ class _Widener:
         for reader in inner:
             for place, value in enumerate(reader.inputs):
                 if value is not None and value in self._sums:
-                    reader.replace_input_with(place, self._rounded_sum(value, node))
+                    is_widened = reader.op_type == "Cast" and reader.outputs[0].dtype == _FLOAT
+                    read = self._wide[value] if is_widened else self._rounded_sum(value, node)
+                    reader.replace_input_with(place, read)
 
     def _widened(self, value: ir.Value | None, reader: ir.Node) -> ir.Value | None:
         if value is None or self._element(value) not in _NARROW:

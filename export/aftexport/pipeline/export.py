@@ -39,6 +39,7 @@ from aftexport.pipeline.results import (
 from aftexport.pipeline.source import read_source, trace_source
 from aftexport.pipeline.source_tokenizer import check_ids, tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.value_ranges import beyond_error
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.system.files import aside_folder, move_into_place, write_json
@@ -171,6 +172,8 @@ class _Export:
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
         check_ids(traced.spec, tokenizer)
+        if traced.beyond is not None:
+            raise beyond_error(traced.beyond, traced.model, tokenizer, is_of_onnx=traced.is_of_onnx)
         features = described
         if features is None and (count := traced.spec.num_features) is not None:
             features = Features.of_count(count)
@@ -181,11 +184,11 @@ class _Export:
                 )
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
-            cases = traced.cases
+            cases, long_case = traced.cases, traced.long_case
             del checkpoint, traced  # three copies of the weights; an engine needs the memory next
             give_back()
             paths = ort.operator_paths(draft.model_path)
-            results = self._verify(draft, cases)
+            results = self._verify(draft, cases, long_case)
             record = parity_record(
                 results, draft.manifest.reference, checked=self._options.check_parity
             )
@@ -254,11 +257,15 @@ class _Export:
             show_recognition(traced.recognition, self._console)
         return notes
 
-    def _verify(self, draft: Bundle, cases: Sequence[Case]) -> list[Comparison]:
+    def _verify(
+        self, draft: Bundle, cases: Sequence[Case], long_case: Case | None
+    ) -> list[Comparison]:
         if not self._options.check_parity:
             return []
         with stage(self._console, f"Comparing with {draft.manifest.reference_title}"):
             results = verify(draft)
+            if long_case is not None:
+                results += verify(draft, cases=[long_case])
         if all(r.passed for r in results):
             with stage(self._console, "Comparing in a stock session"):
                 results += verify_stock(draft, cases)

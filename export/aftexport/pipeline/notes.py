@@ -2,6 +2,7 @@
 
 from aftexport.passes.softmax_attention import count_softmax_attention
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.value_ranges import MAX_FLOAT16
 
 
 def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
@@ -23,6 +24,11 @@ def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
         notes.append(
             f"PyTorch ran in {traced.reference}, because the model's forward does not run in "
             f"float64 ({traced.why_not_float64}). So every error includes PyTorch's rounding."
+        )
+    if traced.precision == "fp16" and traced.spec.max_tokens == MAX_FLOAT16:
+        notes.append(
+            f"Documents of more than {MAX_FLOAT16} tokens were not compared, because their cost is "
+            "too high or the model's own positions are in 16 bits. So they are refused."
         )
     if count := count_softmax_attention(traced.lowered):
         notes.append(

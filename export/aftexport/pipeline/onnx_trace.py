@@ -30,6 +30,7 @@ from aftexport.pipeline.onnx_limits import longest_document
 from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
 from aftexport.recognition.onnx_file import read_onnx
 from aftexport.recognition.recognizer import recognize
@@ -68,6 +69,8 @@ def trace_onnx(
     add_translation(recognition, translation)
     lowered = ir.to_proto(graph) if recognition.matches else own
     lowered = accumulate_in_float32(lowered)
+    if precision == "fp16":
+        spec = bounded_spec(lowered, spec, options.max_length, can_compare=False)
     order = None if table is None else np.linalg.norm(table[: spec.vocab_size], axis=1).argsort()
     if options.batching:
         _refuse_breach(reference, spec, order)
@@ -77,6 +80,13 @@ def trace_onnx(
         for chosen in [{key: inputs[key] for key in spec.names}]
     ]
     explained, evidence = explained_model(lowered, options.to)
+    unusual = None
+    if precision == "fp16" or options.precision != "fp32":
+        whole = finish(explained, fuse=False)
+        unusual = find_unusual(whole, spec, cases, batching=options.batching, progress=progress)
+        if unusual.ids:
+            inputs = repeated_inputs(unusual.ids, spec)
+            cases.append(Case("unusual tokens repeated", "model", inputs, reference.run(inputs)))
     model = finish(explained, precision=precision, fuse=options.to == "onnx")
     lower_format(model)
     return TracedModel(
@@ -86,6 +96,7 @@ def trace_onnx(
         left_out=(),
         is_of_onnx=True,
         renamed=renamed,
+        beyond=None if unusual is None else unusual.beyond,
     )
 
 

@@ -1,6 +1,7 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture, copied
 from aftexport.capture.forward_signature import ForwardSignature
 from aftexport.capture.input_spec import input_spec
@@ -25,12 +27,19 @@ from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
+from aftexport.parity.activations import Beyond
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.value_ranges import (
+    bounded_spec,
+    find_unusual,
+    long_inputs,
+    repeated_inputs,
+)
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
@@ -71,6 +80,7 @@ def trace(
     _check_extras(spec, program)
     spec.check_max_length(max_length)
     _check_features(spec, num_features)
+    rounds = precision != "fp32"
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
     lowered = lower(program, opset=opset)
@@ -79,13 +89,29 @@ def trace(
         # Without aftexport's layers, the model may contain other implementations to recognize.
         lowered, recognition = _recognize(lowered, progress)
     lowered = accumulate_in_float32(lowered)
+    is_captured = program is checkpoint.program
+    is_half = _type_of(program) in ("float16", "bfloat16")
+    if is_half and to == "onnx":  # an engine has a bound of its own
+        spec = bounded_spec(lowered, spec, max_length, can_compare=not is_captured)
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
-    is_captured = program is checkpoint.program
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
     cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
     explained, evidence = explained_model(lowered, to)
+    engine, beyond, long_case = TorchEngine(reference, spec.names), None, None
+    if rounds:
+        whole = finish(explained, fuse=False)
+        unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)
+        beyond = _weight_beyond(module, program, spec)
+        if beyond is None and unusual.beyond is not None:
+            beyond = replace(unusual.beyond, layer=_layer(unusual.beyond.value, whole, program))
+        if unusual.ids:
+            inputs = repeated_inputs(unusual.ids, spec)
+            cases.append(Case("unusual tokens repeated", "model", inputs, engine.run(inputs)))
+        del whole
+    if is_half and beyond is None and to == "onnx" and (long := long_inputs(spec)) is not None:
+        long_case = Case("beyond 65,536 tokens", "model", long, engine.run(long))
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
@@ -96,6 +122,8 @@ def trace(
         left_out=ForwardSignature.for_inputs(module.forward, spec.names).left_out
         if checkpoint.module
         else (),
+        long_case=long_case,
+        beyond=beyond,
     )
 
 
@@ -175,6 +203,34 @@ def _check_extras(spec: InputSpec, program: ExportedProgram) -> None:
             f"An input must have another name than the outputs, got {clash!r} for both.",
             "Rename this entry in the dict that forward returns.",
         )
+
+
+def _weight_beyond(module: nn.Module, program: ExportedProgram, spec: InputSpec) -> Beyond | None:
+    """Return a weight that became infinite when the module was cast; None if there is none."""
+    exact = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, stored in program.state_dict.items():
+        trained = exact.get(name, stored).detach()
+        if not stored.is_floating_point() or trained.shape != stored.shape:
+            continue
+        lost = stored.detach().isinf() & trained.isfinite()
+        if lost.any():
+            size = float(trained[lost].abs().max())
+            token = int(lost.nonzero()[0, 0]) if name == spec.embedding else None
+            return Beyond(name, size, token, "the weights")
+    return None
+
+
+def _layer(value: str, model: onnx.ModelProto, program: ExportedProgram) -> str:
+    """Return the path of the module that computes a value, or of one that reads it."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    ahead = [value]
+    for name in ahead:  # grows
+        if name in nodes:
+            stack = [path for path, _ in nodes[name].meta.get("nn_module_stack", {}).values()]
+            return str(stack[-1]) if stack else ""
+        read = (n for n in model.graph.node if name in n.input)
+        ahead += [output for node in read for output in node.output if output not in ahead]
+    return ""
 
 
 def _type_of(program: ExportedProgram) -> str:

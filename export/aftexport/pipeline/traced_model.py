@@ -7,6 +7,7 @@ import onnx
 
 from aftexport.bundle.golden import Case
 from aftexport.capture.model_spec import InputSpec
+from aftexport.parity.activations import Beyond
 from aftexport.passes.evidence import Explainable
 from aftexport.recognition.result import Recognition
 
@@ -23,6 +24,9 @@ class TracedModel:
         precision: precision of the graph.
         cases: cases of the model and of its operators.
         recognition: result of the recognition; None for models with aftexport's layers.
+        long_case: a case of a 16-bit graph beyond 65,536 tokens, for the export only; None for a
+            model of shorter documents.
+        beyond: a value that float16 does not hold; None if all fit.
         reference: type in which PyTorch computed the cases.
         why_not_float64: the reason if that type should be float64 but is not; else empty.
         left_out: parameters of the forward for padding that keep their defaults.
@@ -41,4 +45,6 @@ class TracedModel:
     why_not_float64: str
     left_out: tuple[str, ...]
     is_of_onnx: bool = False
+    long_case: Case | None = None
+    beyond: Beyond | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
 import aftplugins
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.console import stage
 from aftexport.deploy.build_engine import compare as compare_engine
@@ -21,13 +24,16 @@ from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.engine import TensorrtEngine
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.errors import EngineError, UsageError
+from aftexport.extra_inputs import sample_values
+from aftexport.onnx_io import read_model
+from aftexport.parity.activations import Extremes, find_extremes
 from aftexport.parity.comparison import Comparison, compare, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.report.calibration import read_details
 from aftexport.report.layers import Layers
 from aftexport.report.report import Report, environment, inputs_of, tolerance_of
-from aftexport.verify.documents import random_documents, read_documents
+from aftexport.verify.documents import as_inputs, random_documents, read_documents
 
 if TYPE_CHECKING:  # the import needs torch
     from aftexport.checkpoint import Checkpoint
@@ -93,9 +99,18 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
             ]
         notes += _stale_notes(bundle, cases)
     if reference is not None and request.search:
-        worst_case = _search(bundle, request, reference, console)
+        extremes = _find_extremes(bundle, console)
+        worst_case = _search(bundle, request, reference, extremes.ids, console)
         cases.insert(0, worst_case)
         notes.append(f"The case {worst_case.name!r} is the worst of {request.search} inputs.")
+        if (beyond := extremes.beyond) is not None:
+            notes.append(
+                f"The value {beyond.value!r} reaches {beyond.size:,.6g} in {beyond.place}, and "
+                "float16 ends at 65,504."
+            )
+            if beyond.token is not None:
+                inputs = _drawn(np.array([[beyond.token]]), bundle.manifest)
+                cases.insert(0, _case(f"token id {beyond.token}", inputs, reference))
     with stage(console, "Comparing with PyTorch"):
         results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
         built, why_not = _built_engine(bundle, cases)
@@ -191,13 +206,36 @@ def _stale_notes(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
     ]
 
 
-def _search(bundle: Bundle, request: Request, reference: Engine, console: Console) -> Case:
+def _find_extremes(bundle: Bundle, console: Console) -> Extremes:
+    manifest = bundle.manifest
+    with stage(console, "Searching for unusual tokens") as progress:
+        return find_extremes(
+            read_model(bundle.model_path),
+            manifest.vocab_size,
+            lambda ids: _drawn(ids, manifest),
+            documents=None if manifest.batching else 1,
+            max_tokens=manifest.max_tokens,
+            progress=progress,
+        )
+
+
+def _drawn(ids: NDArray[np.int64], manifest: Manifest) -> dict[str, Array]:
+    """Return the inputs for documents of ids, with random extra inputs."""
+    generator = np.random.default_rng(0)
+    extras = [sample_values(manifest.extra_inputs, generator, len(row)) for row in ids]
+    return as_inputs(list(ids), manifest, extras)
+
+
+def _search(
+    bundle: Bundle, request: Request, reference: Engine, unusual: Sequence[int], console: Console
+) -> Case:
     from aftexport.verify.search import Search, token_norms
 
     engine = ort.OnnxRuntimeEngine(
         bundle.model_path, fused=request.fused, provider=request.provider
     )
-    search = Search(bundle.manifest, engine, reference, token_norms(bundle.model_path))
+    norms = token_norms(bundle.model_path)
+    search = Search(bundle.manifest, engine, reference, norms, unusual=unusual)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("Searching for the worst input", total=request.search)
         return search.run(request.search, lambda: bar.advance(task))

@@ -1,8 +1,9 @@
 """A search for the valid input on which an engine and PyTorch differ most.
 
 Errors grow if one key outweighs all others in a softmax, if a sum has many equal terms, and at the
-edges of blocks. So the search begins with runs, repeated patterns, and the tokens whose embeddings
-have the largest and the smallest norms. Then it changes the worst inputs further.
+edges of blocks. So the search begins with runs, repeated patterns, the tokens whose embeddings
+have the largest and the smallest norms, and those that make values of the model largest. Then it
+changes the worst inputs further.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,6 +59,7 @@ class Search:
         engine: the engine to judge.
         reference: the reference engine.
         token_norms: norm of each token's embedding, ``[vocab]``; None if they are unknown.
+        unusual: ids that make values of the model largest, which are tried first.
         seed: seed of the tried inputs.
     """
 
@@ -68,13 +70,17 @@ class Search:
         reference: Engine,
         token_norms: NDArray[np.float64] | None,
         *,
+        unusual: Sequence[int] = (),
         seed: int = 0,
     ) -> None:
         self._manifest = manifest
         self._engine = engine
         self._reference = reference
         self._generator = np.random.default_rng(seed)
+        self._unusual = np.array(unusual[:_EXTREME], np.int64)
         self._extreme = _extreme_tokens(manifest, token_norms, self._generator)
+        if unusual:
+            self._extreme = np.union1d(self._extreme, self._unusual)
         self._max_tokens = min(MAX_DOCUMENT_TOKENS, manifest.max_tokens or MAX_DOCUMENT_TOKENS)
 
     def run(self, evaluations: int, advance: Callable[[], None] = lambda: None) -> Case:
@@ -90,7 +96,9 @@ class Search:
         kept: list[tuple[float, int, Batch, Case]] = []
         for number in range(evaluations):
             # A quarter of the inputs are new, so that the search leaves local maxima.
-            if number < _KEPT or number % 4 == 0:
+            if number < len(self._unusual):
+                batch = [_repeated(self._unusual[number, None], self._max_tokens)]
+            elif number < len(self._unusual) + _KEPT or number % 4 == 0:
                 batch = self._fresh()
             else:
                 batch = self._changed(kept[int(self._generator.integers(len(kept)))][2])

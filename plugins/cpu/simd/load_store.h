@@ -9,8 +9,6 @@ struct Half {
   uint16_t bits;
 };
 
-constexpr float kHalfMax = 65504.0f;
-
 AFT_INLINE Vec load(const Half* p) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -28,9 +26,8 @@ AFT_INLINE Vec load(const Half* p) {
 #endif
 }
 
-// Rounds to nearest even; beyond the range of float16 the largest finite value is written, and for NaN a NaN.
+// Rounds to nearest even, as IEEE 754 defines it: beyond the range of float16 infinity, and for NaN a NaN.
 AFT_INLINE void store(Half* p, Vec v) {
-  v = at_most(splat(kHalfMax), at_least(splat(-kHalfMax), v));
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -48,7 +45,9 @@ AFT_INLINE void store(Half* p, Vec v) {
   typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));  // those of a NaN may overflow
   Bits m = (Bits)magnitude;
   IntVec normal = (IntVec)((m - (112 << 23) + 0xfff + ((m >> 13) & 1)) >> 13);
-  IntVec h = (magnitude < splat(6.103515625e-5f) ? subnormal : normal) | sign;
+  IntVec finite = magnitude < splat(6.103515625e-5f) ? subnormal : normal;
+  // 65,520 lies halfway between the largest float16 and the next number of its digits.
+  IntVec h = (magnitude < splat(65520.0f) ? finite : (IntVec)(IntVec{} + 0x7c00)) | sign;
   h = v == v ? h : (IntVec)(IntVec{} + 0x7e00);
   for (int i = 0; i < kLanes; ++i) p[i].bits = static_cast<uint16_t>(h[i]);
 #endif

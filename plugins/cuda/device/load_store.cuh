@@ -40,17 +40,12 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(Half x) { return machine::half_to_float(x.bits); }
 __device__ __forceinline__ float to_float(BFloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
-// Two floats as one word of T, rounded to nearest even; float16 beyond its range becomes the largest finite, and NaN,
-// which fminf and fmaxf would drop, stays NaN.
+// Two floats as one word of T, rounded to nearest even; beyond the range of T infinity, and for NaN a NaN.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 template <>
 __device__ __forceinline__ uint32_t pack<Half>(float low, float high) {
-  const auto limited = [](float x) {
-    constexpr float most = 65504.0f;
-    return x < -most ? -most : x > most ? most : x;
-  };
-  return machine::pack_half(limited(low), limited(high));
+  return machine::pack_half(low, high);
 }
 template <>
 __device__ __forceinline__ uint32_t pack<BFloat16>(float low, float high) {

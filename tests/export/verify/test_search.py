@@ -51,6 +51,12 @@ def test_search_finds_wrong_engine(manifest: Manifest) -> None:
     assert len(engine.seen) == 60
 
 
+def test_search_tries_unusual_ids_first(manifest: Manifest) -> None:
+    engine = Answering(lambda _: 0.0)
+    Search(manifest, engine, Answering(lambda _: 0.0), None, unusual=[11, 5]).run(3)
+    assert [set(inputs["input_ids"].ravel()) for inputs in engine.seen[:2]] == [{11}, {5}]
+
+
 def test_search_tries_only_valid_inputs(manifest: Manifest) -> None:
     limited = manifest.model_copy(update={"max_tokens": 70})
     engine = Answering(lambda row: float(row.sum()) / 1e4)

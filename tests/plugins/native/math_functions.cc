@@ -29,9 +29,16 @@ void gelu_of(const float* x, int64_t count, float* y) {
 void coarse_gelu_of(const float* x, int64_t count, float* y) {
   for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return coarse_gelu(v); });
 }
+void half_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE {
+    Half halves[kLanes];
+    store(halves, v);
+    return load(halves);
+  });
+}
 
 }  // namespace
 
-const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of, coarse_gelu_of};
+const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of, coarse_gelu_of, half_of};
 
 }  // namespace aft::AFT_ISA

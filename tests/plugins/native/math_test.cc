@@ -1,4 +1,5 @@
-// exp, sigmoid, tanh and gelu of float32 against those of float64: all over their range, at its edges, and beyond.
+// exp, sigmoid, tanh and gelu of float32 against those of float64: all over their range, at its edges, and beyond. And the
+// ends of float16.
 
 #include "math_functions.h"
 
@@ -85,8 +86,15 @@ int main() {
   for (const auto& function : {f.gelu, f.coarse_gelu})
     expect(one(function, -kInfinity) == 0.0f && one(function, -1e30f) == 0.0f, "gelu far below zero is not 0");
 
+  for (float sign : {1.0f, -1.0f}) {
+    for (float held : {65504.0f, 65519.996f})
+      expect(one(f.half, sign * held) == sign * 65504.0f, "the largest float16 is not held");
+    for (float beyond : {65520.0f, 131072.0f, 9e9f, std::numeric_limits<float>::max(), kInfinity})
+      expect(one(f.half, sign * beyond) == sign * kInfinity, "a number beyond float16 is not infinite");
+  }
+
   for (float nan : {kNaN, -kNaN})
-    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu, f.coarse_gelu})
+    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu, f.coarse_gelu, f.half})
       expect(std::isnan(one(function, nan)), "a function hides what is no number");
   std::printf("%s, %d failures\n", aft::instruction_set(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;

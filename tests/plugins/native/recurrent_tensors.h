@@ -62,9 +62,10 @@ inline double error_of(const double* actual, const oracle::Values& expected, dou
   double largest = terms, worst = 0;
   for (double value : expected) largest = std::max(largest, std::abs(value));
   for (size_t i = 0; i < expected.size(); ++i) {
-    const double meant = element == aft::Element::kFloat16 ? std::clamp(expected[i], -65504.0, 65504.0) : expected[i];
-    if (!(std::abs(actual[i] - meant) <= worst)) worst = std::abs(actual[i] - meant);
-    if (!std::isfinite(actual[i])) return INFINITY;
+    const double most = element == aft::Element::kFloat16 ? 65504.0 : INFINITY;  // beyond it, both are infinite
+    const double got = std::clamp(actual[i], -most, most), meant = std::clamp(expected[i], -most, most);
+    if (!(std::abs(got - meant) <= worst)) worst = std::abs(got - meant);
+    if (!std::isfinite(got)) return INFINITY;
   }
   return worst / std::max(largest, 1e-30);
 }

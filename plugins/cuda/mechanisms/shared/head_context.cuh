@@ -42,8 +42,8 @@ constexpr bool kIsBFloat16<BFloat16> = true;
 // tokens, stays in range.
 constexpr float kSafeSpread = 40.0f;
 
-// Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are not averages: cut off at
-// 65504, they may come from far larger numbers, and so may their errors.
+// Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are not averages: near 65504
+// an error of bfloat16 would decide whether they are infinite.
 template <class T, class Mechanism>
 constexpr bool kBfloat = sizeof(T) == 2 && (Mechanism::kAverages || kIsBFloat16<T>);
 
