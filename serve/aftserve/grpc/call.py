@@ -4,17 +4,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
-from fastapi.security.utils import get_authorization_scheme_param
 
 from aftexport.errors import AftexportError, EngineError, InputError, StorageError
-from aftserve.api.api_keys import Keys
+from aftserve.api.api_keys import Keys, given_keys
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import DeadlineError, RefusedError
 from aftserve.grpc.message_buffer import MessageBuffer
@@ -58,16 +57,10 @@ class Call:
 
     started: float
     deadline: float
-    metadata: dict[str, str]
+    metadata: Sequence[tuple[str, str]]
     fields: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     releases: list[Callable[[], None]] = field(default_factory=list)
-
-    @property
-    def api_keys(self) -> tuple[str, str]:
-        """The keys in the two headers of HTTP; empty without one."""
-        scheme, bearer = get_authorization_scheme_param(self.metadata.get("authorization"))
-        return self.metadata.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""
 
 
 Access = Literal["open", "key", "admin"]
@@ -153,12 +146,8 @@ class Caller:
         left = context.time_remaining()
         most = math.inf if access == "admin" else self._shared.settings.deadline_seconds
         deadline = started + min(math.inf if left is None else left, most)
-        metadata = {
-            name: value
-            for name, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        }
-        name = name_request(metadata.get(REQUEST_ID, ""))
+        metadata = [one for one in context.invocation_metadata() or () if isinstance(one[1], str)]
+        name = name_request(dict(metadata).get(REQUEST_ID, ""))
         return Call(started, deadline, metadata, {"request_id": name})
 
     async def _answer(
@@ -169,7 +158,7 @@ class Caller:
         access: Access,
     ) -> bytes:
         if self._keys is not None and access != "open":
-            owner = self._keys.owner(*call.api_keys)
+            owner = self._keys.owner(*given_keys(call.metadata))
             call.fields["key"] = owner
             self._keys.count(owner)
             if access == "admin":

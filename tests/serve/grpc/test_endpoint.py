@@ -156,6 +156,31 @@ def test_api_key_is_needed_and_limited(bundle_folder: Path, tmp_path: Path) -> N
         assert 3000 < int(dict(raised.value.trailing_metadata())["retry-after"]) <= 3600
 
 
+def test_two_different_keys_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    (first, one), (second, two) = make_key("first", None), make_key("second", None)
+    (tmp_path / "keys").write_text(f"{one}\n{two}")
+    options = ("--api-keys", str(tmp_path / "keys"))
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        infer, request = method(channel, "ModelInfer"), ids_request("model", [5, 6])
+        for name in ("x-api-key", "authorization"):
+            start = "Bearer " if name == "authorization" else ""
+            keys = [(name, start + first), (name, start + first)]
+            infer(request, metadata=keys)
+            infer(request, metadata=[*keys, ("authorization", "Basic YTpi")])
+            for other in (second, "unknown"):
+                for metadata in ([*keys, (name, start + other)], [(name, start + other), *keys]):
+                    with pytest.raises(grpc.RpcError) as raised:
+                        infer(request, metadata=metadata)
+                    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                    assert "got two different ones" in raised.value.details()
+        with pytest.raises(grpc.RpcError) as raised:
+            infer(request, metadata=[("x-api-key", first), ("authorization", f"Bearer {second}")])
+        assert "got two different ones" in raised.value.details()
+
+
 def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
     serving, gone = health_pb2.HealthCheckResponse.SERVING, grpc.StatusCode.NOT_FOUND
     with serving_grpc(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as server:
