@@ -226,7 +226,7 @@ class Settings(BaseSettings):
     receive_seconds: Positive = Field(
         30,
         description="maximum time from the first byte of a request to the last of its body, and "
-        "between two reads of its answer",
+        "between two reads of its answer; over gRPC, to read all of its answer",
     )
     keep_alive_seconds: PositiveInt = Field(
         75,

@@ -17,7 +17,7 @@ from aftserve.api.open_inference.descriptions import (
 )
 from aftserve.api.open_inference.repository_requests import EXTENSION
 from aftserve.errors import NotFoundError
-from aftserve.grpc.call import Access, Call, Caller
+from aftserve.grpc.call import Call, Caller, Rules
 from aftserve.grpc.conversion import read_request, write_metadata, write_response
 from aftserve.grpc.repository_methods import repository_methods
 from aftserve.grpc.wire_types import SERVICE, parse, write_message
@@ -25,15 +25,16 @@ from aftserve.model.results import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
-_ACCESS: dict[str, Access] = {
-    "ServerLive": "open",
-    "ServerReady": "open",
-    "ServerMetadata": "open",
-    "RepositoryModelLoad": "admin",
-    "RepositoryModelUnload": "admin",
+_RULES = {
+    "ServerLive": Rules("open", is_read=False, is_probe=True),
+    "ServerReady": Rules("open", is_read=False, is_probe=True),
+    "ServerMetadata": Rules("open", is_read=False),
+    "ModelReady": Rules(is_probe=True),
+    "ModelInfer": Rules(is_large=True),
+    "RepositoryModelLoad": Rules("admin"),
+    "RepositoryModelUnload": Rules("admin"),
 }
-"""The rights that methods need, as over HTTP; the other methods need an API key."""
-_PROBES = ("ServerLive", "ServerReady", "ModelReady")
+"""The rules for calls, whose rights are those of HTTP; the other methods have the usual ones."""
 
 
 class Methods:
@@ -61,12 +62,7 @@ class Methods:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: caller.handler(
-                    f"/{SERVICE}/{name}",
-                    method,
-                    access=_ACCESS.get(name, "key"),
-                    is_probe=name in _PROBES,
-                )
+                name: caller.handler(f"/{SERVICE}/{name}", method, _RULES.get(name, Rules()))
                 for name, method in methods.items()
             },
         )
@@ -96,6 +92,7 @@ class Methods:
     async def _model_infer(self, content: bytes, call: Call) -> bytes:
         self._models.check_open()
         request = parse("ModelInferRequest", content)
+        call.keep(len(content))
         service = self._named(call, request.model_name, request.model_version)
         service.check_open()
 

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,8 @@ from commands import run_python, without
 from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_servers import GrpcServer, ids_request, method, serving_grpc
-from http2_client import call_unread
+from http2_client import call_unread, frames
+from memory import NEEDS_PROC, resident_mib
 from raw_requests import ANSWER, GET
 
 from aftserve.api.api_keys import make_key
@@ -37,6 +38,9 @@ def served(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with serving_grpc(hanging, log) as server:
         yield server
         assert "Traceback" not in log.read_text("utf-8")
+
+
+_CHECK = "/grpc.health.v1.Health/Check"
 
 
 def running(server: GrpcServer) -> float:
@@ -179,6 +183,42 @@ def test_two_different_keys_are_refused(bundle_folder: Path, tmp_path: Path) -> 
         with pytest.raises(grpc.RpcError) as raised:
             infer(request, metadata=[("x-api-key", first), ("authorization", f"Bearer {second}")])
         assert "got two different ones" in raised.value.details()
+
+
+@NEEDS_PROC
+def test_large_messages_without_key_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    """Their bytes are refused before memory holds many of them."""
+    (tmp_path / "keys").write_text(make_key("any", None)[1])
+    options = ("--api-keys", str(tmp_path / "keys"))
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        ExitStack() as stack,
+    ):
+        before, most, content = resident_mib(server.process.pid), 0.0, bytes(15 << 20)
+        local = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.insecure_channel(server.grpc, options=local) for _ in range(20)]
+        calls = [stack.enter_context(one).unary_unary(_CHECK).future(content) for one in channels]
+        while not all(call.done() for call in calls):
+            most = max(most, resident_mib(server.process.pid))
+        assert {call.code() for call in calls} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert most - before < 150  # MiB; 20 messages are 300, and twice that for a moment
+
+
+def test_slow_small_messages_lose_turns(bundle_folder: Path, tmp_path: Path) -> None:
+    """Clients that announce a message without a key hold up no check of the health."""
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log") as server,
+        ExitStack() as stack,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        slow = [
+            stack.enter_context(call_unread(server.grpc, _CHECK, b"a", announced_bytes=1 << 20))
+            for _ in range(12)
+        ]
+        serving = health_pb2.HealthCheckResponse.SERVING
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
+        assert any(b"Too many messages" in content for _, content in frames(slow[0]))
 
 
 def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
