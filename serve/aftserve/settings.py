@@ -233,6 +233,20 @@ class Settings(BaseSettings):
         description="time that a connection is kept for another request; it must exceed the "
         "keep-alive time of a proxy in front",
     )
+    grpc_ping_seconds: float = Field(
+        30,
+        ge=0.1,
+        le=86_400,
+        description="time without a byte from a client of gRPC after which the server sends a "
+        "ping, and then the time for its answer; a client without an answer has gone",
+    )
+    grpc_min_ping_seconds: float = Field(
+        5,
+        ge=0,
+        le=86_400,
+        description="minimum time between the keepalive pings of a client of gRPC; the connection "
+        "of a client that sends them more often is closed",
+    )
     stall_seconds: Positive = Field(
         30,
         description="end the process if a run exceeds ten times its prediction by this time",

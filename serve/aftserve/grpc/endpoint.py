@@ -26,6 +26,7 @@ _MAX_STREAMS = 128
 _UNREAD_BYTES = 1 << 16
 """Maximum bytes of a message that gRPC takes before the call reads it."""
 _MAX_ATTEMPTS = 16
+_NO_LIMIT = 0
 
 _grpc_logger = logging.getLogger("grpc._cython.cygrpc")
 
@@ -54,6 +55,7 @@ class Endpoint:
         keys: Keys | None,
         certificate: ServerCertificate | None,
     ) -> None:
+        self._settings = models.settings
         self._health = Health(models)
         self._caller = Caller(models.shared, keys)
         self._handlers = [one.handler(self._caller) for one in (Methods(models), self._health)]
@@ -61,6 +63,7 @@ class Endpoint:
         self._addresses: list[str] = []
 
     def _make_server(self) -> grpc.aio.Server:
+        ping_milliseconds = int(1000 * self._settings.grpc_ping_seconds)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._caller.max_message_bytes),
@@ -69,6 +72,15 @@ class Endpoint:
                 ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
                 ("grpc.http2.bdp_probe", 0),  # it would raise the bytes of unread messages
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.keepalive_time_ms", ping_milliseconds),
+                ("grpc.keepalive_timeout_ms", ping_milliseconds),
+                ("grpc.http2.ping_timeout_ms", ping_milliseconds),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", _NO_LIMIT),
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    int(1000 * self._settings.grpc_min_ping_seconds),
+                ),
             ]
         )
         server.add_generic_rpc_handlers(self._handlers)

@@ -22,6 +22,7 @@ from raw_requests import ANSWER, GET
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
+from aftserve.settings import Settings
 
 MODEL = "endless_model"
 
@@ -219,6 +220,31 @@ def test_slow_small_messages_lose_turns(bundle_folder: Path, tmp_path: Path) -> 
         stub = health_pb2_grpc.HealthStub(channel)
         assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
         assert any(b"Too many messages" in content for _, content in frames(slow[0]))
+
+
+def test_client_may_send_keepalive_pings(hanging: Path, tmp_path: Path) -> None:
+    assert Settings().grpc_min_ping_seconds < 10  # the least that clients of gRPC allow
+    pings = [("grpc.keepalive_time_ms", 300), ("grpc.http2.max_pings_without_data", 0)]
+    options = ("--grpc-min-ping-seconds", "0.1")
+    with (
+        serving_grpc(hanging, tmp_path / "log", *options) as server,
+        grpc.insecure_channel(server.grpc, options=pings) as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            method(channel, "ModelInfer")(ids_request(MODEL, [ENDLESS]), timeout=3)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_silent_client_is_dead(hanging: Path, tmp_path: Path) -> None:
+    """It answers no ping, as a machine that has lost its power."""
+    request = ids_request(MODEL, [ENDLESS]).SerializeToString()
+    with (
+        serving_grpc(hanging, tmp_path / "log", "--grpc-ping-seconds", "1") as server,
+        call_unread(server.grpc, f"/{SERVICE}/ModelInfer", request) as call,
+    ):
+        eventually(lambda: running(server) == 1, "the document runs")
+        assert [*frames(call)]  # until the server closes the connection
+        eventually(lambda: running(server) == 0, "the run stops")
 
 
 def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
