@@ -15,7 +15,7 @@ from clients import eventually, metric
 from commands import run_python, without
 from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_servers import GrpcServer, ids_request, method, serving_grpc
+from grpc_servers import GrpcServer, ids_request, infer_request, method, serving_grpc
 from http2_client import call_unread, frames
 from memory import NEEDS_PROC, resident_mib
 from raw_requests import ANSWER, GET
@@ -203,6 +203,22 @@ def test_large_messages_without_key_are_refused(bundle_folder: Path, tmp_path: P
             most = max(most, resident_mib(server.process.pid))
         assert {call.code() for call in calls} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert most - before < 150  # MiB; 20 messages are 300, and twice that for a moment
+
+
+@NEEDS_PROC
+def test_many_empty_values_are_refused(served: GrpcServer) -> None:
+    """Their parsed form would have a hundred times their bytes."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1]}
+    request = infer_request(MODEL, {**tensor, "contents": {"bytes_contents": [b""] * (7 << 20)}})
+    content = request.SerializeToString()
+    before, most = resident_mib(served.process.pid), 0.0
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(content)
+        while not call.done():
+            most = max(most, resident_mib(served.process.pid))
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "at most 16384 fields" in call.details()
+    assert most - before < 100
 
 
 def test_slow_small_messages_lose_turns(bundle_folder: Path, tmp_path: Path) -> None:
