@@ -56,13 +56,13 @@ class RefusedError(AftexportError):
 
 
 class UnauthorizedError(RefusedError):
-    """The API key is missing or unknown."""
+    """The API key is missing or unknown, or there are two."""
 
     status = 401
 
-    def __init__(self) -> None:
+    def __init__(self, problem: str = "This server requires a valid API key.") -> None:
         super().__init__(
-            "This server requires a valid API key.",
+            problem,
             "Send yours as the header Authorization: Bearer KEY, or X-API-Key: KEY.",
         )
 

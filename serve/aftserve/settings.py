@@ -239,13 +239,27 @@ class Settings(BaseSettings):
     receive_seconds: PositiveSeconds = Field(
         30,
         description="maximum time from the first byte of a request to the last of its body, and "
-        "between two reads of its answer",
+        "between two reads of its answer; over gRPC, to read all of its answer",
     )
     keep_alive_seconds: PositiveInt = Field(
         75,
         le=_MAX_SECONDS,
         description="time that a connection is kept for another request; it must exceed the "
         "keep-alive time of a proxy in front",
+    )
+    grpc_ping_seconds: float = Field(
+        30,
+        ge=0.1,
+        le=86_400,
+        description="time without a byte from a client of gRPC after which the server sends a "
+        "ping, and then the time for its answer; a client without an answer has gone",
+    )
+    grpc_min_ping_seconds: float = Field(
+        5,
+        ge=0,
+        le=86_400,
+        description="minimum time between the keepalive pings of a client of gRPC; the connection "
+        "of a client that sends them more often is closed",
     )
     stall_seconds: PositiveSeconds = Field(
         30,

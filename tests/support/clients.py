@@ -16,9 +16,9 @@ http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
 An answer may take a minute: the 5 s of httpx are short for a machine that runs other tests too."""
 
 
-def metric(address: str, name: str, **labels: str) -> float:
+def metric(address: str, name: str, key: str = "", /, **labels: str) -> float:
     """The sum of the series of ``GET /metrics`` with these labels; 0 where there is none yet."""
-    text = http.get(f"{address}/metrics").text
+    text = http.get(f"{address}/metrics", headers={"X-API-Key": key} if key else {}).text
     return sum(
         sample.value
         for family in text_string_to_metric_families(text)

@@ -7,7 +7,7 @@ import secrets
 import time
 import tomllib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import limits
 from fastapi import Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aftexport.errors import UsageError
@@ -149,16 +150,18 @@ class Keys:
         """Return the owner of one of these keys, in a time that does not depend on the keys.
 
         Raises:
-            UnauthorizedError: if none of them is known.
+            UnauthorizedError: if none of them is known, or those of several owners.
         """
-        found = None
+        found = set[str]()
         for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
             for name, known in self._digests.items():
                 if hmac.compare_digest(digest, known):
-                    found = name
-        if found is None:
+                    found.add(name)
+        if len(found) > 1:
+            raise UnauthorizedError(_SEVERAL)
+        if not found:
             raise UnauthorizedError
-        return found
+        return found.pop()
 
     def count(self, name: str) -> None:
         """Count a request of an owner.
@@ -189,11 +192,10 @@ class Keys:
 
         async def authorize(
             request: Request,
-            bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
-            header: Annotated[str | None, Security(_HEADER)],
+            _bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+            _header: Annotated[str | None, Security(_HEADER)],  # both are for the OpenAPI document
         ) -> None:
-            # Accept either header: a gateway in front may use the other one for its own key.
-            name = self.owner(header or "", bearer.credentials if bearer else "")
+            name = self.owner(*given_keys(request.headers.items()))
             add_log_fields(request, key=name)
             self.count(name)
             if admin:
@@ -202,6 +204,32 @@ class Keys:
         return authorize
 
 
+def given_keys(headers: Iterable[tuple[str, str]]) -> Collection[str]:
+    """Return the API keys of a request over HTTP or gRPC.
+
+    Either header may have one: a gateway in front may use the other one for its own key.
+
+    Args:
+        headers: all headers, with names in lower case.
+
+    Raises:
+        UnauthorizedError: if one header is there twice, with different keys.
+    """
+    found = dict[str, str]()
+    for name, value in headers:
+        key = value
+        if name == "authorization":
+            scheme, key = get_authorization_scheme_param(value)
+            if scheme.lower() != "bearer":
+                continue
+        elif name != "x-api-key":
+            continue
+        if found.setdefault(name, key) != key:
+            raise UnauthorizedError(_SEVERAL)
+    return found.values()
+
+
+_SEVERAL = "Expected one API key, got two different ones."
 _REMEDY = "Make one with: aftserve key NAME [RATE]"
 
 

@@ -1,7 +1,12 @@
-"""The addresses of the port for gRPC."""
+"""The addresses of the port for gRPC, and of the clients that are connected to it."""
 
+import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from urllib.parse import unquote
 
 from aftexport.errors import UsageError
 from aftserve.http.listeners import address_text, bind, close_all
@@ -43,3 +48,50 @@ def free_addresses(hosts: Sequence[str], port: int) -> list[str]:
             )
         found = [_ANY_IPV6]
     return [address_text(host, names[0][1]) for host in found]
+
+
+def close_connection(peer: str, port: int) -> None:
+    """Close the connection of a client, which ends its calls.
+
+    gRPC has no function for it, so the socket is looked for among the open files of the process.
+    Windows does not list them: there the connection stays until its client has gone.
+
+    Args:
+        peer: the client, as ``grpc.ServicerContext.peer`` names it.
+        port: port of the server.
+    """
+    wanted = _peer_address(peer)
+    files = Path("/dev/fd")
+    for file in files.iterdir() if files.is_dir() else ():
+        with suppress(OSError), _second_socket(int(file.name)) as one:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            host, remote_port = one.getpeername()[:2]
+            if (_address(host), remote_port) == wanted and one.getsockname()[1] == port:
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _second_socket(number: int) -> socket.socket:
+    """Return the socket of a file descriptor, by one of its own that gRPC cannot close meanwhile.
+
+    Raises:
+        OSError: if it is not a socket, or not open.
+    """
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def _peer_address(peer: str) -> tuple[str, int]:
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    return _address(host.strip("[]")), int(port)
+
+
+def _address(host: str) -> str:
+    """Return an address in one form; a client of IPv4 has two at a socket of IPv6."""
+    address = ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)

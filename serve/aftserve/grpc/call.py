@@ -4,22 +4,23 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import grpc
 from fastapi.exceptions import RequestValidationError
-from fastapi.security.utils import get_authorization_scheme_param
 
 from aftexport.errors import AftexportError, EngineError, InputError, StorageError
-from aftserve.api.api_keys import Keys
+from aftserve.api.api_keys import Keys, given_keys
 from aftserve.api.error_responses import describe, status_of
-from aftserve.errors import DeadlineError, RefusedError
+from aftserve.errors import BusyError, DeadlineError, RefusedError
+from aftserve.grpc.addresses import close_connection
 from aftserve.grpc.message_buffer import MessageBuffer
 from aftserve.http.access_log import REQUEST_ID, name_request
-from aftserve.http.body_limits import full_buffer, late_request
+from aftserve.http.body_limits import BodyTooLargeError, full_buffer, late_request
 from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
@@ -41,6 +42,16 @@ _CODES = {
 """The status of gRPC for each HTTP status; INTERNAL for others."""
 _ARRIVAL_SECONDS = 0.1
 """Time by which the deadline of a client may come before that of its call at the server."""
+_SMALL_BYTES = 1 << 10
+"""Maximum size of a message that has only names."""
+_MAX_SMALL_READS = 2
+"""Maximum number of such messages that arrive at a time, as a client may send a large one."""
+_SMALL_SECONDS = 0.1
+"""Time for such a message while others wait."""
+
+
+async def _no_stream(message: bytes) -> None:
+    raise AssertionError("the method has one response")
 
 
 @dataclass
@@ -53,27 +64,44 @@ class Call:
         metadata: its metadata, without binary values.
         fields: fields of its log line.
         model: name of the loaded model that it belongs to; empty without one.
-        releases: functions to call when its answer has left.
+        releases: functions to call when its answer is known.
+        keep: function that gives back the share of the buffer beyond a number of bytes.
+        send: function that sends a message of a stream.
     """
 
     started: float
     deadline: float
-    metadata: dict[str, str]
+    metadata: Sequence[tuple[str, str]]
     fields: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     releases: list[Callable[[], None]] = field(default_factory=list)
-
-    @property
-    def api_keys(self) -> tuple[str, str]:
-        """The keys in the two headers of HTTP; empty without one."""
-        scheme, bearer = get_authorization_scheme_param(self.metadata.get("authorization"))
-        return self.metadata.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""
+    keep: Callable[[int], None] = lambda _: None
+    send: Callable[[bytes], Awaitable[None]] = _no_stream
 
 
 Access = Literal["open", "key", "admin"]
 """The right that a method needs: none, an API key, or one that is marked admin."""
 Method = Callable[[bytes, Call], Awaitable[bytes]]
 """A method: from the bytes of a request to those of its response."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules for the calls of a method.
+
+    Attributes:
+        access: right that it needs. --deadline-seconds limits no method of administrators.
+        is_read: whether its message is read, and not empty by definition.
+        is_large: whether its message may have --max-body-mib, and not only names.
+        is_stream: whether it sends messages by ``Call.send`` as long as the client listens.
+        is_probe: whether machines call it every few seconds.
+    """
+
+    access: Access = "key"
+    is_read: bool = True
+    is_large: bool = False
+    is_stream: bool = False
+    is_probe: bool = False
 
 
 class Refusal(NamedTuple):
@@ -94,7 +122,9 @@ class Caller:
     Attributes:
         has_keys: whether calls need API keys.
         max_message_bytes: maximum size of one message.
-        accepted: number of calls whose message has arrived, and whose answer has not left.
+        port: port of the server.
+        running: number of calls whose message has arrived, and whose answer is not known.
+        unread: number of calls whose answer has not left.
     """
 
     def __init__(self, shared: SharedResources, keys: Keys | None) -> None:
@@ -102,13 +132,14 @@ class Caller:
         self._shared = shared
         self._keys = keys
         self._buffer = MessageBuffer(settings.max_buffered_bytes)
+        self._small_reads = _SmallReads()
         self.has_keys = keys is not None
         self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
-        self.accepted = 0
+        self.port = 0
+        self.running = 0
+        self.unread = 0
 
-    def handler(
-        self, path: str, method: Method, *, access: Access, is_probe: bool
-    ) -> grpc.RpcMethodHandler:
+    def handler(self, path: str, method: Method, rules: Rules) -> grpc.RpcMethodHandler:
         """Return the handler of a method.
 
         It is the handler of a stream, which is the same on the wire. gRPC would receive the message
@@ -116,17 +147,15 @@ class Caller:
 
         Args:
             path: full name of the method, for metrics and log.
-            method: the method.
-            access: right that it needs. The message of an open method is empty and is not read,
-                and --deadline-seconds limits no method of administrators.
-            is_probe: whether machines call it every few seconds.
+            method: the method. Without ``is_read`` its message is empty.
+            rules: the rules for its calls.
         """
 
         async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-            call = self._begin(context, access)
+            call = self._begin(context, rules)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
-                response = await self._answer(context, call, method, access)
+                response = await self._answer(context, call, method, rules)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
                 is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
@@ -136,7 +165,9 @@ class Caller:
                 refusal = refusal_of(error)
                 code = refusal.code
             finally:
-                self._end(path, call, code, is_probe=is_probe)
+                self._end(path, call, code, is_probe=rules.is_probe)
+            timer = self._await_reader(context)
+            context.add_done_callback(lambda _: timer.cancel())
             named = (REQUEST_ID, call.fields["request_id"])
             if refusal is None:
                 context.set_trailing_metadata((named,))
@@ -146,19 +177,18 @@ class Caller:
             await context.abort(refusal.code, refusal.text, (named, *retry))
             raise AssertionError("abort raises")
 
+        if rules.is_stream:
+            return grpc.stream_stream_rpc_method_handler(run)
         return grpc.stream_unary_rpc_method_handler(run)
 
-    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", access: Access) -> Call:
+    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", rules: Rules) -> Call:
         started = time.monotonic()
         left = context.time_remaining()
-        most = math.inf if access == "admin" else self._shared.settings.deadline_seconds
+        is_limited = rules.access != "admin" and not rules.is_stream
+        most = self._shared.settings.deadline_seconds if is_limited else math.inf
         deadline = started + min(math.inf if left is None else left, most)
-        metadata = {
-            name: value
-            for name, value in context.invocation_metadata() or ()
-            if isinstance(value, str)
-        }
-        name = name_request(metadata.get(REQUEST_ID, ""))
+        metadata = [one for one in context.invocation_metadata() or () if isinstance(one[1], str)]
+        name = name_request(dict(metadata).get(REQUEST_ID, ""))
         return Call(started, deadline, metadata, {"request_id": name})
 
     async def _answer(
@@ -166,21 +196,26 @@ class Caller:
         context: "grpc.aio.ServicerContext[bytes, bytes]",
         call: Call,
         method: Method,
-        access: Access,
+        rules: Rules,
     ) -> bytes:
-        if self._keys is not None and access != "open":
-            owner = self._keys.owner(*call.api_keys)
+        if self._keys is not None and rules.access != "open":
+            owner = self._keys.owner(*given_keys(call.metadata))
             call.fields["key"] = owner
             self._keys.count(owner)
-            if access == "admin":
+            if rules.access == "admin":
                 self._keys.check_admin(owner)
         timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
             async with timeout:
-                if access == "open":
-                    return await method(b"", call)
-                async with self._received(context, call) as content:
-                    return await method(content, call)
+                if rules.is_large:
+                    async with self._received(context, call) as content:
+                        return await method(content, call)
+                content = await self._small(context, call) if rules.is_read else b""
+                if rules.is_stream:
+                    call.send = partial(self._send, context)
+                else:
+                    self._accept(context, call)
+                return await method(content, call)
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineError from None
@@ -190,7 +225,7 @@ class Caller:
     async def _received(
         self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call
     ) -> AsyncIterator[bytes]:
-        """Receive the message of a call, whose bytes the buffer holds until the answer.
+        """Receive a large message, whose bytes the buffer holds until the answer.
 
         Raises:
             BusyError: if the buffer stays full.
@@ -198,44 +233,169 @@ class Caller:
             InputError: if the client sends none.
         """
         held = self.max_message_bytes
-        end = call.started + self._shared.settings.receive_seconds
+        end = self._end_of_arrival(call)
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 await self._buffer.reserve(held)
         except TimeoutError:
             raise full_buffer() from None
+
+        def keep(count: int) -> None:
+            nonlocal held
+            self._buffer.release(held - count)
+            held = count
+
+        call.keep = keep
         try:
             content = await self._read(context, end)
-            self.accepted += 1
-            context.add_done_callback(lambda _: self._leave(call))
-            self._buffer.release(held - len(content))
-            held = len(content)
+            self._accept(context, call)
             yield content
         finally:
             self._buffer.release(held)
 
+    async def _small(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> bytes:
+        """Receive a message that has only names.
+
+        Raises:
+            BusyError: if too many others arrive.
+            SlowClientError: if the message does not arrive in time.
+            BodyTooLargeError: if it is large.
+            InputError: if the client sends none.
+        """
+        end = self._end_of_arrival(call)
+        async with self._small_reads.turn(end):
+            content = await self._read(context, end)
+        if len(content) > _SMALL_BYTES:
+            raise BodyTooLargeError(
+                f"Expected a message of at most {_SMALL_BYTES} bytes, got {len(content)}.",
+                "Send only the names that the method needs.",
+            )
+        return content
+
+    def _end_of_arrival(self, call: Call) -> float:
+        return call.started + self._shared.settings.receive_seconds
+
     async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
+        timeout = asyncio.timeout(end - time.monotonic())
         try:
-            async with asyncio.timeout(end - time.monotonic()):
+            async with timeout:
                 content: bytes = await context.read()
         except TimeoutError:
-            raise late_request(self._shared.settings.receive_seconds) from None
+            if timeout.expired():
+                raise late_request(self._shared.settings.receive_seconds) from None
+            raise
         if content is grpc.aio.EOF:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
 
-    def _leave(self, call: Call) -> None:
-        self.accepted -= 1
-        for release in call.releases:
-            release()
+    async def _send(
+        self, context: "grpc.aio.ServicerContext[bytes, bytes]", message: bytes
+    ) -> None:
+        """Send a message of a stream."""
+        timer = self._await_reader(context)
+        try:
+            await context.write(message)
+        except grpc.aio.InternalError:  # the client has gone
+            raise asyncio.CancelledError from None
+        finally:
+            timer.cancel()
+
+    def _await_reader(
+        self, context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> asyncio.TimerHandle:
+        """Begin to wait for the client to read what is sent next; close its connection if late.
+
+        gRPC cannot end a single call whose answer is not read.
+        """
+        seconds, task = self._shared.settings.receive_seconds, asyncio.current_task()
+        loop, peer = asyncio.get_running_loop(), context.peer()
+
+        def close() -> None:
+            if task is not None:
+                task.cancel()
+            logger.info("gRPC closes the connection of %s: no read in %g s", peer, seconds)
+            loop.run_in_executor(None, close_connection, peer, self.port)
+
+        return loop.call_later(seconds, close)
+
+    def _accept(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> None:
+        """Count a call whose message has arrived, until its answer has left."""
+
+        def know() -> None:
+            self.running -= 1
+            self.unread += 1
+
+        def leave(_: object) -> None:
+            self.unread -= 1
+
+        self.running += 1
+        call.releases.append(know)
+        context.add_done_callback(leave)
 
     def _end(self, path: str, call: Call, code: grpc.StatusCode, *, is_probe: bool) -> None:
-        """Count and log a call."""
+        """Count and log a call whose answer is known; an answer that waits holds no model."""
+        for release in call.releases:
+            release()
         self._shared.metrics.responses.labels(path, code.name, call.model).inc()
         call.fields["seconds"] = round(time.monotonic() - call.started, 6)
-        is_quiet = is_probe and code is grpc.StatusCode.OK
+        is_quiet = is_probe and code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
         level = logging.DEBUG if is_quiet else logging.INFO
         logger.log(level, "gRPC %s %s", path, code.name, extra={"fields": call.fields})
+
+
+class _SmallReads:
+    """Turns to read messages that have only names.
+
+    Such a message has arrived with the headers of its call, and takes no time. A client that sends
+    a large or a slow one loses its turn once others wait.
+    """
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(_MAX_SMALL_READS)
+        self._waiting = 0
+        self._reading = list[asyncio.Timeout]()
+
+    @asynccontextmanager
+    async def turn(self, end: float) -> AsyncIterator[None]:
+        """Read within the block.
+
+        Args:
+            end: time by ``time.monotonic`` until which to wait for a turn.
+
+        Raises:
+            BusyError: if the turn does not come, or is lost.
+        """
+        busy = BusyError("Too many messages are arriving.", "Try again later.", 1)
+        self._waiting += 1
+        self._hurry()
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise busy from None
+        finally:
+            self._waiting -= 1
+        turn = asyncio.timeout(None)
+        try:
+            async with turn:
+                self._reading.append(turn)
+                self._hurry()
+                yield
+        except TimeoutError:
+            if turn.expired():
+                raise busy from None
+            raise
+        finally:
+            self._reading.remove(turn)
+            self._turns.release()
+
+    def _hurry(self) -> None:
+        """Limit the time of all turns if a call waits for one."""
+        if self._waiting and self._turns.locked():
+            latest = asyncio.get_running_loop().time() + _SMALL_SECONDS
+            for one in self._reading:
+                if one.when() is None:
+                    one.reschedule(latest)
 
 
 def refusal_of(error: Exception) -> Refusal:
@@ -243,6 +403,8 @@ def refusal_of(error: Exception) -> Refusal:
     match error:
         case RequestValidationError():
             return Refusal(grpc.StatusCode.INVALID_ARGUMENT, describe(error))
+        case BodyTooLargeError():  # as gRPC answers to a message over its own limit
+            return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         case AftexportError():
             if isinstance(error, EngineError | StorageError):
                 _problems.error("%s", error)

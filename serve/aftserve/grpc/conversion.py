@@ -5,6 +5,7 @@ bytes, as from a client of the extension for binary tensors.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from aftexport.bundle.manifest import Manifest
@@ -12,11 +13,13 @@ from aftexport.errors import InputError
 from aftexport.extra_inputs import MAX_INPUTS
 from aftserve.api.open_inference import messages, tensors
 from aftserve.api.open_inference.columns import columns_of
-from aftserve.api.open_inference.schemas import ModelMetadata
+from aftserve.api.open_inference.schemas import Datatype, ModelMetadata
+from aftserve.errors import DocumentTooLongError
+from aftserve.grpc.infer_request import Contents, InferRequest, expanded_size, read_numbers
 from aftserve.grpc.wire_types import MESSAGES
 from aftserve.model.results import DocumentAnswer
 
-_CONTENTS = {
+_CONTENTS: dict[Datatype, str] = {
     "BOOL": "bool_contents",
     "BYTES": "bytes_contents",
     "INT32": "int_contents",
@@ -30,12 +33,18 @@ _MAX_AXES = 4
 
 
 def read_request(
-    request: Any, *, max_documents: int, manifest: Manifest, outputs: Sequence[str]
+    request: InferRequest,
+    parts: Sequence[bytes | memoryview],
+    *,
+    max_documents: int,
+    manifest: Manifest,
+    outputs: Sequence[str],
 ) -> messages.Message:
     """Check a request by the rules of HTTP.
 
     Args:
-        request: a ModelInferRequest.
+        request: the request.
+        parts: the bytes of its inputs, from ``input_bytes``.
         max_documents: maximum number of documents.
         manifest: manifest of the model.
         outputs: names of its outputs.
@@ -43,12 +52,7 @@ def read_request(
     Raises:
         RequestValidationError, InputError, DocumentTooLongError: as ``messages.parse``.
     """
-    for field, most in _MAX_TENSORS.items():  # before the work for each
-        if (count := len(getattr(request, field))) > most:
-            raise InputError(
-                f"Expected at most {most} {field}, got {count}.", f"Send fewer {field}."
-            )
-    parts = _input_bytes(request)
+    message = request.message
     inputs = [
         {
             "name": one.name,
@@ -56,12 +60,12 @@ def read_request(
             "datatype": one.datatype,
             "parameters": {"binary_data_size": len(part)},
         }
-        for one, part in zip(request.inputs, parts, strict=True)
+        for one, part in zip(message.inputs, parts, strict=True)
     ]
     wanted = [
-        {"name": one.name, "parameters": _classification(one.parameters)} for one in request.outputs
+        {"name": one.name, "parameters": _classification(one.parameters)} for one in message.outputs
     ]
-    content = {"id": request.id or None, "inputs": inputs, "outputs": wanted or None}
+    content = {"id": message.id or None, "inputs": inputs, "outputs": wanted or None}
     binary = parts[0] if len(parts) == 1 else b"".join(parts)
     return messages.parse(
         content,
@@ -72,18 +76,38 @@ def read_request(
     )
 
 
-def _input_bytes(request: Any) -> list[bytes]:
-    """Return the bytes of each input."""
-    raw, inputs = list(request.raw_input_contents), list(request.inputs)
+def input_bytes(request: InferRequest, max_bytes: int) -> Sequence[bytes | memoryview]:
+    """Return the bytes of each input.
+
+    Args:
+        request: the request.
+        max_bytes: maximum size of all of them.
+
+    Raises:
+        InputError: if there are too many tensors, or an input has no or other values.
+        DocumentTooLongError: if the values are too large.
+    """
+    message, raw = request.message, request.raw
+    for name, most in _MAX_TENSORS.items():  # before the work for each
+        if (count := len(getattr(message, name))) > most:
+            raise InputError(f"Expected at most {most} {name}, got {count}.", f"Send fewer {name}.")
+    inputs = list(zip(message.inputs, request.contents, strict=True))
     if not raw:
-        return [_contents_bytes(one) for one in inputs]
+        sizes = (_contents_size(one, contents) for one, contents in inputs)
+        if (size := sum(sizes)) > max_bytes:
+            raise DocumentTooLongError(
+                f"The integers of all inputs must have at most {max_bytes} bytes as INT64, got "
+                f"{size}.",
+                "Send several smaller requests.",
+            )
+        return [_contents_bytes(one, contents) for one, contents in inputs]
     if len(raw) != len(inputs):
         raise InputError(
             f"Expected raw_input_contents of {len(inputs)} inputs, got {len(raw)}.",
             "Send the bytes of every input, in the order of inputs.",
         )
-    for one in inputs:
-        if one.contents.ByteSize():
+    for one, contents in inputs:
+        if contents:
             raise InputError(
                 f"Expected raw_input_contents or contents, got both for {one.name[:100]!r}.",
                 "Send raw_input_contents only.",
@@ -91,22 +115,33 @@ def _input_bytes(request: Any) -> list[bytes]:
     return raw
 
 
-def _contents_bytes(tensor: Any) -> bytes:
-    """Return the values of an input as raw bytes."""
+def _contents_size(tensor: Any, contents: Contents) -> int:
+    """Return the number of bytes of an input's numbers; texts take no more than they did."""
     field = _CONTENTS.get(tensor.datatype)
-    given = [one.name for one, _ in tensor.contents.ListFields()]
     if field is None:
-        return b""  # the datatype is refused with the rest of the request
-    if given and given != [field]:
+        return 0  # the datatype is refused with the rest of the request
+    if contents and [*contents] != [field]:
         raise InputError(
             f"Expected {field} of the {tensor.datatype} input {tensor.name[:100]!r}, got "
-            f"{', '.join(given)}.",
+            f"{', '.join(contents)}.",
             f"Send the values in {field}, or all inputs in raw_input_contents.",
         )
-    values = getattr(tensor.contents, field)
+    values = contents.get(field, ())
     if tensor.datatype == "BYTES":
-        return b"".join(len(value).to_bytes(4, "little") + value for value in values)
-    return tensors.to_bytes(values, tensor.datatype)
+        return 0
+    return expanded_size(values, tensors.dtype_of(tensor.datatype))
+
+
+def _contents_bytes(tensor: Any, contents: Contents) -> bytes:
+    """Return the values of an input as raw bytes."""
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        return b""
+    values = contents.get(field, ())
+    if tensor.datatype == "BYTES":
+        sized = ((len(value).to_bytes(4, "little"), value) for value in values)
+        return b"".join(chain.from_iterable(sized))
+    return read_numbers(values, tensors.dtype_of(tensor.datatype)).tobytes()
 
 
 def _classification(given: Any) -> dict[str, Any]:

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
 
 from aftexport.errors import UsageError
 from aftserve.api.api_keys import Keys
 from aftserve.grpc.addresses import free_addresses
 from aftserve.grpc.call import Caller
-from aftserve.grpc.health import HealthServicer
+from aftserve.grpc.health import Health
 from aftserve.grpc.methods import Methods
 from aftserve.http.tls import ServerCertificate
 from aftserve.serving.repository import ModelRepository
@@ -21,12 +20,24 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _OTHER_CALLS_SECONDS = 1.0
-"""Time at the end for calls that are not accepted, after the last accepted call."""
+"""Time at the end for other calls than accepted ones, after the last of these."""
 _MAX_STREAMS = 128
 """Maximum number of calls at a time on one connection."""
 _UNREAD_BYTES = 1 << 16
 """Maximum bytes of a message that gRPC takes before the call reads it."""
 _MAX_ATTEMPTS = 16
+_NO_LIMIT = 0
+
+_grpc_logger = logging.getLogger("grpc._cython.cygrpc")
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Return whether a record is more than a client that left before it read its answer."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (
+        isinstance(error, grpc.aio.InternalError)
+        and str(error).startswith('Failed "execute_batch"')
+    )
 
 
 class Endpoint:
@@ -44,13 +55,15 @@ class Endpoint:
         keys: Keys | None,
         certificate: ServerCertificate | None,
     ) -> None:
-        self._health = HealthServicer(models)
+        self._settings = models.settings
+        self._health = Health(models)
         self._caller = Caller(models.shared, keys)
-        self._methods = Methods(models).handler(self._caller)
+        self._handlers = [one.handler(self._caller) for one in (Methods(models), self._health)]
         self._certificate = certificate
         self._addresses: list[str] = []
 
     def _make_server(self) -> grpc.aio.Server:
+        ping_milliseconds = int(1000 * self._settings.grpc_ping_seconds)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._caller.max_message_bytes),
@@ -59,10 +72,18 @@ class Endpoint:
                 ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
                 ("grpc.http2.bdp_probe", 0),  # it would raise the bytes of unread messages
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.keepalive_time_ms", ping_milliseconds),
+                ("grpc.keepalive_timeout_ms", ping_milliseconds),
+                ("grpc.http2.ping_timeout_ms", ping_milliseconds),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", _NO_LIMIT),
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    int(1000 * self._settings.grpc_min_ping_seconds),
+                ),
             ]
         )
-        server.add_generic_rpc_handlers([self._methods])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers(self._handlers)
         return server
 
     def bind(self, hosts: Sequence[str], port: int) -> None:
@@ -88,6 +109,7 @@ class Endpoint:
                         "Choose another port by --grpc-port.",
                     ) from error
             else:
+                self._caller.port = int(self._addresses[0].rpartition(":")[2])
                 return
 
     def _add(self, address: str) -> None:
@@ -106,6 +128,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Begin to accept calls."""
+        _grpc_logger.addFilter(_is_fault)
         await self._server.start()
         logger.info("gRPC running on %s", " and ".join(self._addresses))
 
@@ -113,16 +136,18 @@ class Endpoint:
         """Refuse new calls, and wait for the answers to accepted calls.
 
         Args:
-            seconds: maximum time for these answers.
+            seconds: maximum time for these answers, of which clients have half to read them.
             is_forced: predicate, true once the server must end at once.
         """
         logger.info("gRPC refuses new calls")
         self._health.stop()
         stopping = asyncio.create_task(self._server.stop(seconds))
-        last = time.monotonic()
+        caller, started = self._caller, time.monotonic()
+        last = started
         while not (await asyncio.wait({stopping}, timeout=_POLL_SECONDS))[0]:
-            if self._caller.accepted:
-                last = time.monotonic()
-            # Other calls: a Watch that is not read, or a message that has not arrived.
-            if is_forced() or time.monotonic() - last >= _OTHER_CALLS_SECONDS:
+            now = time.monotonic()
+            if caller.running or (caller.unread and now - started < seconds / 2):
+                last = now
+            # Other calls: answers that are not read, or a message that has not arrived.
+            if is_forced() or now - last >= _OTHER_CALLS_SECONDS:
                 await self._server.stop(None)

@@ -1,6 +1,7 @@
 """The methods of the protocol."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import grpc
@@ -17,23 +18,27 @@ from aftserve.api.open_inference.descriptions import (
 )
 from aftserve.api.open_inference.repository_requests import EXTENSION
 from aftserve.errors import NotFoundError
-from aftserve.grpc.call import Access, Call, Caller
-from aftserve.grpc.conversion import read_request, write_metadata, write_response
+from aftserve.grpc.call import Call, Caller, Method, Rules
+from aftserve.grpc.conversion import input_bytes, read_request, write_metadata, write_response
+from aftserve.grpc.infer_request import InferRequest, split_request
 from aftserve.grpc.repository_methods import repository_methods
 from aftserve.grpc.wire_types import SERVICE, parse, write_message
 from aftserve.model.results import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
-_ACCESS: dict[str, Access] = {
-    "ServerLive": "open",
-    "ServerReady": "open",
-    "ServerMetadata": "open",
-    "RepositoryModelLoad": "admin",
-    "RepositoryModelUnload": "admin",
+_RULES = {
+    "ServerLive": Rules("open", is_read=False, is_probe=True),
+    "ServerReady": Rules("open", is_read=False, is_probe=True),
+    "ServerMetadata": Rules("open", is_read=False),
+    "ModelReady": Rules(is_probe=True),
+    "ModelInfer": Rules(is_large=True),
+    "RepositoryModelLoad": Rules("admin"),
+    "RepositoryModelUnload": Rules("admin"),
 }
-"""The rights that methods need, as over HTTP; the other methods need an API key."""
-_PROBES = ("ServerLive", "ServerReady", "ModelReady")
+"""The rules for calls, whose rights are those of HTTP; the other methods have the usual ones."""
+_INLINE_BYTES = 1 << 12
+"""Maximum size of a message that is read in the event loop, in about a millisecond."""
 
 
 class Methods:
@@ -46,27 +51,23 @@ class Methods:
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
         self._names = OutputNames()
+        self._splitting = asyncio.Lock()
 
     def handler(self, caller: Caller) -> grpc.GenericRpcHandler:
         """Return the handler of the service, whose calls ``caller`` runs."""
-        methods = {
+        methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
+            "ModelInfer": partial(self._model_infer, caller.max_message_bytes),
             **repository_methods(self._models, has_admins=caller.has_keys),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: caller.handler(
-                    f"/{SERVICE}/{name}",
-                    method,
-                    access=_ACCESS.get(name, "key"),
-                    is_probe=name in _PROBES,
-                )
+                name: caller.handler(f"/{SERVICE}/{name}", method, _RULES.get(name, Rules()))
                 for name, method in methods.items()
             },
         )
@@ -93,15 +94,17 @@ class Methods:
         request = parse("ModelMetadataRequest", content)
         return write_metadata(describe_model(self._named(call, request.name, request.version)))
 
-    async def _model_infer(self, content: bytes, call: Call) -> bytes:
+    async def _model_infer(self, max_bytes: int, content: bytes, call: Call) -> bytes:
         self._models.check_open()
-        request = parse("ModelInferRequest", content)
-        service = self._named(call, request.model_name, request.model_version)
+        request, parts = await self._split(max_bytes, content, call)
+        named = request.message
+        service = self._named(call, named.model_name, named.model_version)
         service.check_open()
 
         def read(manifest: Manifest) -> messages.Message:
             return read_request(
                 request,
+                parts,
                 max_documents=service.settings.max_documents,
                 manifest=manifest,
                 outputs=self._names.of(manifest),
@@ -125,6 +128,23 @@ class Methods:
             return responding()
         # In a thread: the outputs of many tokens take long.
         return await asyncio.to_thread(responding)
+
+    async def _split(
+        self, max_bytes: int, content: bytes, call: Call
+    ) -> tuple[InferRequest, Sequence[bytes | memoryview]]:
+        """Return a request and the bytes of its inputs; hold no more of the buffer than these."""
+
+        def work() -> tuple[InferRequest, Sequence[bytes | memoryview]]:
+            request = split_request(content)
+            return request, input_bytes(request, max_bytes)
+
+        if len(content) <= _INLINE_BYTES:
+            request, parts = work()
+        else:
+            async with self._splitting:  # one at a time: they would take all turns of the loop
+                request, parts = await asyncio.to_thread(work)
+        call.keep(min(max_bytes, max(len(content), sum(map(len, parts)))))
+        return request, parts
 
     def _named(self, call: Call, name: str, version: str) -> Service:
         service = self._models.named(name)

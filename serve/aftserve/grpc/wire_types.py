@@ -149,10 +149,19 @@ def parse(name: str, content: bytes) -> Any:
     try:
         return MESSAGES[name].FromString(content)
     except DecodeError:
-        raise InputError(
-            f"Expected a message {_PACKAGE}.{name}, got bytes that are not one.",
-            "Generate the client from the definition of the Open Inference Protocol.",
-        ) from None
+        raise not_a_message(name) from None
+
+
+def not_a_message(name: str) -> InputError:
+    """Return the error of bytes that are not a message.
+
+    Args:
+        name: name of the message.
+    """
+    return InputError(
+        f"Expected a message {_PACKAGE}.{name}, got bytes that are not one.",
+        "Generate the client from the definition of the Open Inference Protocol.",
+    )
 
 
 def write_message(name: str, /, **fields: object) -> bytes:

@@ -106,6 +106,20 @@ def test_wrong_key_is_refused(address: str, headers: dict[str, str]) -> None:
     assert "Authorization: Bearer KEY" in answer.json()["detail"]
 
 
+def test_two_different_keys_are_refused(address: str, made: tuple[Path, str, str]) -> None:
+    _, key, other = made
+    for name, start in (("X-API-Key", ""), ("Authorization", "Bearer ")):
+        keys = [(name, start + key), (name, start + key)]
+        assert http.get(f"{address}/info", headers=keys).status_code == 200
+        for second in (other, "unknown"):
+            for several in ([*keys, (name, start + second)], [(name, start + second), *keys]):
+                refused = http.get(f"{address}/info", headers=several)
+                assert refused.status_code == 401
+                assert "got two different ones" in refused.json()["detail"]
+    both = {"X-API-Key": key, "Authorization": f"Bearer {other}"}
+    assert http.get(f"{address}/info", headers=both).status_code == 401
+
+
 def test_missing_key_refused_before_body(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(1 << 20))

@@ -11,12 +11,17 @@ from grpc_servers import ids_request, infer_request
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.api.open_inference.messages import Message
-from aftserve.grpc.conversion import read_request
+from aftserve.grpc.conversion import input_bytes, read_request
+from aftserve.grpc.infer_request import split_request
+
+_MAX_BYTES = 1 << 20
 
 
 def read(request: Any, bundle: Path) -> Message:
     manifest = Bundle.open(bundle).manifest
-    return read_request(request, max_documents=8, manifest=manifest, outputs=["label"])
+    split = split_request(request.SerializeToString())
+    parts = input_bytes(split, _MAX_BYTES)
+    return read_request(split, parts, max_documents=8, manifest=manifest, outputs=["label"])
 
 
 def text(*values: bytes, **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -15,12 +15,14 @@ from clients import eventually, metric
 from commands import run_python, without
 from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_servers import GrpcServer, ids_request, method, serving_grpc
-from http2_client import call_unread
+from grpc_servers import GrpcServer, ids_request, infer_request, method, serving_grpc
+from http2_client import call_unread, frames
+from memory import NEEDS_PROC, resident_mib
 from raw_requests import ANSWER, GET
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
+from aftserve.settings import Settings
 
 MODEL = "endless_model"
 
@@ -37,6 +39,9 @@ def served(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with serving_grpc(hanging, log) as server:
         yield server
         assert "Traceback" not in log.read_text("utf-8")
+
+
+_CHECK = "/grpc.health.v1.Health/Check"
 
 
 def running(server: GrpcServer) -> float:
@@ -154,6 +159,108 @@ def test_api_key_is_needed_and_limited(bundle_folder: Path, tmp_path: Path) -> N
             infer(request, metadata=[("x-api-key", slow)])
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert 3000 < int(dict(raised.value.trailing_metadata())["retry-after"]) <= 3600
+
+
+def test_two_different_keys_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    (first, one), (second, two) = make_key("first", None), make_key("second", None)
+    (tmp_path / "keys").write_text(f"{one}\n{two}")
+    options = ("--api-keys", str(tmp_path / "keys"))
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        infer, request = method(channel, "ModelInfer"), ids_request("model", [5, 6])
+        for name in ("x-api-key", "authorization"):
+            start = "Bearer " if name == "authorization" else ""
+            keys = [(name, start + first), (name, start + first)]
+            infer(request, metadata=keys)
+            infer(request, metadata=[*keys, ("authorization", "Basic YTpi")])
+            for other in (second, "unknown"):
+                for metadata in ([*keys, (name, start + other)], [(name, start + other), *keys]):
+                    with pytest.raises(grpc.RpcError) as raised:
+                        infer(request, metadata=metadata)
+                    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                    assert "got two different ones" in raised.value.details()
+        with pytest.raises(grpc.RpcError) as raised:
+            infer(request, metadata=[("x-api-key", first), ("authorization", f"Bearer {second}")])
+        assert "got two different ones" in raised.value.details()
+
+
+@NEEDS_PROC
+def test_large_messages_without_key_are_refused(bundle_folder: Path, tmp_path: Path) -> None:
+    """Their bytes are refused before memory holds many of them."""
+    (tmp_path / "keys").write_text(make_key("any", None)[1])
+    options = ("--api-keys", str(tmp_path / "keys"))
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log", *options) as server,
+        ExitStack() as stack,
+    ):
+        before, most, content = resident_mib(server.process.pid), 0.0, bytes(15 << 20)
+        local = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.insecure_channel(server.grpc, options=local) for _ in range(20)]
+        calls = [stack.enter_context(one).unary_unary(_CHECK).future(content) for one in channels]
+        while not all(call.done() for call in calls):
+            most = max(most, resident_mib(server.process.pid))
+        assert {call.code() for call in calls} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert most - before < 150  # MiB; 20 messages are 300, and twice that for a moment
+
+
+@NEEDS_PROC
+def test_many_empty_values_are_refused(served: GrpcServer) -> None:
+    """Their parsed form would have a hundred times their bytes."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1]}
+    request = infer_request(MODEL, {**tensor, "contents": {"bytes_contents": [b""] * (7 << 20)}})
+    content = request.SerializeToString()
+    before, most = resident_mib(served.process.pid), 0.0
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer").future(content)
+        while not call.done():
+            most = max(most, resident_mib(served.process.pid))
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "at most 16384 fields" in call.details()
+    assert most - before < 100
+
+
+def test_slow_small_messages_lose_turns(bundle_folder: Path, tmp_path: Path) -> None:
+    """Clients that announce a message without a key hold up no check of the health."""
+    with (
+        serving_grpc(bundle_folder, tmp_path / "log") as server,
+        ExitStack() as stack,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        slow = [
+            stack.enter_context(call_unread(server.grpc, _CHECK, b"a", announced_bytes=1 << 20))
+            for _ in range(12)
+        ]
+        serving = health_pb2.HealthCheckResponse.SERVING
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == serving
+        assert any(b"Too many messages" in content for _, content in frames(slow[0]))
+
+
+def test_client_may_send_keepalive_pings(hanging: Path, tmp_path: Path) -> None:
+    assert Settings().grpc_min_ping_seconds < 10  # the least that clients of gRPC allow
+    pings = [("grpc.keepalive_time_ms", 300), ("grpc.http2.max_pings_without_data", 0)]
+    options = ("--grpc-min-ping-seconds", "0.1")
+    with (
+        serving_grpc(hanging, tmp_path / "log", *options) as server,
+        grpc.insecure_channel(server.grpc, options=pings) as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            method(channel, "ModelInfer")(ids_request(MODEL, [ENDLESS]), timeout=3)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_silent_client_is_dead(hanging: Path, tmp_path: Path) -> None:
+    """It answers no ping, as a machine that has lost its power."""
+    request = ids_request(MODEL, [ENDLESS]).SerializeToString()
+    with (
+        serving_grpc(hanging, tmp_path / "log", "--grpc-ping-seconds", "1") as server,
+        call_unread(server.grpc, f"/{SERVICE}/ModelInfer", request) as call,
+    ):
+        eventually(lambda: running(server) == 1, "the document runs")
+        assert [*frames(call)]  # until the server closes the connection
+        eventually(lambda: running(server) == 0, "the run stops")
 
 
 def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
