@@ -19,7 +19,7 @@ _CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormali
 _CHANNELS_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
-_MAX_NODES_BELOW = 12
+_MAX_NODES_BELOW = 24
 """The most nodes between a tensor and the layer that makes its channels."""
 
 
@@ -64,9 +64,12 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
                 for axes, own in zip(whole, part, strict=True):
                     channels |= {*flat(own)} if channels & {*flat(axes)} else set()
             return channels
-        below = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
-        if below is None:
+        made = [v for v in node.inputs if v is not None and v.producer() is not None]
+        if not made:
             return set()
+        # Beside a table of positions, a tensor of the same shape is the one that layers make.
+        own = reader.shape(value)
+        below = next((v for v in made if reader.shape(v) == own), made[0])
         value, whole = below, _dims_below(node, below, dims, reader)
         if node.op_type in _PARTS and len(whole) == len(dims):
             parts.append((whole, dims))
