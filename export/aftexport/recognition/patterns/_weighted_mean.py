@@ -46,6 +46,7 @@ from aftexport.recognition.patterns.pattern import (
     size_of,
     sums,
     without,
+    zeroed,
 )
 from aftexport.recognition.patterns.weights import depends_on_inputs_within, has_values
 
@@ -105,7 +106,8 @@ class WeightedMean:
     @property
     def value_operand(self) -> Operand:
         """The values."""
-        return Operand(self.value, self.groups(self.summed))
+        value = zeroed(self.value, self.keys, self.subject.reader)
+        return Operand(value, self.groups(self.summed))
 
     @property
     def gating(self) -> tuple[str, Operand] | None:

@@ -26,6 +26,7 @@ from aftexport.recognition.patterns.pattern import (
     size_of,
     sums,
     without,
+    zeroed,
 )
 from aftexport.recognition.patterns.weights import applied_function, summed_tokens
 
@@ -105,7 +106,10 @@ def _rewrite(
                 Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
                 floored=holds_infinity(key_logits, subject.probed),
             ),
-            Operand(Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))),
+            Operand(
+                zeroed(Product(value.factors), key, subject.reader),
+                (roles.batch, summed, (*roles.heads, *roles.wide)),
+            ),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
         {**roles.attributes(size_of(channels)), "normalization": "softmax", "scale": scale},

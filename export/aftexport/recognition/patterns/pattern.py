@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, substitute
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
@@ -150,6 +150,15 @@ def is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
 def are_conditions(product: Product) -> bool:
     """Return whether a product has only masks as factors."""
     return all(is_condition(atom) for atom, _ in product.factors)
+
+
+def zeroed(value: Product, keys: Product, reader: Reader) -> Product:
+    """Return values that are 0 where keys are left out, if the weights of all keys may be 0.
+
+    Otherwise weights that are all 0 are NaN in the graph, and equal in the operator.
+    """
+    conditions = tuple(f for f in keys.factors if is_condition(f[0]))
+    return multiply(value, Product(conditions)) if reader.fills_weights else value
 
 
 def sums(factors: Iterable[Factor], power: float) -> list[Sum]:
