@@ -119,12 +119,13 @@ def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
 
 def _is_multiplied(node: ir.Node, last: ir.Node) -> bool:
     """Return whether a node is multiplied or divided, and nothing else, to give another's value."""
-    pending = [last]
+    pending, seen = [last], set[ir.Node]()
     while pending:
         above = pending.pop()
         if above is node:
             return above is not last
-        if above.op_type in ("Mul", "Div", *layout.FORMULAS):
+        if above not in seen and above.op_type in ("Mul", "Div", *layout.FORMULAS):
+            seen.add(above)
             pending += [of for v in above.inputs if v is not None and (of := v.producer())]
     return False
 

@@ -91,8 +91,8 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> _Made | None:
             return None
         try:
             # Beside a table of positions, a tensor of the same shape is the one that layers make.
-            own = reader.shape(value)
-            below = next((v for v in made if reader.shape(v) == own), made[0])
+            shape = reader.shape(value)
+            below = next((v for v in made if reader.shape(v) == shape), made[0])
             value, whole = below, _dims_below(node, below, dims, reader)
         except Unreadable:
             return None
