@@ -9,6 +9,7 @@ from aftexport.recognition.formula.terms import (
     Exp,
     Function,
     Leaf,
+    Max,
     Plus,
     Product,
     Sum,
@@ -26,6 +27,9 @@ from aftexport.recognition.patterns.weights import (
     summed_tokens,
     weighed,
 )
+
+_FACTORS = 2
+"""The factors of a weighted sum that depend on inputs: a weight and a value."""
 
 
 def failed_condition(subject: Subject) -> str | None:
@@ -52,6 +56,8 @@ def layout_condition(rewrite: Rewrite) -> str:
     parts = [a for o in operands for atom, _ in o.formula.factors for a in atoms_within(atom)]
     if any(isinstance(atom, Sum) for atom in parts):
         return "its query, key or value has a sum within, as a softmax of a softmax has"
+    if any(isinstance(atom, Max) for atom in parts):
+        return "its query, key or value has a maximum within, of something that no tensor holds"
     return "its tensors cannot be laid out as [B, T, D]"
 
 
@@ -71,7 +77,7 @@ def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
     contracted = {*flat(total.axes)} - tokens
     if are_pairs(subject, total, tokens):
         return PAIR_WEIGHTS
-    if not contracted and not all(map(depends_on_inputs_within, factors)):
+    if not contracted and sum(map(depends_on_inputs_within, factors)) < _FACTORS:
         return "the weights are constants, and not of keys"
     if not exponentials and not contracted:
         functions = filter(None, map(applied_function, factors))

@@ -37,7 +37,13 @@ _OPERANDS = 3
 _TOKENS_FIRST = [0, 2, 1]
 _CHEAP_FEATURES = ("identity", "relu")
 _WIDE_HEAD = 256
-"""The channels of a head from which the operator is faster than two matrix products."""
+"""The channels of a head from which the operator is faster than two matrix products.
+
+In narrower heads with transposes that stay, the original took 0.92 to 1.05 times as long as the
+operator: 16, 32 and 64 channels in 4 or 8 heads, 1,024 and 4,096 pixels, fp32, one thread of a
+shared Intel Xeon, medians of processor time of 12 runs in turn, one process for each shape. A
+depthwise convolution came first, or the keys had a softmax.
+"""
 
 
 class CostlyTransposes(NearMissFound):

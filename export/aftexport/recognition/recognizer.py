@@ -117,6 +117,19 @@ def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
     return False
 
 
+def _is_multiplied(node: ir.Node, last: ir.Node) -> bool:
+    """Return whether a node is multiplied or divided, and nothing else, to give another's value."""
+    pending, seen = [last], set[ir.Node]()
+    while pending:
+        above = pending.pop()
+        if above is node:
+            return above is not last
+        if above not in seen and above.op_type in ("Mul", "Div", *layout.FORMULAS):
+            seen.add(above)
+            pending += [of for v in above.inputs if v is not None and (of := v.producer())]
+    return False
+
+
 def _may_weigh(node: ir.Node) -> bool:
     """Return whether a node may be a sum of products without constant factors."""
     constants = [v for v in node.inputs if v is not None and v.const_value is not None]
@@ -154,6 +167,8 @@ class _Recognizer:
             ):
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
+        # A sum with other factors has a reason of its own, and they do not.
+        self._missed = [miss for miss in self._missed if not self._is_factor(miss[1])]
         # A near miss inside a larger one, or inside a match, is not reported.
         parts = Counter(node for _, _, part in self._missed for node in part)
         for miss, end, part in reversed(self._missed):
@@ -172,6 +187,10 @@ class _Recognizer:
             for miss, end, part in reversed(self._sums)
             if not (part & told or _is_read_by(end, named))
         ]
+
+    def _is_factor(self, end: ir.Node) -> bool:
+        """Return whether a near miss is a factor of a weighted sum that is another near miss."""
+        return any(end in part and _is_multiplied(end, last) for _, last, part in self._sums)
 
     def _examine(self, value: ir.Value) -> None:
         if not self._probed.is_float(value):

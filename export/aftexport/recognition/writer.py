@@ -7,13 +7,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
+from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
 from aftexport.recognition.formula.terms import (
     Count,
     Exp,
     Function,
     Indicator,
     Leaf,
+    Max,
     Plus,
     Product,
     single_atom,
@@ -214,7 +215,8 @@ class Writer:
         apart: Dims = tuple((axis,) for axis in order)
         result: ir.Value | None = None
         below: ir.Value | None = None
-        for atom, power in product.factors:
+        # A size is read from a tensor that is laid out before.
+        for atom, power in sorted(product.factors, key=lambda f: isinstance(f[0], Count)):
             if isinstance(atom, Indicator):
                 continue
             if is_held(atom):
@@ -261,11 +263,19 @@ class Writer:
                 return self.node("Exp", self._product(atom.argument, order))
             case Count():
                 return self._count(atom)
+            case Max() if is_held(single_atom(atom.body)):
+                # The largest of a held tensor, as a norm has it, takes no more memory than in the
+                # graph.
+                inner = (*order, *flat(atom.axes))
+                places = self.constant([*range(len(order), len(inner))])
+                return self.node("ReduceMax", self._product(atom.body, inner), places, keepdims=0)
         raise Unreadable(f"there is no node for {type(atom).__name__}")
 
     def _count(self, count: Count) -> ir.Value:
         """Return the size of an axis as a number."""
-        value = self._size_of(count.axis) if count.value is None else count.value
+        same = (axis for axis in self._places if axis.sizes == count.axis.sizes)
+        axis = next(same, count.axis)
+        value = self._size_of(axis) if count.value is None else count.value
         to = ir.DataType.from_numpy(self._dtype).value
         return self.node("Reshape", self.node("Cast", value, to=to), self.constant([1]))
 

@@ -17,8 +17,11 @@ class Layer(nn.Module):
     def __init__(self, attend: Attend, *parameters: Tensor, keys: int | None = None) -> None:
         super().__init__()
         self.attend = attend
-        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys or DIM, DIM))
-        self.output = nn.Linear(DIM, DIM)
+        # The same weights in each layer: those of another might leave out the only token.
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys or DIM, DIM))
+            self.output = nn.Linear(DIM, DIM)
         self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from . import (
     look_alikes_parts,
     look_alikes_products,
 )
+from .implementations.fastformer import EspnetFastformer
 from .layer import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
 
 PRODUCTS = frozenset((
@@ -277,6 +278,23 @@ class FastformerOtherLogits(FastformerPoolsKeys):
         return self.pooled(self.beta(k), p) * q
 
 
+class FastformerOtherFill(EspnetFastformer):
+    """The weights that are filled with 0 are those of other tokens than the filled logits."""
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        logits = att(x).transpose(1, 2).masked_fill(mask, self.filling)
+        weight = torch.softmax(logits, -1).masked_fill(x[..., 0][:, None] > 1.0, 0.0)
+        return (weight.unsqueeze(2) @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+
+class FastformerOnlyWeightsFilled(EspnetFastformer):
+    """The weights of tokens are filled with 0, and their logits are not filled."""
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        weight = torch.softmax(att(x).transpose(1, 2), -1).masked_fill(mask, 0.0)
+        return (weight.unsqueeze(2) @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+
 def layers() -> dict[str, nn.Module]:
     """Return the layers by name."""
     torch.manual_seed(0)
@@ -304,6 +322,8 @@ def layers() -> dict[str, nn.Module]:
     found |= look_alikes_aft_conv.layers(0.5 * w[:HEADS, :5])
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()
+    found["fastformer_other_fill"] = FastformerOtherFill(-1e9)
+    found["fastformer_only_weights_filled"] = FastformerOnlyWeightsFilled(-1e9)
     return found
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aftexport.recognition.patterns.pattern import OTHER_KEYS
+
 from .graphs import BATCH, TOKENS, exported, fused, scripted
 from .layer import DIM, Layer, bias, elu_features, heads, matrix, merged
 
@@ -126,6 +128,50 @@ def eps_in_sum_of_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / below[..., None])
 
 
+def mean_with_eps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return q.sigmoid() * (e * v).mean(1, keepdim=True) / (e.mean(1, keepdim=True) + 1e-3)
+
+
+def eps_of_each_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    total = e.sum(1, keepdim=True) + 1e-3 * q.shape[1]
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / total
+
+
+def total_up_to_each_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return q.sigmoid() * (e / e.cumsum(1) * v).cumsum(1)
+
+
+def total_up_to_the_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.cumsum(1)
+
+
+def channels_before_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.softmax(2)
+    return q.sigmoid() * (e * v).cumsum(1) / e.cumsum(1)
+
+
+def efficient_up_to_the_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    context = (k.softmax(2)[..., None] * v[..., None, :]).cumsum(2)
+    return merged((q.softmax(-1)[..., None, :] @ context).squeeze(-2))
+
+
+def efficient_with_eps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    e = k.exp()
+    weights = e / (e.sum(2, keepdim=True) + 1e-6)
+    return merged(q.softmax(-1) @ (weights.transpose(2, 3) @ v))
+
+
+def efficient_of_clamped_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.clamp(max=3.0).softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
 REASONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "Sinkhorn of one step": (by_scores(sinkhorn(1)), PAIRS),
     "Sinkhorn of many steps": (by_scores(sinkhorn(4)), PAIRS),
@@ -156,10 +202,21 @@ REASONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "masked and guarded": (masked_and_guarded, NAN),
     "eps in the sum of keys": (eps_in_sum_of_keys, "1e-06 is added to the sum of the keys"),
+    "mean with eps": (mean_with_eps, "0.001 is added to a mean of the weights"),
+    "eps of each token": (eps_of_each_token, "0.001 times the number of tokens is added"),
+    "total up to each key": (total_up_to_each_key, "up to its own key, and not up to the query"),
+    "total up to the query": (total_up_to_the_query, OTHER_KEYS),
+    "channels before tokens": (channels_before_tokens, "more than one sum divides the weights"),
+    "efficient up to the query": (efficient_up_to_the_query, OTHER_KEYS),
+    "efficient with eps": (efficient_with_eps, "1e-06 is added to the denominator"),
+    "efficient of a clamped query": (efficient_of_clamped_query, "the queries are clamped"),
 }
 
 
-WITH_PRODUCT = frozenset(("guarded keys", "guarded queries", "eps in the sum of keys"))
+WITH_PRODUCT = frozenset((
+    "guarded keys", "guarded queries", "eps in the sum of keys", "efficient up to the query",
+    "efficient with eps", "efficient of a clamped query",
+))  # fmt: skip
 """The cases with a product of features and values, which is rewritten."""
 
 
@@ -204,6 +261,31 @@ def test_axes_of_one_size_stay_distinct() -> None:
     layer = Layer(REASONS["keys through nan_to_num"][0])
     found, _ = fused(scripted(layer, torch.randn(2, DIM, DIM), axes=()))
     assert [miss.reason for miss in found.near_misses] == [NAN]
+
+
+def test_missing_batch_named_for_any_features() -> None:
+    """Other features than elu and relu are no reason: they stay in the graph."""
+
+    class Tokens(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.functional.softplus(x)
+            return x @ (x.T @ x) / (x @ x.sum(0, keepdim=True).T + 1e-6)
+
+    found, _ = fused(scripted(Tokens(), torch.randn(12, DIM), axes=(TOKENS,)))
+    assert found.matches == []
+    (miss,) = found.near_misses
+    assert "over the first axis, which may be the batch" in miss.reason
+
+
+def test_constant_mask_of_the_numerator_named() -> None:
+    """At a fixed length the mask is a constant, and the weights are still of keys."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        lower = torch.ones(12, 12).tril()
+        return q.sigmoid() * (lower @ (k.softmax(1) * v))
+
+    found, _ = fused(scripted(Layer(attend), torch.randn(2, 12, DIM), axes=()))
+    assert [miss.reason for miss in found.near_misses] == [OTHER_KEYS]
 
 
 def test_quotient_of_sums_is_rejected() -> None:

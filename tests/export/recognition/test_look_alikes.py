@@ -93,6 +93,7 @@ def test_fusion_keeps_effect_of_long_documents(name: str) -> None:
         ("ConvWeightsOfEitherSign", "is 0 or less"),
         ("ConvWithEps", "1e-06 is added"),
         ("fastformer_pools_keys", "pooling is of other keys"),
+        ("fastformer_only_weights_filled", "left out of a pooling, and not of its softmax"),
         ("efficient_axes_swapped", "softmaxes are not over"),
         ("efficient_channels_left_out", "channels of the query"),
         ("full_clamped_bias", "go through Clip once the position bias is added"),

@@ -9,7 +9,7 @@ import torch
 from aftexport.recognition.projections import TRANSPOSES_COST
 
 from . import implementations
-from .graphs import BATCH, assert_equal, exported, fused, operators, scripted
+from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 from .implementations import feature_products, images
 from .implementations.efficient_attention import EfficientImages
 from .implementations.linear_attention import LiteImages
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 LAYERS = implementations.layers()
 PRODUCTS = {function.__name__ for function in feature_products.products()}
-OF_ANY_SIZE_ONLY = ["rotary_above_einsum", "rotary_above_matmul"]
 
 
 def operator_of(name: str) -> str:
@@ -54,7 +53,7 @@ def test_graphs_of_both_exporters_fuse(name: str) -> None:
 
 
 @pytest.mark.table(keep=0.12, by=operator_of)
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in OF_ANY_SIZE_ONLY])
+@pytest.mark.parametrize("name", LAYERS)
 def test_fixed_size_graphs_fuse(name: str) -> None:
     operator, layer = LAYERS[name]
     found, model = fused(scripted(layer, example(), axes=()))
@@ -62,13 +61,14 @@ def test_fixed_size_graphs_fuse(name: str) -> None:
     assert_equal(layer, model, example())
 
 
-@pytest.mark.parametrize("name", OF_ANY_SIZE_ONLY)
-def test_rotation_of_fixed_size_is_left_alone(name: str) -> None:
-    """A fixed number of tokens makes the angles constants, and no product of features is read."""
+@pytest.mark.parametrize("name", ["rotary_above_einsum", "rotary_above_matmul"])
+def test_rotation_of_fixed_size_keeps_product(name: str) -> None:
+    """A fixed number of tokens makes the angles constants."""
     _, layer = LAYERS[name]
     found, model = fused(scripted(layer, example(), axes=()))
-    assert operators(found) == []
-    assert [miss.mechanism for miss in found.near_misses] == ["linear_attention"]
+    assert operators(found) == ["NormalizedLinearAttention"]
+    assert found.matches[0].attributes["normalizer"] == "none"
+    assert "different weights" in found.matches[0].note
     assert_equal(layer, model, example())
 
 
@@ -124,12 +124,34 @@ def test_diffusion_attention_of_images(name: str) -> None:
     assert_equal(module, model, x, x[:1, :, :3, 1:])
 
 
-def test_separable_attention_of_patches() -> None:
+@pytest.mark.parametrize("axes", [{0: "b", 3: "n"}, {0: "b"}, {}], ids=["any", "batch", "none"])
+def test_separable_attention_of_patches(axes: dict[int, str]) -> None:
+    """Where all sizes are fixed, the convolution below tells the channels."""
     module = SeparableImages()
     x = torch.randn(2, 8, 4, 6, generator=torch.Generator().manual_seed(0))
-    found, model = fused(scripted(module, x, axes={0: "b", 3: "n"}))
+    found, model = fused(scripted(module, x, axes=axes))
     assert operators(found) == ["AftSimple"], found.near_misses
-    assert_equal(module, model, x, x[:1, :, :, :5])
+    others = [x[:1]] if 0 in axes else []
+    assert_equal(module, model, x, *others, *([x[:1, :, :, :5]] if 3 in axes else []))
+
+
+def test_separable_attention_over_channels_stays() -> None:
+    module = SeparableImages(axis=1)
+    found, _ = fused(scripted(module, torch.randn(2, 8, 4, 6), axes={}))
+    assert operators(found) == []
+
+
+@pytest.mark.parametrize("filling", ["infinity", "lowest", "low"])
+@pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any size", "one size"])
+def test_fastformer_without_counting_tokens(filling: str, axes: Any) -> None:
+    """Documents with no token that counts, with one, with all, and with all but one."""
+    _, layer = LAYERS[f"fastformer_filled_twice_{filling}"]
+    x = torch.randn(4, 12, DIM, generator=torch.Generator().manual_seed(0))
+    x[..., 0] = torch.tensor([-2.0, -2.0, 0.0, 0.0])[:, None]
+    x[1::2, 5, 0] = torch.tensor([0.0, -2.0])
+    found, model = fused(scripted(layer, x, axes=axes))
+    assert operators(found) == ["Fastformer"], found.near_misses
+    assert_equal(layer, model, x)
 
 
 def test_half_precision_is_read_through_casts() -> None:

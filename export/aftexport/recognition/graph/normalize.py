@@ -6,6 +6,7 @@ import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
     IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
@@ -19,6 +20,8 @@ from aftexport.operators.domain import opset_of
 MIN_OPSET = 18
 """The first opset that the portable bodies of the operators support."""
 TARGET_OPSET = 20
+_MAX_SHARED_NUMBERS = 2**16
+"""The most numbers of a constant that is compared with the others."""
 _FIRST_OVERRIDABLE_IR = 4
 """The first IR version whose initializers among the inputs may be overridden."""
 
@@ -42,6 +45,8 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     LiftConstantsToInitializersPass()(graph)
     for step in (
         IdentityEliminationPass(),
+        # Exporters write a constant once for each use, as the positions above and below a division.
+        DeduplicateInitializersPass(_MAX_SHARED_NUMBERS),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         NameFixPass(),

@@ -15,7 +15,7 @@ from aftexport.recognition.formula.terms import Function, Plus, Product, single_
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import LOWEST, Subject, leaves
 
-_MAX_FILL = -1e4
+MAX_FILL = -1e4
 """The highest number that leaves a token out, as a fill of logits or the factor of a mask."""
 
 
@@ -35,7 +35,7 @@ def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Pr
         term = pending.pop()
         atom = single_atom(Product(term.factors))
         filled = _filled(atom) if isinstance(atom, Function) and term.coefficient > 0.0 else None
-        if isinstance(atom, Plus) and abs(term.coefficient) < -_MAX_FILL:
+        if isinstance(atom, Plus) and abs(term.coefficient) < -MAX_FILL:
             pending += [algebra.scaled(part, term.coefficient) for part in atom.terms]
         elif filled is not None:
             kept, condition = filled
@@ -56,7 +56,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
         (first, second, condition),
         (second, first, negation(condition)),
     ):
-        if not number.factors and number.coefficient <= _MAX_FILL and kept.factors:
+        if not number.factors and number.coefficient <= MAX_FILL and kept.factors:
             return kept, left_out
     return None
 

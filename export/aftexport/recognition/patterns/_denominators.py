@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from aftexport.recognition.formula.axes import flat
 from aftexport.recognition.formula.terms import (
     Atom,
+    Count,
     Exp,
     Function,
     Indicator,
@@ -96,7 +97,7 @@ def refuse_changed_keys(total: Sum) -> None:
 def refuse_masked_denominator(atom: Atom) -> None:
     """Raise NearMissFound if factors multiply the denominator before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
-        others = [a for a, _ in term.factors if not isinstance(a, Sum)]
+        others = [a for a, _ in term.factors if not isinstance(a, Sum | Count)]
         if not sums(term.factors, 1.0) or not others:
             continue
         if any(isinstance(other, Indicator) for other in others):

@@ -141,9 +141,10 @@ def _is_lower(subject: Subject, atom: Atom) -> bool:
         return False
     array = whole(atom.value, subject.probed)
     axes = [flat(dim) for dim in atom.dims if flat(dim)]
-    if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
+    tokens = max(array.shape, default=0) if array is not None else 0
+    if array is None or len(axes) != 2 or array.size != tokens**2:
         return False
-    matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
+    matrix = array.reshape(tokens, tokens).astype(np.float64)
     if isinstance(atom, Indicator) and not atom.holds:
         matrix = 1.0 - matrix
     first_is_query = axes[0][0] in subject.axes

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from aftexport.recognition.formula.axes import Axis, flat, flat_dims
 from aftexport.recognition.formula.terms import Exp, Leaf, Product, single_atom
-from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.channels import are_beside_channels, channel_axes
 from aftexport.recognition.patterns.pattern import NearMissFound, Subject, size_of
 
 
@@ -27,7 +27,8 @@ def check_tokens(
     dims = flat_dims(subject.dims)
     if set(dims[0]) & set(tokens):
         raise NearMissFound("the mean is over the first axis, which may be the batch")
-    channels = channel_axes(keys, subject.reader)
+    reader = subject.reader
+    channels = channel_axes(keys, reader)
     if channels & set(summed):
         raise NearMissFound("the mean is over the channels")
     channels |= set(contracted)
@@ -39,7 +40,9 @@ def check_tokens(
         )
     for atom, _ in keys.factors:
         inner = single_atom(atom.argument) if isinstance(atom, Exp) else atom
-        if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
+        if not isinstance(inner, Leaf) or channels or are_beside_channels(summed, inner, reader):
+            continue
+        if set(flat(inner.dims[-1])) & set(summed):
             raise NearMissFound("the mean is over the last axis, which may be the channels")
 
 

@@ -16,15 +16,19 @@ from aftexport.recognition.formula.terms import (
     Count,
     Exp,
     Function,
+    Max,
     Product,
     Sum,
     as_product,
     single_atom,
 )
 from aftexport.recognition.patterns._constants import evaluated
+from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns._token_axes import packed
 from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import (
+    OTHER_KEYS,
+    OTHER_WEIGHTS,
     Factor,
     NearMissFound,
     Operand,
@@ -42,8 +46,9 @@ from aftexport.recognition.patterns.pattern import (
     size_of,
     sums,
     without,
+    zeroed,
 )
-from aftexport.recognition.patterns.weights import has_values
+from aftexport.recognition.patterns.weights import depends_on_inputs_within, has_values
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class WeightedMean:
     @property
     def value_operand(self) -> Operand:
         """The values."""
-        return Operand(self.value, self.groups(self.summed))
+        value = zeroed(self.value, self.keys, self.subject.reader)
+        return Operand(value, self.groups(self.summed))
 
     @property
     def gating(self) -> tuple[str, Operand] | None:
@@ -129,7 +135,13 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     if not denominators:
         refuse_changed_denominator(formula.factors)
         for inner in sums(numerator.body.factors, -1.0):
-            if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
+            atoms = [atom for atom, _ in inner.body.factors]
+            if any(isinstance(atom, CausalMask) for atom in atoms):
+                raise NearMissFound(
+                    "each weight is divided by the sum of those up to its own key, and not up to"
+                    " the query"
+                )
+            if any(isinstance(atom, Exp) for atom in atoms):
                 raise NearMissFound("the softmax is over another axis than the sum of the values")
         return None
     if len(denominators) != 1:
@@ -138,14 +150,32 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     if alignment is None or alignment[1] != set(summed):
         if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0].total)):
             raise NearMissFound("the weights are normalized over another axis too")
-        raise NearMissFound("numerator and denominator have different weights")
+        bare = _without_causal_mask(denominators[0].total), _without_causal_mask(numerator)
+        if aligned(bare[0], bare[1].body, summed) is not None:
+            raise NearMissFound(OTHER_KEYS)
+        raise NearMissFound(OTHER_WEIGHTS)
     weights = alignment[0]
     value = without(numerator.body, weights)
-    if any(isinstance(atom, CausalMask) for atom, _ in value.factors):
-        raise NearMissFound("numerator and denominator are sums over different keys")
+    if any(is_causal_mask(subject, atom) for atom, _ in value.factors):
+        raise NearMissFound(OTHER_KEYS)
+    if any(_is_of_positions(subject, atom, {*summed}) for atom, _ in value.factors):
+        raise NearMissFound(OTHER_WEIGHTS)
     if not set(summed) <= free(value):
         return None
     return _with_roles(subject, denominators[0], weights, value, summed)
+
+
+def _without_causal_mask(total: Sum) -> Sum:
+    factors = tuple(f for f in total.body.factors if not isinstance(f[0], CausalMask))
+    return replace(total, body=replace(total.body, factors=factors))
+
+
+def _is_of_positions(subject: Subject, atom: Atom, summed: set[Axis]) -> bool:
+    """Return whether an atom depends on the two positions, and not on the numbers in the inputs."""
+    axes = free(as_product(atom))
+    if isinstance(atom, Max) or not (axes & summed and axes & {*subject.axes}):
+        return False
+    return not depends_on_inputs_within(atom)
 
 
 @dataclass(frozen=True)
@@ -201,7 +231,7 @@ def _with_roles(
         return None  # pooling: one row for all tokens
     refuse_input_weights(keys)
     refuse_clamped(keys)
-    refuse_clamped(biases)
+    refuse_clamped(biases, "the position biases")
     strange = free(biases) - {*summed, *tokens}
     if strange:
         raise NearMissFound("the position bias depends on more than two positions")
@@ -215,8 +245,10 @@ def _with_roles(
     )
     scale = float(formula.coefficient * np.exp(formula.exponent)) / denominator.scale
     count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
-    if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
-        raise NearMissFound("the mean is divided by the number of tokens")
+    counts = [p for atom, p in outer if isinstance(atom, Count)]
+    if counts or (count > 1 and scale * count == 1.0):
+        done = "multiplied" if counts and counts[0] > 0.0 else "divided"
+        raise NearMissFound(f"the mean is {done} by the number of tokens")
     return WeightedMean(
         subject,
         keys,

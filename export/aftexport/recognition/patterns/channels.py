@@ -1,5 +1,7 @@
 """The channels of a tensor: the axes that the layer below it makes."""
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from aftexport.recognition.formula.axes import (
@@ -19,7 +21,7 @@ _CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormali
 _CHANNELS_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
-_MAX_NODES_BELOW = 12
+_MAX_NODES_BELOW = 24
 """The most nodes between a tensor and the layer that makes its channels."""
 
 
@@ -39,39 +41,65 @@ def channel_axes(product: Product, reader: Reader) -> set[Axis]:
     return channels
 
 
+def are_beside_channels(axes: Collection[Axis], leaf: Leaf, reader: Reader) -> bool:
+    """Return whether axes of a leaf are dims of the layer below that are not its channels.
+
+    They are so too if the leaf is one channel, and has no axis of channels.
+    """
+    copies, dims = _copied(leaf)
+    made = _made_below(leaf.value, dims, reader)
+    below = {axis for dim in (made[1] if made else ()) for axis in flat(dim)} - _channels(made)
+    return all({*flat((copies[axis],))} <= below for axis in axes if axis in copies)
+
+
 def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
-    # Reshapes split copies: the axes of the formula stay as they are.
-    copies = {axis: Axis(axis.sizes) for axis in dict.fromkeys(sum(flat_dims(leaf.dims), ()))}
-    dims = tuple(tuple(copies[axis] for axis in axes) for axes in flat_dims(leaf.dims))
-    try:
-        made = _made_below(leaf.value, dims, reader)
-    except Unreadable:
-        return set()
+    copies, dims = _copied(leaf)
+    made = _channels(_made_below(leaf.value, dims, reader))
     return {axis for axis, copy in copies.items() if made & {*flat((copy,))}}
 
 
-def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
-    """Return the axes of ``dims`` that are channels of the layer below ``value``."""
+def _copied(leaf: Leaf) -> tuple[dict[Axis, Axis], Dims]:
+    """Return copies of the axes of a leaf, which reshapes may split, and its dims of them."""
+    copies = {axis: Axis(axis.sizes) for axis in dict.fromkeys(sum(flat_dims(leaf.dims), ()))}
+    return copies, tuple(tuple(copies[axis] for axis in axes) for axes in flat_dims(leaf.dims))
+
+
+_Made = tuple[set[Axis], Dims]
+"""The channels that a layer makes, and all dims of its output."""
+
+
+def _channels(made: _Made | None) -> set[Axis]:
+    return made[0] if made else set()
+
+
+def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> _Made | None:
+    """Return the channels and the dims of the layer below ``value``, which has ``dims``."""
     parts: list[tuple[Dims, Dims]] = []
     for _ in range(_MAX_NODES_BELOW):
         node = value.producer()
         if node is None or len(dims) < 2:
-            return set()
+            return None
         if node.op_type in (*_CHANNELS_SECOND, *_CHANNELS_LAST):
             channels = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
             # Parts of channels are channels.
             for whole, part in reversed(parts):
                 for axes, own in zip(whole, part, strict=True):
                     channels |= {*flat(own)} if channels & {*flat(axes)} else set()
-            return channels
-        below = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
-        if below is None:
-            return set()
-        value, whole = below, _dims_below(node, below, dims, reader)
+            return channels, dims
+        made = [v for v in node.inputs if v is not None and v.producer() is not None]
+        if not made:
+            return None
+        try:
+            # Beside a table of positions, a tensor of the same shape is the one that layers make.
+            shape = reader.shape(value)
+            below = next((v for v in made if reader.shape(v) == shape), made[0])
+            value, whole = below, _dims_below(node, below, dims, reader)
+        except Unreadable:
+            return None
         if node.op_type in _PARTS and len(whole) == len(dims):
             parts.append((whole, dims))
         dims = whole
-    return set()
+    return None
 
 
 def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> Dims:

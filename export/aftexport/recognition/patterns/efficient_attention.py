@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
+from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
+    OTHER_KEYS,
     NearMissFound,
     Operand,
     Rewrite,
@@ -19,10 +21,12 @@ from aftexport.recognition.patterns.pattern import (
     check_maxima,
     holds_infinity,
     logits_of,
+    refuse_changed_denominator,
     refuse_clamped,
     size_of,
     sums,
     without,
+    zeroed,
 )
 from aftexport.recognition.patterns.weights import applied_function, summed_tokens
 
@@ -36,6 +40,8 @@ def match(subject: Subject) -> Rewrite | None:
     body, bound = numerators[0].body, flat(numerators[0].axes)
     inner = sums(body.factors, -1.0)
     normalizers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
+    if len(bound) > 1 and len(normalizers) == 1:
+        refuse_changed_denominator(body.factors)
     _refuse_one_softmax(numerators[0], normalizers)
     if len(bound) < 2 or len(normalizers) != 2 or len(inner) + len(outer) != 2:
         return None
@@ -50,11 +56,13 @@ def match(subject: Subject) -> Rewrite | None:
     query, channels = queries
     key, summed = keys[0], tuple(a for a in bound if a in keys[1])
     value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
+    if any(is_causal_mask(subject, atom) for atom, _ in value.factors):
+        raise NearMissFound(OTHER_KEYS)
     roles = roles_of(subject, query, key, value, channels, summed)
     if roles is None:
         raise NearMissFound("query, key and value do not share heads and tokens as they should")
     refuse_clamped(key)
-    refuse_clamped(query)
+    refuse_clamped(query, "the queries")
     check_maxima(subject, normalizers)
     check_tokens(subject, roles.tokens, summed, key, channels)
     if any(isinstance(atom, Indicator) for atom, _ in query.factors):
@@ -98,7 +106,10 @@ def _rewrite(
                 Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
                 floored=holds_infinity(key_logits, subject.probed),
             ),
-            Operand(Product(value.factors), (roles.batch, summed, (*roles.heads, *roles.wide))),
+            Operand(
+                zeroed(Product(value.factors), key, subject.reader),
+                (roles.batch, summed, (*roles.heads, *roles.wide)),
+            ),
         ],
         (roles.batch, roles.tokens, (*roles.query_heads, *roles.wide)),
         {**roles.attributes(size_of(channels)), "normalization": "softmax", "scale": scale},

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, multiply, substitute
+from aftexport.recognition.formula.algebra import free, multiply, negation, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
@@ -30,7 +30,7 @@ from aftexport.recognition.formula.terms import (
     single_atom,
 )
 from aftexport.recognition.formula.unreadable import Unreadable
-from aftexport.recognition.patterns._additive_masks import additive_terms
+from aftexport.recognition.patterns._additive_masks import MAX_FILL, additive_terms
 from aftexport.recognition.patterns._roles import heads_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
@@ -41,21 +41,35 @@ from aftexport.recognition.patterns.pattern import (
     aligned,
     are_conditions,
     check_maxima,
+    is_condition,
     leaves,
     logits_of,
     same_size,
     size_of,
     sums,
+    within,
     without,
+    zeroed,
 )
 
 
 @dataclass(frozen=True)
 class _Pooling:
-    """A softmax over tokens of ``logits``, the mask of its weights, and the pooled factors."""
+    """A softmax over tokens of ``logits``, which pools factors.
+
+    Attributes:
+        logits: the logits.
+        mask: the conditions that multiply the exponentials, as a fill of logits with -inf does.
+        kept: the conditions that multiply the softmax, as a fill of weights with 0 does.
+        pooled: the other factors.
+        summed: the axis of the tokens.
+        formula: the result.
+        total: the sum of the exponentials.
+    """
 
     logits: Product
     mask: Product
+    kept: Product
     pooled: Product
     summed: Axis
     formula: Product
@@ -100,6 +114,8 @@ def match(subject: Subject) -> Rewrite | None:
         raise NearMissFound("the weights of tokens are multiplied by a tensor that is not a mask")
     if beta is None:
         raise NearMissFound("the second logits are not of keys times the pooled query")
+    if not (_are_left_out(first.kept, alpha) and _are_left_out(second.kept, beta)):
+        raise NearMissFound("tokens are left out of a pooling, and not of its softmax")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
         raise NearMissFound("queries and keys are of different sequences")
     check_maxima(subject, [p.total for p in poolings])
@@ -130,16 +146,22 @@ def _rewrite(
         weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
     scale = np.sqrt(width)
     packed_channels = (*heads, *channels)
-    query = Operand(first.pooled, (batch, (first.summed,), packed_channels), beside=beside[0])
+    # Where no token counts all have the same weight, and the sum of keys that are 0 is 0.
+    reader = subject.reader
+    pooled = zeroed(multiply(first.pooled, first.kept), first.mask, reader)
+    keys = zeroed(multiply(second.pooled, second.kept), second.mask, reader)
+    if within(substitute(without(pooled, first.pooled), {first.summed: second.summed}), keys):
+        pooled = first.pooled  # its sum is multiplied by keys that are 0
+    query = Operand(pooled, (batch, (first.summed,), packed_channels), beside=beside[0])
     values = Operand(value, (batch, tokens, packed_channels), beside=beside[2])
-    if len(tokens) == 1 and key(substitute(value, {tokens[0]: first.summed})) == key(first.pooled):
+    if len(tokens) == 1 and key(substitute(value, {tokens[0]: first.summed})) == key(pooled):
         values = query  # as in the paper; the additional head does not matter
     return Rewrite(
         "fastformer",
         "Fastformer",
         [
             query,
-            Operand(second.pooled, (batch, (second.summed,), packed_channels), beside=beside[1]),
+            Operand(keys, (batch, (second.summed,), packed_channels), beside=beside[1]),
             values,
             *(w * scale for w in weights),
         ],
@@ -173,13 +195,23 @@ def _poolings(subject: Subject) -> list[_Pooling]:
             part = aligned(total, numerator.body, bound)
             if part is not None:
                 formula = multiply(as_product(numerator), Product(((total, -1.0),)))
-                pooled = without(numerator.body, part[0])
+                rest = without(numerator.body, part[0])
+                kept = Product(tuple(f for f in rest.factors if is_condition(f[0])))
+                pooled = without(rest, kept)
                 weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
                 mask = Product(weights)
                 poolings.append(
-                    _Pooling(logits_of(part[0]), mask, pooled, bound[0], formula, total)
+                    _Pooling(logits_of(part[0]), mask, kept, pooled, bound[0], formula, total)
                 )
     return poolings if len(poolings) == len(numerators) else []
+
+
+def _are_left_out(kept: Product, logits: _Logits) -> bool:
+    """Return whether the mask of logits leaves out the tokens that conditions do."""
+    mask = single_atom(Product(logits.mask.factors))
+    terms = mask.terms if isinstance(mask, Plus) else (logits.mask,)
+    names = {key(Product(term.factors)) for term in terms if term.coefficient <= MAX_FILL}
+    return all(key(negation(as_product(atom))) in names for atom, _ in kept.factors)
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:

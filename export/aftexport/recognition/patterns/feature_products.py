@@ -282,8 +282,12 @@ def _sums_over_tokens(
                 yield tuple(axis for axis in bound if axis in moving or axis in some)
         return
     channels = channel_axes(body, subject.reader)
-    if channels & {*bound} and {*bound} - channels:
-        yield tuple(axis for axis in bound if axis not in channels)
+    others = tuple(axis for axis in bound if axis not in channels)
+    if others and len(others) < len(bound):
+        yield others
+        if len(others) > 1:
+            # Pairs of channels that a rotation puts side by side are not known to be channels.
+            yield from ((axis,) for axis in others)
 
 
 def _value(body: Product, summed: tuple[Axis, ...], channels: set[Axis]) -> Product | None:

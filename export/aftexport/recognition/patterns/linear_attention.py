@@ -27,6 +27,8 @@ from aftexport.recognition.patterns._linear_parts import (
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.elementwise import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
+    OTHER_KEYS,
+    OTHER_WEIGHTS,
     Factor,
     NearMissFound,
     Operand,
@@ -71,7 +73,7 @@ def match(subject: Subject) -> Rewrite | None:
     alignment = aligned(total, body, bound)
     if alignment is None:
         refuse_changed_keys(total)
-        raise NearMissFound("numerator and denominator have different weights")
+        raise NearMissFound(OTHER_WEIGHTS)
     weights, value = alignment[0], without(body, alignment[0])
     if formula.coefficient == 1.0 != scale:
         raise NearMissFound("the denominator is scaled, and the numerator is not")
@@ -109,7 +111,7 @@ class _MappedParts(Parts):
 
 def _check_causal_masks(parts: _MappedParts) -> str | None:
     if any(is_causal_mask(parts.subject, atom) for atom, _ in parts.value.factors):
-        return "numerator and denominator are sums over different keys"
+        return OTHER_KEYS
     return None
 
 
@@ -139,14 +141,13 @@ def _check_roles(parts: _MappedParts) -> str | None:
 def _check_key_mask(parts: _MappedParts) -> str | None:
     refuse_input_weights(parts.mask)
     if len(parts.query.factors) != 1 or len(parts.key.factors) != 1:
-        return "the features are multiplied by a tensor that is not a mask of keys"
+        return _OTHER  # the features are multiplied by a tensor, which stays in the graph
     return None
 
 
 def _check_feature_map(parts: _MappedParts) -> str | None:
-    if parts.feature_map is None:
-        return "the feature map is neither elu(x) + 1 nor relu(x)"
-    return None
+    # Other features stay in the graph.
+    return _OTHER if parts.feature_map is None else None
 
 
 def _check_tokens(parts: _MappedParts) -> str | None:
@@ -158,7 +159,7 @@ def _check_tokens(parts: _MappedParts) -> str | None:
 
 
 _OTHER = "another mechanism"
-"""The result of a check for a value that does not resemble linear attention."""
+"""The result of a check for a value that another pattern has the form of, or the reason."""
 _CHECKS: Sequence[Callable[[_MappedParts], str | None]] = (
     _check_causal_masks,
     _check_features,

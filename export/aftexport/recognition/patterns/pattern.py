@@ -10,12 +10,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, substitute
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
+    Count,
     Exp,
     Function,
     Indicator,
@@ -33,6 +34,8 @@ from aftexport.recognition.read.reader import Reader
 Factor = tuple[Atom, float]
 LOWEST = -1e30
 """The highest bias that leaves any key out."""
+OTHER_KEYS = "numerator and denominator are sums over different keys"
+OTHER_WEIGHTS = "numerator and denominator have different weights"
 
 
 class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
@@ -149,6 +152,15 @@ def are_conditions(product: Product) -> bool:
     return all(is_condition(atom) for atom, _ in product.factors)
 
 
+def zeroed(value: Product, keys: Product, reader: Reader) -> Product:
+    """Return values that are 0 where keys are left out, if the weights of all keys may be 0.
+
+    Otherwise weights that are all 0 are NaN in the graph, and equal in the operator.
+    """
+    conditions = tuple(f for f in keys.factors if is_condition(f[0]))
+    return multiply(value, Product(conditions)) if reader.fills_weights else value
+
+
 def sums(factors: Iterable[Factor], power: float) -> list[Sum]:
     """Return the sums over axes that occur with a power."""
     return [atom for atom, p in factors if isinstance(atom, Sum) and p == power]
@@ -208,13 +220,30 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
         if p != -1.0:
             continue
         if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
-            constants = [t.coefficient for t in atom.terms if not t.factors]
-            added = f"{constants[0]:.3g}" if constants else "a term"
-            raise NearMissFound(f"{added} is added to the denominator")
+            raise NearMissFound(_addition(atom))
         for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
             inner = single_atom(term)
             if isinstance(inner, Function) and any(map(_adds_sums, inner.arguments)):
                 raise NearMissFound(f"the denominator goes through {inner.name}")
+
+
+def _addition(denominator: Plus) -> str:
+    """Return the reason why a sum of weights to which terms are added is no denominator."""
+    total = next(t for t in denominator.terms if sums(t.factors, 1.0))
+    others = [a for a, _ in total.factors if not isinstance(a, Sum)]
+    constants = [t.coefficient for t in denominator.terms if not t.factors]
+    (added, *_) = [f"{c:.3g}" for c in constants] or ["a term"]
+    if constants and others:
+        if all(isinstance(other, Count) for other in others):
+            return (
+                f"{added} is added to a mean of the weights, which is {added} times the number of"
+                " tokens beside their sum"
+            )
+        return f"{added} is added once the sum of the weights is multiplied or divided by a tensor"
+    for term in denominator.terms:
+        if term.factors and all(isinstance(a, Count) for a, _ in term.factors):
+            added = f"{term.coefficient:.3g} times the number of tokens"
+    return f"{added} is added to the denominator"
 
 
 def _adds_sums(product: Product) -> bool:
@@ -237,25 +266,34 @@ def refuse_input_weights(weights: Product) -> None:
             )
 
 
-def refuse_clamped(logits: Product) -> None:
-    """Raise NearMissFound if the argument of an exponential is clamped."""
-    for atom, _ in logits.factors:
-        argument = atom.argument if isinstance(atom, Exp) else Product()
-        for inner, _ in argument.factors:
-            if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
-                raise NearMissFound("the keys are clamped before the exponential")
-            if isinstance(inner, Max):
-                raise NearMissFound(
-                    "a maximum is subtracted that is over other axes than the tokens"
-                )
+def refuse_clamped(weights: Product, name: str = "the keys") -> None:
+    """Raise NearMissFound if the logits are a clamp, or have a maximum subtracted from them.
+
+    A clamp or a maximum within the logits, as in a norm of the keys, is a part of the tensor.
+
+    Args:
+        weights: the exponentials of the logits.
+        name: the name of the logits in the reason.
+    """
+    arguments = [atom.argument for atom, _ in weights.factors if isinstance(atom, Exp)]
+    for inner in map(single_atom, arguments):
+        if isinstance(inner, Max):
+            raise NearMissFound("a maximum is subtracted that is over other axes than the tokens")
+        is_clamp = isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min"))
+        if is_clamp and len(arguments) == 1:
+            raise NearMissFound(f"{name} are clamped before the exponential")
 
 
 def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
     """Raise NearMissFound for a maximum over other axes than a denominator sums.
 
-    It may cancel in exact arithmetic, but other exponentials underflow.
+    It may cancel in exact arithmetic, but other exponentials underflow. One that is still in the
+    formula, as in a norm of the values, does not cancel.
     """
+    left = [*map(_signature, _maxima_within(subject.formula))]
     for maximum in subject.reader.maxima:
+        if _signature(maximum) in left:
+            continue
         axes = flat(maximum.axes)
         exponentials = algebra.exponential(maximum.body)
         fits = (
@@ -266,6 +304,24 @@ def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
         )
         if not any(fits):
             raise NearMissFound("a maximum is subtracted that is over other axes than the sum")
+
+
+def _maxima_within(product: Product) -> Iterator[Max]:
+    for atom, _ in product.factors:
+        if isinstance(atom, Max):
+            yield atom
+        for child in atom.children:
+            yield from _maxima_within(child)
+
+
+def _signature(maximum: Max) -> tuple[object, ...]:
+    """Return what a maximum is of and over which sizes, the same for other names of its axes."""
+    over, kept = flat(maximum.axes), free(as_product(maximum))
+    return (
+        frozenset(leaves(maximum.body)),
+        sorted(axis.sizes for axis in over),
+        sorted(axis.sizes for axis in kept),
+    )
 
 
 def leaves(formula: Product) -> list[ir.Value]:

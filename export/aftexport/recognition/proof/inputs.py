@@ -28,12 +28,7 @@ def input_cases(
             random = np.random.default_rng([index, place])
             if probed.is_float(value):
                 feeds[str(value.name)] = _NUMBERS[case](random, array.shape).astype(np.float64)
-            elif (
-                index
-                and depends_on_inputs(value)
-                and (array.dtype.kind == "b" or (array == 1).all())
-            ):
-                # An array of ones may be a mask of integers, in which 1 is a token that counts.
+            elif index and _may_be_mask(value, array):
                 feeds[str(value.name)] = _mask(random, array)
             else:
                 feeds[str(value.name)] = array
@@ -51,6 +46,36 @@ def input_cases(
                 is_float = probed.is_float(value)
                 feeds[str(value.name)] = random.standard_normal(array.shape) if is_float else array
         yield f"one tensor large, {_largest(run)}", feeds
+
+    masks = [v for v in inputs if not probed.is_float(v) and _may_be_mask(v, run[str(v.name)])]
+    for turn in range(_EXTREMES) if masks else ():
+        feeds = {}
+        for place, value in enumerate(inputs):
+            array = run[str(value.name)]
+            random = np.random.default_rng([100 + turn, place])
+            is_float = probed.is_float(value)
+            other = random.standard_normal(array.shape) if is_float else array
+            feeds[str(value.name)] = _extreme_mask(array, turn) if value in masks else other
+        yield f"masks of no token, one or all, {_largest(run)}", feeds
+
+
+def _may_be_mask(value: ir.Value, array: Array) -> bool:
+    """Return whether an input is a mask; ones may be one of integers, in which 1 counts."""
+    return depends_on_inputs(value) and (array.dtype.kind == "b" or bool((array == 1).all()))
+
+
+_EXTREMES = 4
+
+
+def _extreme_mask(array: Array, turn: int) -> Array:
+    """Return a mask whose documents in turn have no token, one, all, and all but one."""
+    mask = np.zeros(array.shape, bool)
+    for place, document in enumerate(mask if mask.ndim > 1 else mask.reshape(1, -1)):
+        kind = (turn + place) % _EXTREMES
+        middle = document.shape[-1] // 2
+        document[...] = kind > 1
+        document[..., middle : middle + 1] = kind in (1, 2)
+    return mask.astype(array.dtype)
 
 
 def _largest(run: Arrays) -> str:

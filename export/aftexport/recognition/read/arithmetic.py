@@ -104,6 +104,8 @@ def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
         if other.factors or (kept.factors and free(kept) <= free(truth)):
             continue
         if other.coefficient == 0.0:
+            # The product does not show that a quotient of 0 by 0 is filled.
+            reader.fills_weights |= any(power < 0.0 for _, power in kept.factors)
             return multiply(truth, kept)
         if other.coefficient == -math.inf:
             left_out = as_product(Function("Log", (truth,), None, dims))

@@ -60,6 +60,7 @@ class Reader:
         ends: the tensors at which reading ended.
         parts: the parts that are read of some axes.
         shapes: the shape operand of each reshape, with the resulting dims.
+        fills_weights: whether a quotient is filled with 0, as a softmax is where no key counts.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Reader:
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
         self.shapes: list[tuple[ir.Value, Dims]] = []
+        self.fills_weights = False
         self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
         self._shapes: dict[ir.Value, list[tuple[int, ...]]] = {}
         self._linear: dict[ir.Node, bool] = {}
@@ -105,7 +107,7 @@ class Reader:
         """Return an independent reader that has read the same."""
         reader = self.blank_copy()
         reader.maxima, reader.ends, reader.parts = [*self.maxima], {**self.ends}, {**self.parts}
-        reader.shapes = [*self.shapes]
+        reader.shapes, reader.fills_weights = [*self.shapes], self.fills_weights
         reader._within = self._within
         return reader
 

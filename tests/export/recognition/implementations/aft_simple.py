@@ -76,12 +76,32 @@ def simple_masks_of_two_kinds(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * (weight * (v * counts)).sum(1, keepdim=True)
 
 
+def simple_weights_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The weights are 0, and not NaN, where no token counts."""
+    left_out = v[..., :1] < -1.0
+    weight = k.masked_fill(left_out, -math.inf).softmax(1).masked_fill(left_out, 0.0)
+    return q.sigmoid() * (weight * v).sum(1, keepdim=True)
+
+
+def simple_keys_of_unit_norm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The norm has a minimum, which is no clamp of the keys."""
+    weight = (8 * nn.functional.normalize(k, dim=-1)).softmax(1)
+    return q.sigmoid() * (weight * v).sum(1, keepdim=True)
+
+
+def simple_values_over_largest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Maxima of values and keys over the channels, which are not subtracted."""
+    v, k = (x / x.abs().amax(-1, keepdim=True) for x in (v, k))
+    return q.sigmoid() * (k.softmax(1) * v).sum(1, keepdim=True)
+
+
 def layers() -> dict[str, tuple[str, nn.Module]]:
     """Return the expected operator and a layer by name."""
     simple = [
         simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
         simple_log_softmax, simple_keys_left_out, simple_mask_added, simple_mask_multiplied,
-        simple_mask_filled, simple_masks_of_two_kinds,
+        simple_mask_filled, simple_masks_of_two_kinds, simple_keys_of_unit_norm,
+        simple_values_over_largest, simple_weights_filled,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftSimple", Layer(f)) for f in simple}
     for f in (simple_causal, simple_causal_compared):

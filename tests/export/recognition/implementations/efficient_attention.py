@@ -49,6 +49,14 @@ def efficient_batch_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(mixed.view(batch, HEADS, tokens, -1))
 
 
+def efficient_weights_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The weights are 0, and not NaN, where no token counts."""
+    left_out = (v[..., :1] < -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    weight = k.masked_fill(left_out, -torch.inf).softmax(-2).masked_fill(left_out, 0.0)
+    return merged(q.softmax(-1) @ (weight.transpose(-1, -2) @ v))
+
+
 def efficient_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     left_out = (v[..., :1] < -1.0)[:, None]
     q, k, v = map(heads, (q, k, v))
@@ -98,6 +106,6 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
         efficient_exp_sum, efficient_scaled_by_width, efficient_batch_of_heads, efficient_masked,
-        efficient_mask_filled, efficient_values_left_out,
+        efficient_mask_filled, efficient_values_left_out, efficient_weights_filled,
     ]  # fmt: skip
     return {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}

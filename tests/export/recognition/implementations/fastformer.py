@@ -69,6 +69,28 @@ class FilledFastformer(Fastformer):
         return self.transform(mixed.masked_fill(left_out.transpose(1, 2), 0.0)) + q
 
 
+class EspnetFastformer(Fastformer):
+    """ESPnet's: logits of tokens that do not count are filled, and their weights are 0.
+
+    A document may have no token that counts.
+    """
+
+    def __init__(self, filling: float) -> None:
+        super().__init__()
+        self.filling = filling
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        logits = att(x).transpose(1, 2) / math.sqrt(DIM // HEADS)
+        weight = torch.softmax(logits.masked_fill(mask, self.filling), -1).masked_fill(mask, 0.0)
+        return (weight.unsqueeze(2) @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        left_out = (x[..., 0] > -1.0)[:, None].eq(0)
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(q, self.query_att, left_out).repeat(1, x.shape[1], 1)
+        return self.transform(self.pooled(p, self.key_att, left_out) * q) + q
+
+
 def layers() -> dict[str, tuple[str, nn.Module]]:
     """Return the expected operator and a layer by name."""
     found: dict[str, tuple[str, nn.Module]] = {
@@ -83,4 +105,5 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     ):  # fmt: skip
         layer = FilledFastformer(filling, scaled_first=scaled_first)
         found[f"fastformer_filled_with_{name}"] = "Fastformer", layer
+        found[f"fastformer_filled_twice_{name}"] = "Fastformer", EspnetFastformer(filling)
     return found

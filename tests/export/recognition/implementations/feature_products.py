@@ -119,6 +119,22 @@ def linear_masked_but_not_by_0(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
 
 
+def linear_of_means_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An eps that is added to a mean is as many times as large beside the sum."""
+    tokens = q.shape[1]
+    q, k, v = split(elu_features(q)), split(elu_features(k)), split(v)
+    context = torch.einsum("bthd,bthe->bhde", k, v) / tokens
+    below = torch.einsum("bthd,bhd->bth", q, k.mean(1)) + 1e-2
+    return (torch.einsum("bthd,bhde->bthe", q, context) / below[..., None]).flatten(2)
+
+
+def linear_of_means_outer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (nn.functional.softplus(q), nn.functional.softplus(k), v))
+    context = (k[..., None] * v[..., None, :]).mean(2)
+    below = (q * k.mean(2, keepdim=True)).sum(-1, keepdim=True).clamp(min=1e-2)
+    return merged(q @ context / below)
+
+
 def sum_of_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Of one head, without features."""
     return q @ (k.transpose(1, 2) @ v) / q.shape[1]
@@ -154,7 +170,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         linear_clamped_einsum, linear_clamped_matmul, linear_shared_keys_einsum,
         linear_shared_keys_matmul, linear_shared_keys_tiled, linear_one_head_of_keys,
         linear_unequal_features, linear_squared_relu, linear_weighed_keys, linear_rows_halved,
-        linear_values_left_out, linear_masked_but_not_by_0,
+        linear_values_left_out, linear_masked_but_not_by_0, linear_of_means_einsum,
+        linear_of_means_outer,
         *products(),
     ]  # fmt: skip
     return {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in plain}

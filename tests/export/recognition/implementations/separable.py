@@ -45,18 +45,20 @@ def local_with_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 class SeparableImages(nn.Module):
     """One convolution makes query, key and value; attention is over the patches of an image.
 
-    Patches are ``[B, C, P, N]``: N patches of P pixels, and attention for each pixel.
+    Patches are ``[B, C, P, N]``: N patches of P pixels, and attention for each pixel. Another axis
+    than the last is another function.
     """
 
-    def __init__(self, channels: int = 8, pixels: int = 4) -> None:
+    def __init__(self, channels: int = 8, *, axis: int = -1) -> None:
         super().__init__()
-        self.channels, self.pixels = channels, pixels
+        self.channels, self.axis = channels, axis
         self.qkv = nn.Conv2d(channels, 1 + 2 * channels, 1)
         self.output = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).split([1, self.channels, self.channels], dim=1)
-        context = (key * query.softmax(dim=-1)).sum(dim=-1, keepdim=True)
+        weight = (query if self.axis == -1 else key).softmax(dim=self.axis)
+        context = (key * weight).sum(dim=self.axis, keepdim=True)
         return self.output(value.relu() * context.expand_as(value))
 
 
