@@ -1,6 +1,6 @@
 """Failures of torch.export to capture a model, each as one error with one remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -40,27 +40,31 @@ def explain(
     bound = _max_tokens(failures, limit)
     one_way = _one_way(model, inputs, guard, bound, limit)
     if one_way is not None and one_way == bound:
+        guards = (g for f in failures for g in f.guards if g.max_tokens(limit) == bound)
+        branch = next(guards, guard)
         return TraceError(
             "Expected one computation for documents of every length, got a branch at "
-            f"{bound} tokens{guard.place if guard else ''}.",
+            f"{bound} tokens{branch.place if branch else ''}.",
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         )
     return error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
 
 
 def find_bound(
-    model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
+    prepare: Callable[[], nn.Module], inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> int | None:
     """Return the maximum length that the model's own tables allow; None if it is unknown.
 
     Args:
-        model, inputs, failures, limit: the arguments of ``explain``.
+        prepare: returns a new copy of the module; a forward may change the one that it runs in.
+        inputs, failures, limit: the arguments of ``explain``.
     """
     bound = _max_tokens(failures, limit)
-    # The last length can be one more than the bound.
-    if bound < limit and _takes(model, inputs, bound) and not _takes(model, inputs, bound + 2):
-        return bound
-    return None
+    beyond = bound + 2  # the last length can be one more than the bound
+    if bound >= limit or not _takes(prepare(), inputs, bound) or _takes(prepare(), inputs, beyond):
+        return None
+    # PyTorch may run a branch that torch.export cannot capture: the model then has no such limit.
+    return None if _runs(prepare(), inputs, beyond) else bound
 
 
 def _max_tokens(failures: Sequence[Failure], limit: int) -> int:
@@ -120,6 +124,16 @@ def _refusal(
         problem = f"{problem}: torch itself fails on its sizes{place}, {cause(error)}."
         return TraceError(problem, IN_TORCH)
     return TraceError(f"{problem}: {cause(error)}.", advise(str(error)))
+
+
+def _runs(model: nn.Module, inputs: ModelInputs, tokens: int) -> bool:
+    """Return whether PyTorch runs the model on two documents of ``tokens`` tokens."""
+    try:
+        with torch.no_grad():
+            model(*inputs.examples(tokens).values())
+    except Exception:  # a table that is too short can raise any exception
+        return False
+    return True
 
 
 def _takes(model: nn.Module, inputs: ModelInputs, tokens: int) -> bool:
