@@ -37,24 +37,28 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
     if not _is_missing(error):
         reason, remedy = first_line(error).rstrip("."), _REMEDY
     else:
-        causes = (cause for holds, *cause in _CAUSES if holds(node))
+        causes = (cause for holds, *cause in _CAUSES if holds(program, node))
         reason, remedy = next(causes, ("ONNX has no such operator", _REMEDY))
     return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", remedy)
 
 
-def _is_complex(node: fx.Node) -> bool:
-    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
+def _has_flex_attention(program: ExportedProgram, node: fx.Node) -> bool:
+    return any("flex_attention" in str(n.target) for n in program.graph.nodes)
+
+
+def _is_complex(program: ExportedProgram, node: fx.Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
-def _is_of_flex_attention(node: fx.Node) -> bool:
-    return "flex_attention" in (node.meta.get("stack_trace") or "") + str(node.target)
+def _is_shift(program: ExportedProgram, node: fx.Node) -> bool:
+    return "shift" in str(node.target)
 
 
-_CAUSES: tuple[tuple[Callable[[fx.Node], bool], str, str], ...] = (
+_CAUSES: tuple[tuple[Callable[[ExportedProgram, fx.Node], bool], str, str], ...] = (
     (
-        _is_of_flex_attention,
-        "it is part of flex_attention, whose block mask has no translation",
+        _has_flex_attention,
+        "flex_attention has no translation, nor has its block mask",
         "Call scaled_dot_product_attention, with the mask as attn_mask.",
     ),
     (
@@ -63,7 +67,7 @@ _CAUSES: tuple[tuple[Callable[[fx.Node], bool], str, str], ...] = (
         "Compute the real and the imaginary part as two tensors of real numbers.",
     ),
     (
-        lambda node: "shift" in str(node.target),
+        _is_shift,
         "it translates shifts by a constant number only",
         "Write x // 2**k in place of x >> k, and x * 2**k in place of x << k.",
     ),
