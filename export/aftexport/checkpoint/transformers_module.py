@@ -53,7 +53,7 @@ class TransformersModel(nn.Module):
 def own_limits(module: nn.Module) -> list[int]:
     """Return the maximum tokens of each model of the library in a module."""
     parts = [part for part in module.modules() if hasattr(part, "base_model_prefix")]
-    limits = [max_tokens(part) for part in parts]  # type: ignore[arg-type]
+    limits = [max_tokens(part) for part in parts]
     return [limit for limit in limits if limit is not None]
 
 

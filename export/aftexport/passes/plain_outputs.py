@@ -80,7 +80,7 @@ def add_width(model: ir.Model, names: Collection[str]) -> None:
             new = NewNodes(graph, name)
             wide = new.add("Unsqueeze", value, new.constant([-1]))
             graph.extend(new.nodes)
-        wide.name, wide.dtype = name, value.dtype
+        wide.name, wide.type = name, value.type
         wide.shape = None if value.shape is None else ir.Shape((*value.shape, 1))
         graph.outputs[place] = wide
         if node is not None and not value.uses() and value is not wide:

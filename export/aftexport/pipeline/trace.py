@@ -215,6 +215,7 @@ def _first_run(
 ) -> Callable[..., dict[str, Array]]:
     """Return a function that runs a copy of the model on two documents of so many tokens."""
     module = checkpoint.module
+    plain: nn.Module
     if module is None:
         assert checkpoint.program is not None
         program = checkpoint.program
