@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from rich.console import Console
 
-from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.bundle import TOKENIZER, Bundle
 from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
@@ -47,7 +48,7 @@ from aftserve.observability.tracing import Traces
 from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.resources import SharedResources
-from aftserve.setting_sources import section
+from aftserve.setting_sources import PREFIX, section
 from aftserve.settings import Settings
 
 if TYPE_CHECKING:
@@ -174,11 +175,64 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
         )
     for name in found.paths:
         _check_reference(name, settings)
+    bundles = {name: _open_bundle(path, console) for name, (path, *_) in found.paths.items()}
+    _check_effects(settings, list(bundles.values()))
     models = ModelRepository(paths, SharedResources(settings, traces))
     for name, (path, *_) in found.paths.items():
-        models.add(name, path, _load_bundle(path, settings.of_model(name), console))
+        models.add(name, path, _load_bundle(bundles[name], settings.of_model(name), console))
     _warn_about_memory(models)
     return models
+
+
+def _check_effects(settings: Settings, bundles: Sequence[Bundle]) -> None:
+    """Raise UsageError if a setting that was given has no effect on any of the models."""
+    own = {name: settings.of_model(name) for name in settings.models}
+    for name, given in settings.models.items():
+        unused = [field for field in given.model_fields_set if getattr(given, field)]
+        if unused and own[name].reference is None:
+            raise UsageError(
+                f"{section(name)} {unused[0]} needs a reference of the model, got none.",
+                f"Set reference in that section, or leave {unused[0]} out.",
+            )
+    manifests = [bundle.manifest for bundle in bundles]
+    if not manifests:
+        return
+    has_reference = bool(settings.reference or any(one.reference for one in own.values()))
+    has_features = any(one.features is not None for one in manifests)
+    stores = (
+        has_features
+        or has_reference
+        or any(
+            one.chunked is not None or any(head.is_per_token for head in one.heads.values())
+            for one in manifests
+        )
+    )
+    only_tensorrt = settings.engine == "tensorrt" and settings.on_breach == "unready"
+    effects = {
+        "shadow": (has_reference, "a model with --reference"),
+        "reference_factory": (has_reference, "--reference"),
+        "reference_allow_pickle": (has_reference, "--reference"),
+        "reference_trust_remote_code": (has_reference, "--reference"),
+        "threads": (not only_tensorrt, "ONNX Runtime"),
+        "budget_tokens": (
+            any(one.batching for one in manifests),
+            "a model whose documents may share a run",
+        ),
+        "spill": (stores, "a model that runs in chunks, takes features or answers for tokens"),
+        "max_array_mib": (has_features, "a model of features"),
+        "max_arrays_mib": (has_features, "a model of features"),
+        "max_characters": (
+            any(TOKENIZER in bundle.files for bundle in bundles),
+            "a model with a tokenizer",
+        ),
+    }
+    for name, (has_effect, needed) in effects.items():
+        if name in settings.model_fields_set and getattr(settings, name) and not has_effect:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} needs {needed}, got none.",
+                f"Leave {option} out, also in the file of --config and in {PREFIX}{name.upper()}.",
+            )
 
 
 def _check_reference(name: str, settings: Settings) -> None:
@@ -196,9 +250,12 @@ def _check_reference(name: str, settings: Settings) -> None:
     check_installed("torch")
 
 
-def _load_bundle(path: Path, settings: Settings, console: Console) -> ActiveBundle:
+def _open_bundle(path: Path, console: Console) -> Bundle:
     with stage(console, f"Checking {path}"):
-        bundle = Bundle.open(path)
+        return Bundle.open(path)
+
+
+def _load_bundle(bundle: Bundle, settings: Settings, console: Console) -> ActiveBundle:
     model = load_model(bundle, settings, console)
     console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from aftexport.errors import UsageError
 from aftserve.ray.deployment import DeploymentSettings
+from aftserve.server import load
 from aftserve.settings import Settings
 
 TIMES = ("drain", "shutdown", "stall", "receive", "keep-alive", "deadline", "max-queue")
@@ -16,6 +18,22 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "aftserve.toml"
     path.write_text('host = "0.0.0.0"\nport = 1\nmax_tokens = 10\n')
     return path
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--shadow", "0.1"), "--shadow needs a model with --reference"),
+        (("--reference-factory", "a:b"), "--reference-factory needs --reference"),
+        (("--max-array-mib", "8"), "--max-array-mib needs a model of features"),
+    ],
+)
+def test_setting_without_effect_is_refused(
+    words: tuple[str, ...], message: str, bundle_folder: Path
+) -> None:
+    settings = Settings.read([str(bundle_folder), *words])
+    with pytest.raises(UsageError, match=message):
+        load(settings, Console(quiet=True))
 
 
 def test_flag_overrides_environment_and_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

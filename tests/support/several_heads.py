@@ -124,6 +124,20 @@ class OnlyTags(Tokens):
         return super().forward(input_ids, lengths)["tags"]
 
 
+class SingleNumbers(Tokens):
+    """One number for each token, and one for the document, without an axis for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(16, 1)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        hidden = self.encoder(self.embedding(input_ids), lengths)
+        # Without an axis, squeeze also drops those of one document and of one token.
+        whole = self.one(self.pooling(hidden, lengths)).squeeze()
+        return {"each": self.one(hidden).squeeze(-1), "whole": whole}
+
+
 class OneMore(Tokens):
     """Rows for the tokens, and one for the document before them."""
 

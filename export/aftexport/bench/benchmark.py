@@ -195,6 +195,11 @@ def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[s
     """
     if against is None:
         return OTHERS if has_source else ("portable",)
+    if has_source and "torch" not in against:
+        raise UsageError(
+            f"Expected torch in --against for the given module, got {', '.join(against)}.",
+            "Add torch, or leave out --model, --factory, --allow-pickle and --trust-remote-code.",
+        )
     if list(against) == ["none"]:
         return ()
     if unknown := [name for name in against if name not in OTHERS]:

@@ -8,22 +8,22 @@ from aftexport.errors import UsageError
 from aftexport.system.files import aside_folder, is_device
 
 
-def check_output_path(out: Path, path: Path, force: bool) -> None:
+def check_output_path(out: Path, path: Path | None, force: bool) -> None:
     """Refuse a folder that cannot be made, or holds files that must not be lost.
 
     Args:
         out: the folder.
-        path: the path of the exported model.
+        path: the path of the exported model; None for that of a factory without a file.
         force: whether a bundle at ``out`` may be replaced.
 
     Raises:
         UsageError: if the folder is refused; gives the reason.
     """
-    if path.resolve() == out.resolve():
+    if path is not None and path.resolve() == out.resolve():
         raise UsageError(
             f"--out must not be the model itself, got {out}.", "Choose another folder."
         )
-    if path.resolve().is_relative_to(out.resolve()):
+    if path is not None and path.resolve().is_relative_to(out.resolve()):
         raise UsageError(
             f"--out must not contain the model {path}, got {out}.", "Choose another folder."
         )

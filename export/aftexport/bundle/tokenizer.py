@@ -158,6 +158,19 @@ def check_tokenizer(text: str, vocab_size: int) -> None:
     Raises:
         UsageError: if ``text`` is not a tokenizer, or one of its ids is ``vocab_size`` or more.
     """
+    if (largest := largest_id(text)) >= vocab_size:
+        raise UsageError(
+            f"The tokenizer's ids must be below the model's {vocab_size}, got {largest}.",
+            "Give the tokenizer of the training.",
+        )
+
+
+def largest_id(text: str) -> int:
+    """Return the largest id of a tokenizer.
+
+    Raises:
+        UsageError: if ``text`` is not a tokenizer.
+    """
     if not isinstance(text, str):
         raise UsageError(
             f"The tokenizer must be JSON text, got a {type(text).__name__}.",
@@ -167,9 +180,4 @@ def check_tokenizer(text: str, vocab_size: int) -> None:
     # A post-processor can add ids that the vocabulary does not list.
     added_ids = tokenizer.encode("").ids
     listed_ids = tokenizer.get_vocab(with_added_tokens=True).values()
-    largest = max([*listed_ids, *added_ids], default=-1)
-    if largest >= vocab_size:
-        raise UsageError(
-            f"The tokenizer's ids must be below the model's {vocab_size}, got {largest}.",
-            "Give the tokenizer of the training.",
-        )
+    return max([*listed_ids, *added_ids], default=-1)

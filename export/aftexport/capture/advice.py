@@ -92,22 +92,35 @@ def remedy(
     model: nn.Module,
     complaint: str,
     guard: ShapeGuard | None = None,
-    one_way: int | None = None,
     *,
     has_features: bool = False,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
-) -> str:
-    """Return the advice for one failure, in the imperative.
+) -> tuple[str, bool]:
+    """Return the advice for one failure, in the imperative, and whether a maximum length helps too.
 
     Args:
         model: the model that could not be captured.
         complaint: the message of torch.export, or of the module itself.
         guard: the decisive guard, see ``decisive_guard``.
-        one_way: the maximum number of tokens for which the model was captured; None for none.
         has_features: whether the model takes features instead of token ids.
         otherwise: the advice for unknown complaints.
     """
+    if (
+        advice := _advice_on_module(model, complaint, guard, has_features=has_features)
+    ) is not None:
+        return advice, False
+    if guard is not None and (found := _advice_on_guard(guard)) is not None:
+        return found
+    if violation(complaint) is not None:
+        return "Remove branches on shapes from forward.", True
+    return otherwise, False
+
+
+def _advice_on_module(
+    model: nn.Module, complaint: str, guard: ShapeGuard | None, *, has_features: bool
+) -> str | None:
+    """Return the advice for a failure at any length; None for one that depends on the length."""
     if not has_features and not any(isinstance(module, nn.Embedding) for module in model.modules()):
         return (
             "Add --features N for a module that takes N features of each token. For token ids, put "
@@ -132,31 +145,25 @@ def remedy(
         )
     if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
         return "Write tokens ** 0.5, or math.log(tokens): NumPy does not accept dynamic sizes."
-    bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
-    if guard is not None and (advice := _advice_on_guard(guard, bounded)) is not None:
-        return advice
-    if violation(complaint) is not None:
-        return "Remove branches on shapes from forward." + bounded
-    return otherwise
+    return None
 
 
-def _advice_on_guard(guard: ShapeGuard, bounded: str) -> str | None:
-    """Return the advice for a guard on the tokens; None for a guard of unknown origin.
+def _advice_on_guard(guard: ShapeGuard) -> tuple[str, bool] | None:
+    """Return the advice for a guard on the tokens, and whether a maximum length helps too.
 
-    Args:
-        guard: the decisive guard.
-        bounded: the advice to export for a bounded length, appended if it helps.
+    None stands for a guard of unknown origin.
     """
     if guard.conversion:
-        return _NUMBERS[guard.conversion]
+        return _NUMBERS[guard.conversion], False
     if guard.operator and guard.max_tokens(MAX_TOKENS) is not None:
-        return _WINDOWS if is_of_pieces(guard) else _TABLE + bounded
+        return (_WINDOWS, False) if is_of_pieces(guard) else (_TABLE, True)
     if guard.operator and guard.is_of_floats:
-        return _FLOAT
+        return _FLOAT, False
     if guard.operator:
-        return _INSTEAD.get(
+        advice = _INSTEAD.get(
             guard.operator.rpartition(".")[2],
             "Write that line so that it works for every length from 1 token: pad the tokens to the "
             f"minimum it needs, or to a multiple ({_PAGE}).",
         )
-    return _WINDOWS if guard.is_of_multiples else None
+        return advice, False
+    return (_WINDOWS, False) if guard.is_of_multiples else None

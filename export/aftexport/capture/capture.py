@@ -45,7 +45,8 @@ def capture(
         model: the module, which stays unchanged: a copy is put in evaluation mode, cast and folded.
         dtype: the floating-point type of the exported parameters.
         max_tokens: the maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower
-            maximum that torch.export reports for the model takes its place.
+            maximum that torch.export reports takes its place if PyTorch itself refuses longer
+            documents, as a table of positions does.
         num_features: the number of features of a token by ``--features``; None for the number that
             the module declares, or for token ids.
         extras: the extra inputs by ``--input``.
@@ -79,13 +80,14 @@ def capture(
 def _captured(
     module: nn.Module, dtype: torch.dtype, inputs: ModelInputs, max_tokens: int | None
 ) -> ExportedProgram:
-    model, limit = prepared(module, dtype, inputs.names), max_tokens or MAX_TOKENS
+    prepare = partial(prepared, module, dtype, inputs.names)
+    model, limit = prepare(), max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
     if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
     # torch.export may name a bound that is one too large, and the next attempt the bound itself.
     while not isinstance(captured, ExportedProgram):
-        bound = find_bound(model, inputs, captured, limit)
+        bound = find_bound(prepare, inputs, captured, limit)
         if bound is None:
             raise explain(model, inputs, captured, limit) from captured[-1].error
         limit = bound

@@ -1,6 +1,6 @@
 """Failures of torch.export to capture a model, each as one error with one remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -24,6 +24,20 @@ from aftexport.capture.torch_logs import quiet
 from aftexport.errors import TraceError
 
 
+class OneWayError(TraceError):
+    """A model that torch.export captures up to a length, where it takes one branch only.
+
+    Attributes:
+        max_tokens: the length.
+        without_length: the same error, whose remedy does not name the length.
+    """
+
+    def __init__(self, problem: str, remedy: str, max_tokens: int) -> None:
+        super().__init__(problem, f"{remedy} {ONE_WAY.format(max_tokens)}")
+        self.max_tokens = max_tokens
+        self.without_length = TraceError(problem, remedy)
+
+
 def explain(
     model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> TraceError:
@@ -40,27 +54,32 @@ def explain(
     bound = _max_tokens(failures, limit)
     one_way = _one_way(model, inputs, guard, bound, limit)
     if one_way is not None and one_way == bound:
-        return TraceError(
+        guards = (g for f in failures for g in f.guards if g.max_tokens(limit) == bound)
+        branch = next(guards, guard)
+        return OneWayError(
             "Expected one computation for documents of every length, got a branch at "
-            f"{bound} tokens{guard.place if guard else ''}.",
-            f"{BRANCHES} {ONE_WAY.format(one_way)}",
+            f"{bound} tokens{branch.place if branch else ''}.",
+            BRANCHES,
+            bound,
         )
     return error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
 
 
 def find_bound(
-    model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
+    prepare: Callable[[], nn.Module], inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> int | None:
     """Return the maximum length that the model's own tables allow; None if it is unknown.
 
     Args:
-        model, inputs, failures, limit: the arguments of ``explain``.
+        prepare: returns a new copy of the module; a forward may change the one that it runs in.
+        inputs, failures, limit: the arguments of ``explain``.
     """
     bound = _max_tokens(failures, limit)
-    # The last length can be one more than the bound.
-    if bound < limit and _takes(model, inputs, bound) and not _takes(model, inputs, bound + 2):
-        return bound
-    return None
+    beyond = bound + 2  # the last length can be one more than the bound
+    if bound >= limit or not _takes(prepare(), inputs, bound) or _takes(prepare(), inputs, beyond):
+        return None
+    # PyTorch may run a branch that torch.export cannot capture: the model then has no such limit.
+    return None if _runs(prepare(), inputs, beyond) else bound
 
 
 def _max_tokens(failures: Sequence[Failure], limit: int) -> int:
@@ -103,7 +122,9 @@ def _refusal(
     advise = partial(remedy, model, has_features=inputs.num_features is not None)
     if (detail := violation(str(error))) is not None:
         detail = f": {detail}" if guard is None else f", only where {guard}{guard.place}"
-        advice = advise(str(error), guard, one_way)
+        advice, takes_bound = advise(str(error), guard)
+        if takes_bound and one_way is not None:
+            return OneWayError(f"{problem}{detail}.", advice, one_way)
         return TraceError(f"{problem}{detail}.", advice)
     examples = inputs.examples(16)
     try:
@@ -113,13 +134,23 @@ def _refusal(
         shapes = " and ".join(f"{name} {list(x.shape)}" for name, x in examples.items())
         return TraceError(
             f"The model's forward also fails in PyTorch, on {shapes}: {cause(own)}.",
-            advise(str(own), otherwise="Fix the error in forward, or wrap the model."),
+            advise(str(own), otherwise="Fix the error in forward, or wrap the model.")[0],
         )
     if failed_in_torch(error):
         place = guard.place if guard else ""
         problem = f"{problem}: torch itself fails on its sizes{place}, {cause(error)}."
         return TraceError(problem, IN_TORCH)
-    return TraceError(f"{problem}: {cause(error)}.", advise(str(error)))
+    return TraceError(f"{problem}: {cause(error)}.", advise(str(error))[0])
+
+
+def _runs(model: nn.Module, inputs: ModelInputs, tokens: int) -> bool:
+    """Return whether PyTorch runs the model on two documents of ``tokens`` tokens."""
+    try:
+        with torch.no_grad():
+            model(*inputs.examples(tokens).values())
+    except Exception:  # a table that is too short can raise any exception
+        return False
+    return True
 
 
 def _takes(model: nn.Module, inputs: ModelInputs, tokens: int) -> bool:

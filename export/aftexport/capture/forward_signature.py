@@ -209,6 +209,7 @@ class _PlainInputs(nn.Module):
         super().__init__()
         self.module = module
         self._signature = signature
+        self._padding = _padding_id(module) if signature.has_mask else None
 
     def _call(self, inputs: dict[str, Tensor]) -> Any:
         signature = self._signature
@@ -219,10 +220,26 @@ class _PlainInputs(nn.Module):
         if signature.has_mask:
             positions = torch.arange(inputs[main].shape[1], device=inputs[main].device)
             inputs[MASK] = (positions < inputs[LENGTHS].unsqueeze(1)).to(torch.int64)
+            if main == IDS and self._padding is not None:
+                padding = torch.full_like(inputs[IDS], self._padding)
+                inputs[IDS] = torch.where(inputs[MASK] > 0, inputs[IDS], padding)
         arguments = [inputs[a.name] if _is_input(a) else a for a in signature.positional]
         named = {name: inputs[role] for name, role in signature.keywords.items()}
         with given_mask(inputs[MASK]) if signature.has_mask else nullcontext():
             return self.module(*arguments, **named)
+
+
+def _padding_id(module: nn.Module) -> int | None:
+    """Return the id of padding in the configuration of a model of transformers, None without one.
+
+    Some of these models search for it, although they get a mask.
+    """
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        padding, rows = (getattr(config, name, None) for name in ("pad_token_id", "vocab_size"))
+        if isinstance(padding, int) and isinstance(rows, int) and 0 <= padding < rows:
+            return padding
+    return None
 
 
 def _float_type(module: nn.Module) -> torch.dtype:

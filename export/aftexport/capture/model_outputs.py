@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from aftexport.contract import AXES, EVIDENCE, LOGITS
+from aftexport.contract import AXES, EVIDENCE, LOGITS, main_input
 from aftexport.errors import TraceError
 from aftexport.internals.torch_operators import pytree
 
@@ -103,6 +104,28 @@ def output_names(program: ExportedProgram) -> tuple[str, ...]:
                 "Return each tensor by one name only.",
             )
     return tuple(outputs)
+
+
+def single_numbers(program: ExportedProgram) -> dict[str, int]:
+    """Return the rank with a width of 1 of each output that has no axis for its numbers.
+
+    Such an output is one number for each document, ``[batch]``, or for each token, ``[batch,
+    tokens]``.
+
+    Raises:
+        TraceError: if the outputs are not tensors by name.
+    """
+    main = main_input(tuple(map(str, program.graph_signature.user_inputs)))
+    tokens = next(n for n in program.graph.find_nodes(op="placeholder") if n.name == main)
+    rows = tokens.meta["val"].shape[:2]
+    computed = [node for node in output_nodes(program.graph) if node is not None]
+    return {
+        name: rank + 1
+        for name, node in zip(output_names(program), computed, strict=True)
+        for rank in (1, 2)
+        if isinstance(rows[rank - 1], torch.SymInt)
+        and list(map(str, node.meta["val"].shape)) == list(map(str, rows[:rank]))
+    }
 
 
 def output_nodes(graph: fx.Graph) -> list[Any]:

@@ -10,6 +10,8 @@ from aftexport.errors import CheckpointError
 
 INDEX_SUFFIX = ".index.json"
 """The suffix of the file that lists the parts of a sharded state dict."""
+_PART = ".distcp"
+"""The suffix of the parts in a folder of torch.distributed.checkpoint."""
 
 
 def refuse_shards(folder: Path) -> None:
@@ -21,6 +23,18 @@ def refuse_shards(folder: Path) -> None:
             f"its weights are in several files, which {index.name} lists",
             "Join them: read each by safetensors.torch.load_file into one dict, and write the dict "
             "by save_file.",
+        )
+
+
+def refuse_distributed(path: Path) -> None:
+    """Refuse a folder of torch.distributed.checkpoint, or a file of one."""
+    folder = path if path.is_dir() else path.parent
+    if path.suffix == _PART or (path.is_dir() and any(path.glob(f"*{_PART}"))):
+        raise CheckpointError(
+            path,
+            "a checkpoint of torch.distributed.checkpoint, which holds the weights in parts",
+            "Join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{folder} model.pt, and give model.pt with --factory.",
         )
 
 
@@ -55,6 +69,13 @@ def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
             path,
             "a TorchScript archive, which torch.export cannot read",
             "Save the module's state dict, or a torch.export program.",
+        )
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointError(
+            path,
+            "a NumPy archive, which holds no tensors",
+            "Save its arrays as tensors: torch.save({name: torch.from_numpy(array) for name, array "
+            "in numpy.load(file).items()}, 'model.pt'), and give that file with --factory.",
         )
     if not any(name.endswith("/data.pkl") for name in names):
         raise CheckpointError(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aftexport.checkpoint.names import listed
+from aftexport.checkpoint.stand_ins import StandIn
 from aftexport.errors import CheckpointError
 
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")
@@ -21,6 +22,10 @@ _AVERAGES = (
 """Names of a moving average; used, with a warning, if there are no other weights."""
 _WRAPPERS = ("checkpoint", "state", "app")
 _MAX_DEPTH = 4
+_SAVE_TENSORS = (
+    "Save its arrays as tensors: torch.save({name: torch.as_tensor(value) for name, value in "
+    "state.items()}, 'model.pt'), and give that file with --factory."
+)
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
 
 
@@ -48,11 +53,17 @@ def state_dict_in(path: Path, content: object, *, is_plain: bool = True) -> Mapp
         if not content or any(content.get(name) == {} for name in _STATE_DICTS):
             raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
         keys = listed([repr(key) for key in content])
-        raise CheckpointError(path, f"expected weights, got a dict of {keys}", _GIVE_WEIGHTS)
+        remedy = _SAVE_TENSORS if all(map(_is_array, content.values())) else _GIVE_WEIGHTS
+        raise CheckpointError(path, f"expected weights, got a dict of {keys}", remedy)
     state = _at(content, place)
     if place:
         _warn_of_others(path, content, place, is_plain=is_plain)
     return state.state_dict() if isinstance(state, nn.Module) else state
+
+
+def _is_array(value: object) -> bool:
+    """Return whether a value is a list, or an array of NumPy that was read without its code."""
+    return isinstance(value, list | StandIn)
 
 
 def module_in(path: Path, content: object) -> nn.Module:

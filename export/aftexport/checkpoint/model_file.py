@@ -9,6 +9,7 @@ module.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -17,7 +18,12 @@ from torch import Tensor, nn
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
 from aftexport.checkpoint.factory import call_factory
-from aftexport.checkpoint.foreign_formats import INDEX_SUFFIX, refuse_other_formats, refuse_shards
+from aftexport.checkpoint.foreign_formats import (
+    INDEX_SUFFIX,
+    refuse_distributed,
+    refuse_other_formats,
+    refuse_shards,
+)
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import is_program_archive, load_program
 from aftexport.checkpoint.sentence_config import MODULES
@@ -28,6 +34,10 @@ from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
+from aftexport.system.json_files import read_json
+
+_AUTO_MAP = "auto_map"
+"""The entry of a configuration that names classes in code of its folder."""
 
 
 def load(
@@ -61,10 +71,18 @@ def _load(
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
-        if path.is_dir():
+        refuse_distributed(path)
+        is_folder = path.is_dir()
+        if trust_remote_code and not (is_folder and _has_code(path)):
+            raise _unneeded("--trust-remote-code", "a folder whose classes are code in it", path)
+        if is_folder:
+            if allow_pickle:
+                raise _unneeded("--allow-pickle", "a pickled file", path)
             return _load_folder(path, factory, trust_remote_code=trust_remote_code)
         if path.name.endswith(INDEX_SUFFIX):
             refuse_shards(path.parent)
+        if allow_pickle and (path.suffix == ".safetensors" or is_program_archive(path)):
+            raise _unneeded("--allow-pickle", "a pickled file", path)
         if path.suffix == ".safetensors":
             return _from_state_dict(path, safetensors.torch.load_file(path), factory)
         if is_program_archive(path):
@@ -110,13 +128,16 @@ def from_factory(factory: str) -> Checkpoint:
     path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
     refuse_unusable(path, module)
     checkpoint = Checkpoint(path, f"module of {factory}", module)
-    return checkpoint.with_declared(declared_beside(path, module))
+    return checkpoint.with_declared(declared_beside(None, module))
 
 
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
     file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
     declared = declared_in(str(path), file.content)
-    return _read_content(path, file, factory).with_declared(declared)
+    checkpoint = _read_content(path, file, factory).with_declared(declared)
+    if allow_pickle and not file.is_unpickled:
+        raise _unneeded("--allow-pickle", "a file that needs it", path)
+    return checkpoint
 
 
 def _read_content(path: Path, file: TorchFile, factory: str | None) -> Checkpoint:
@@ -148,6 +169,25 @@ def _from_state_dict(
     load_weights(path, module, state)
     kind = "pickled state dict" if is_unpickled else "state dict"
     return Checkpoint(path, f"{kind} for {factory}", module)
+
+
+def _has_code(folder: Path) -> bool:
+    """Return whether a configuration in a folder names classes in code."""
+    places = (*folder.glob("*.json"), *folder.glob("*/*.json"))
+    names = (MODULES, "config.json", "tokenizer_config.json")
+    return any(place.name in names and _names_code(read_json(place)) for place in places)
+
+
+def _names_code(content: Any) -> bool:
+    """Return whether a configuration has ``auto_map``, or modules outside the library."""
+    if isinstance(content, list):  # the modules of sentence-transformers
+        types = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
+        return any(not name.startswith("sentence_transformers.") for name in types)
+    return isinstance(content, Mapping) and _AUTO_MAP in content
+
+
+def _unneeded(option: str, subject: str, path: Path) -> UsageError:
+    return UsageError(f"{option} is only for {subject}, got {path}.", f"Leave {option} out.")
 
 
 def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> UsageError:

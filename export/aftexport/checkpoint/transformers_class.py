@@ -1,5 +1,6 @@
 """The model class of the transformers library that a folder's config.json names."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ MAX_LAYERS = 1 << 12
 _TASK_CLASSES = ("ForSequenceClassification", "ForTokenClassification")
 _BASE_CLASS = "Model"
 _NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
+_ENCODERS = ("EncoderModel", "ForTokenClassification")
+"""Ends of names of classes without the decoder that their configuration describes."""
 _AUTO_BASE = "AutoModel"
 """The entry of auto_map that names the base class in code of a folder."""
 _COUNTS_OF_LAYERS = ("layers", "n_layer", "depth")
@@ -30,6 +33,9 @@ _FIXED = {
 """Settings of a run, which must not change the outputs of the exported model."""
 _OF_CODE = ("attn_implementation", "experts_implementation", "kernel_config")
 """Settings that may name code in other places; each also begins with an underscore."""
+_FLOAT = "__float__"
+"""The only entry of an object by which the library writes a number that JSON lacks."""
+_FLOATS = ("NaN", "Infinity", "-Infinity")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -86,9 +92,9 @@ def find_class(
         )
     if for_vectors and not is_base_class(name):
         found = _base_class(path, found)
-    _check_served(path, found.__name__)
     own = _configuration(path, found, config)
     _check_text(path, found, own)
+    _check_served(path, found.__name__)
     return found, own
 
 
@@ -121,7 +127,7 @@ def _check_served(path: Path, name: str) -> None:
 
 
 def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedConfig") -> None:
-    """Refuse a class of other inputs, or one whose decoder needs an input of its own."""
+    """Refuse a class of other inputs, or one whose result is that of a decoder."""
     if found.main_input_name != IDS:
         raise CheckpointError(
             path,
@@ -129,13 +135,16 @@ def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedC
             f"{found.main_input_name}",
             "Export a module of your own with --factory package.module:factory.",
         )
-    is_encoder = found.__name__.endswith("EncoderModel")
-    if is_base_class(found.__name__) and not is_encoder and config.is_encoder_decoder:
+    # The classes for labels of tokens, such as T5ForTokenClassification, have no decoder.
+    if config.is_encoder_decoder and not found.__name__.endswith(_ENCODERS):
+        encoder = re.sub(r"(Model|For[A-Z]\w+)$", _ENCODERS[0], found.__name__)
         raise CheckpointError(
             path,
-            f"expected an encoder, got {found.__name__}, whose decoder needs an input of its own",
-            "Save the encoder: T5EncoderModel.from_pretrained(folder).save_pretrained(other), or "
-            "the encoder of your class.",
+            f"expected an encoder, got {found.__name__}, whose decoder reads the document too",
+            f"Save the encoder: {encoder}.from_pretrained(folder).save_pretrained(other)."
+            if _library_class(encoder) is not None
+            else "Export a module of your own around the encoder, with --factory "
+            "package.module:factory.",
         )
 
 
@@ -265,7 +274,7 @@ def _configuration(
         n: v for n, v in config.items() if n.lstrip("_").removesuffix("_internal") not in _OF_CODE
     }
     try:
-        built: PreTrainedConfig = found.config_class.from_dict(kept | _FIXED)
+        built: PreTrainedConfig = found.config_class.from_dict(_with_floats(kept) | _FIXED)
     except Exception as error:  # the library checks values by many exceptions
         raise CheckpointError(
             path,
@@ -273,3 +282,14 @@ def _configuration(
             "Give the configuration of the training.",
         ) from error
     return built
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a value of config.json with the numbers that the library writes as objects."""
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {_FLOAT} and value[_FLOAT] in _FLOATS:
+        return float(value[_FLOAT])
+    return {name: _with_floats(item) for name, item in value.items()}

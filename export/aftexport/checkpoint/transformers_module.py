@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ VECTORS = "last_hidden_state"
 class TransformersModel(nn.Module):
     """A model that takes token ids and a mask, and returns its logits or its last vectors.
 
-    Segments (``token_type_ids``) keep the library's default, those of one text. Padding becomes
-    the padding token of the configuration, which some models search for.
+    Segments (``token_type_ids``) keep the library's default, those of one text.
 
     Args:
         model: the model of the library.
@@ -39,9 +37,6 @@ class TransformersModel(nn.Module):
             model.set_attn_implementation("eager")
         self.max_length = max_tokens(model)
         self._output = output
-        padding = getattr(model.config, "pad_token_id", None)
-        rows = getattr(model.config, "vocab_size", 0)
-        self._padding = padding if isinstance(padding, int) and 0 <= padding < rows else None
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return ``[batch, labels]``, or a row for each token.
@@ -50,12 +45,16 @@ class TransformersModel(nn.Module):
             input_ids: int64 ``[batch, tokens]``.
             attention_mask: int64 ``[batch, tokens]``, 1 for a token and 0 for padding.
         """
-        if attention_mask is not None and self._padding is not None:
-            padding = torch.full_like(input_ids, self._padding)
-            input_ids = torch.where(attention_mask > 0, input_ids, padding)
         result: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
         value: Tensor = result[self._output]
         return value
+
+
+def own_limits(module: nn.Module) -> list[int]:
+    """Return the maximum tokens of each model of the library in a module."""
+    parts = [part for part in module.modules() if hasattr(part, "base_model_prefix")]
+    limits = [max_tokens(part) for part in parts]
+    return [limit for limit in limits if limit is not None]
 
 
 def max_tokens(model: "PreTrainedModel") -> int | None:

@@ -143,7 +143,9 @@ def _check_fit(
         raise CheckpointError(
             path,
             f"the weights do not fit the module; {'; '.join(problems)}",
-            _of_low_rank(expected, names) or _remedy(missing, unexpected),
+            _of_low_rank(expected, names)
+            or (_of_kind(weights, expected) if (strange or other) and not wrong else None)
+            or _remedy(missing, unexpected),
         )
 
 
@@ -160,6 +162,22 @@ def _of_low_rank(expected: Mapping[str, Tensor], names: Sequence[Any]) -> str | 
             "The file has the flat weights of FSDP: save the state_dict in "
             "FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT)."
         )
+    return None
+
+
+def _of_kind(weights: Mapping[str, Any], expected: Mapping[str, Tensor]) -> str | None:
+    """Return the remedy for weights that are other values than floats; None for others."""
+    for name in sorted(set(weights) & set(expected)):
+        value = weights[name]
+        if not isinstance(value, Tensor):
+            return "Save each weight as a tensor: torch.as_tensor(value)."
+        is_integer = not (value.is_floating_point() or value.is_complex())
+        if value.is_quantized or (is_integer and expected[name].is_floating_point()):
+            return "Save the weights from before the quantization, and choose a --precision here."
+        if value.layout != torch.strided:
+            return f"Save dense weights: {name} by its method to_dense()."
+        if value.is_complex():
+            return f"Save the real and the imaginary part of {name} as two real weights."
     return None
 
 
@@ -198,7 +216,9 @@ def refuse_unusable(path: Path, module: nn.Module) -> None:
         raise CheckpointError(
             path,
             f"not dense real tensors on the cpu: {listed(strange)}",
-            "Give the module without quantization or sparsity, moved to the cpu.",
+            "Keep the real and the imaginary part as two real parameters."
+            if all(isinstance(v, Tensor) and v.is_complex() for v in map(state.get, strange))
+            else "Give the module without quantization or sparsity, moved to the cpu.",
         )
     if bad := [name for name, tensor in state.items() if bool(tensor.isnan().any())]:
         raise CheckpointError(

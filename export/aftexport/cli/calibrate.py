@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from aftexport.console import escape, stage
+from aftexport.errors import UsageError
 from aftexport.system.arguments import make_parser, path
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def run(words: list[str]) -> int:
     from aftexport.calibration.requirements import check_truths
     from aftexport.calibration.runs import run_documents
 
+    if options.force and options.out is None:
+        raise UsageError("--force needs --out, got none.", "Leave --force out: BUNDLE is replaced.")
+    if options.dry_run and options.out is not None:
+        raise UsageError("--dry-run writes nothing, got --out.", "Leave one of the two out.")
     console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)

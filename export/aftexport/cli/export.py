@@ -215,7 +215,7 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
         "document: number, vector:K, category or categories:K; of each token: token_category. A "
         "category may end in :N, for integers below N (default: the rows of the table that looks "
         "them up)")  # fmt: skip
-    add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
+    add("--opset", type=int, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-batching", action="store_true", help="run each document separately, for a model "
         "that computes over the whole batch")  # fmt: skip
     add("--no-verify", action="store_true", help="do not compare with PyTorch")

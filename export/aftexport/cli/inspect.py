@@ -9,6 +9,8 @@ from aftexport.system.arguments import make_parser
 
 _CONFIGS = ("config.json", "modules.json")
 """Files by which a folder is a model."""
+_LOADING = ("factory", "allow_pickle", "trust_remote_code")
+"""The options that load a model."""
 
 
 def run(words: list[str]) -> int:
@@ -23,10 +25,16 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import MANIFEST, is_bundle
-    from aftexport.errors import BundleError
+    from aftexport.errors import BundleError, UsageError
     from aftexport.report.inspection import show_bundle, show_checkpoint
 
     if is_bundle(options.path):
+        given = [name for name in _LOADING if getattr(options, name)]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for a model, got the bundle {options.path}.", f"Leave {option} out."
+            )
         show_bundle(options.path, Console(emoji=False))
     elif options.path.is_dir() and not any((options.path / name).exists() for name in _CONFIGS):
         raise BundleError(

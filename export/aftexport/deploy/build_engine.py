@@ -184,6 +184,12 @@ def build(
             f"Expected a bundle with an engine, got {bundle.path} for ONNX only.",
             "Export with --to trt or --to trt-rtx.",
         )
+    if timing_cache is not None and plan.settings.runtime == "tensorrt_rtx":
+        raise UsageError(
+            "--timing-cache needs a bundle of --to trt, got one of --to trt-rtx, which does not "
+            "time kernels.",
+            "Leave --timing-cache out.",
+        )
     wanted = wanted_here(bundle, plan.settings)
     gpu, own = wanted.device, plan.settings.compute_capabilities
     if gpu is not None and own and gpu.capability not in own:

@@ -1,7 +1,8 @@
 """PyTorch, the reference of every other engine."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import prod
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from aftexport.capture.model_outputs import named_tensors
+from aftexport.contract import main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.errors import EngineError, TraceError
 
@@ -20,19 +22,27 @@ class TorchEngine:
         module: the module in the precision of its runs; it is put in evaluation mode.
         input_names: the arguments of the module's forward, in order.
         threads: number of threads per operator; 0 for PyTorch's own choice.
+        ranks: the rank of each output with one number for each document, 2, or token, 3; the
+            module may return it without an axis for the number.
     """
 
     name = "torch"
     takes_choice = False
 
     def __init__(
-        self, module: nn.Module, input_names: tuple[str, ...], *, threads: int = 0
+        self,
+        module: nn.Module,
+        input_names: tuple[str, ...],
+        *,
+        threads: int = 0,
+        ranks: Mapping[str, int] | None = None,
     ) -> None:
         # A captured program has a fixed mode and raises NotImplementedError.
         with suppress(NotImplementedError):
             module.eval()
         self._module = module
         self._threads = threads
+        self._ranks = ranks or {}
         self.input_names = input_names
 
     def run(
@@ -57,12 +67,28 @@ class TorchEngine:
             tensors = named_tensors(result)
         except TraceError as error:
             raise EngineError(error.problem, error.remedy) from error
+        rows = inputs[main_input(self.input_names)].shape[:2]
         # NumPy has no bfloat16.
         return {
-            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            name: self._with_width(
+                name, (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(), rows
+            )
             for name, tensor in tensors.items()
             if outputs is None or name in outputs
         }
+
+    def _with_width(
+        self, name: str, output: NDArray[np.generic], rows: tuple[int, ...]
+    ) -> NDArray[np.generic]:
+        """Return an output with the axis of its single number; ``rows`` are batch and tokens."""
+        rank = self._ranks.get(name, output.ndim)
+        shape = rows[: rank - 1]
+        # squeeze() also removes the axes of one document and of one token.
+        return (
+            output.reshape(*shape, 1)
+            if output.ndim < rank and output.size == prod(shape)
+            else output
+        )
 
     def release(self) -> None:
         """Do nothing, because PyTorch keeps no memory between runs on the CPU."""

@@ -54,19 +54,20 @@ class Declaration:
         return Declaration(self.task or other.task, self.labels or other.labels)
 
 
-def declared_beside(path: Path, module: Any) -> Declaration:
+def declared_beside(path: Path | None, module: Any) -> Declaration:
     """Return what a file beside a model, or a module of it, declares.
 
     Args:
         path: the file or folder of the model; transformers writes config.json beside or into it.
+            None for a module without a file.
         module: the ``torch.nn.Module``; None for a captured program.
 
     Raises:
         UsageError: if a configuration declares a task that no head serves.
     """
-    folder = path if path.is_dir() else path.parent
     declared = Declaration()
-    if path.is_dir() or path.suffix in _HUB_SUFFIXES:
+    if path is not None and (path.is_dir() or path.suffix in _HUB_SUFFIXES):
+        folder = path if path.is_dir() else path.parent
         name = f"{folder / 'config.json'}"
         config = _read_json(folder / "config.json")
         classes = _entry(config, "architectures")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer, Field, Vector, Vectors
 from aftexport.heads.column import Column, OpenFile
-from aftexport.heads.head import Double
+from aftexport.heads.head import Double, Head
 from aftexport.heads.names import numbered
 from aftexport.heads.token_head import Decoder, Mask, TokenHead, TokenResult
 
@@ -116,7 +116,7 @@ class FeatureExtraction(TokenHead):
         open_file: OpenFile | None = None,
     ) -> Decoder:
         """Return a decoder of vectors; see ``TokenHead``."""
-        return _VectorDecoder(self, open_file)
+        return VectorDecoder(self, open_file)
 
     def score_error(self, output: Double, expected: Double) -> float:
         """Return the largest distance of two vectors, relative to the length of the expected one.
@@ -140,7 +140,7 @@ class TokenVectors(TokenResult):
     """The vectors of a document.
 
     Attributes:
-        vectors: float32 ``[tokens, dimensions]``.
+        vectors: float32 ``[tokens, width]``.
     """
 
     vectors: NDArray[np.float32]
@@ -153,8 +153,15 @@ class TokenVectors(TokenResult):
         return VectorsAnswer(vectors=tuple(map(tuple, self.vectors[start:end].tolist())))
 
 
-class _VectorDecoder(Decoder):
-    def __init__(self, head: FeatureExtraction, open_file: OpenFile | None) -> None:
+class VectorDecoder(Decoder):
+    """The decoder of a head whose answer has the scores of each token.
+
+    Args:
+        head: the head.
+        open_file: opens a file for the vectors; None to keep them in memory.
+    """
+
+    def __init__(self, head: Head, open_file: OpenFile | None) -> None:
         super().__init__(head.width)
         self._head = head
         self._vectors = Column(np.float32, (head.width,), open_file)
@@ -163,4 +170,5 @@ class _VectorDecoder(Decoder):
         self._vectors.add(self._head.scores(rows))
 
     def finish(self) -> TokenVectors:
+        """Return the scores of all tokens."""
         return TokenVectors(self._vectors.array())

@@ -65,7 +65,7 @@ class Head(BaseModel, ABC):
             expected = "[batch, tokens, width]" if head.is_per_token else "[batch, width]"
             raise UsageError(
                 f"Expected an output {expected} for {head.task}, got shape {list(shape)}.",
-                "Choose a task for outputs of this shape: token_classification or "
+                "Choose a task for outputs of this shape: token_classification, regression or "
                 "feature_extraction if they have a row for every token.",
             )
         return head

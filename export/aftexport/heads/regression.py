@@ -7,9 +7,12 @@ import numpy as np
 from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.heads.answer import Answer, Numbers
-from aftexport.heads.head import Double, Head
+from aftexport.heads.answer import Answer, Field, Numbers
+from aftexport.heads.column import OpenFile
+from aftexport.heads.feature_extraction import VectorDecoder, VectorsAnswer
+from aftexport.heads.head import Double
 from aftexport.heads.names import check_distinct, numbered
+from aftexport.heads.token_head import Decoder, Mask, TokenHead
 
 
 class Value(BaseModel):
@@ -53,19 +56,23 @@ class ValuesAnswer(Answer):
     values: Numbers
 
 
-class Regression(Head):
+class Regression(TokenHead):
     """Numbers without labels.
 
     Attributes:
         values: the values in the order of the outputs.
+        per_token: whether every token has these values, instead of the document. Its answer then
+            has a vector of the values for each token.
     """
 
     meaning: ClassVar[str] = "values in their units"
     takes_probabilities: ClassVar[bool] = True
+    takes_documents: ClassVar[bool] = True
     answer_type: ClassVar[type[Answer]] = ValuesAnswer
 
     task: Literal["regression"] = "regression"
     values: Annotated[tuple[Value, ...], Len(1)]
+    per_token: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -77,19 +84,46 @@ class Regression(Head):
         """Return a head of ``width`` values without units; see ``Head``."""
         return cls(values=tuple(Value(name=name) for name in numbered(width, names, "value")))
 
+    @classmethod
+    def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
+        """Return a head for values of documents, or of tokens if the output has three axes."""
+        return cls.of_width(shape[-1], names).model_copy(update={"per_token": len(shape) == 3})
+
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each value."""
         return tuple(value.name for value in self.values)
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether every token has the values."""
+        return self.per_token
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The kind of the only field of an answer."""
+        return VectorsAnswer.kinds() if self.per_token else ValuesAnswer.kinds()
 
     def scores(self, logits: Double) -> Double:
         """Return the values."""
         scale, offset = ([getattr(v, name) for v in self.values] for name in ("scale", "offset"))
         return np.asarray(logits * np.array(scale) + np.array(offset))
 
-    def answer(self, logits: Double) -> ValuesAnswer:
-        """Return each value by its name."""
+    def answer(self, logits: Double) -> Answer:
+        """Return each value by its name, or the values of each token."""
+        if self.per_token:
+            return super().answer(logits)
         return ValuesAnswer(values=dict(zip(self.names, self.scores(logits).tolist(), strict=True)))
+
+    def decoder(
+        self,
+        starts_word: Mask | None = None,
+        *,
+        is_special: Mask | None = None,
+        open_file: OpenFile | None = None,
+    ) -> Decoder:
+        """Return a decoder of the values of tokens; see ``TokenHead``."""
+        return VectorDecoder(self, open_file)
 
     def score_error(self, output: Double, expected: Double) -> float:
         """Return the largest error of a value, relative to its scale or its largest size.

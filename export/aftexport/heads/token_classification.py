@@ -71,7 +71,8 @@ class TokenClassification(TokenHead):
             raise UsageError(
                 f"Expected logits for at least 2 labels of tokens, got {width}: a softmax over one "
                 "label is always 1.0.",
-                "Return a logit for each label, such as O and the label itself.",
+                "Return a logit for each label, such as O and the label itself; or choose "
+                "regression for one value of each token.",
             )
         return cls(labels=numbered(width, names, "class"))
 

@@ -5,6 +5,11 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
+from aftexport.contract import DEFAULT_OPSET
+from aftexport.errors import UsageError
+
+OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
+"""Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
 _OLDEST = 8
 """The first version with model-local functions."""
 _NEWEST = 10
@@ -27,6 +32,19 @@ _SINCE = {
     for name, since in _INTRODUCED.items()
     if name in TensorProto.DataType.keys()  # noqa: SIM118 (keys of an enumeration of protobuf)
 }
+
+
+def check_opset(opset: int) -> None:
+    """Check an opset of the standard operators.
+
+    Raises:
+        UsageError: if it is outside ``OPSETS``.
+    """
+    if opset not in OPSETS:
+        raise UsageError(
+            f"--opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset}.",
+            f"Omit it for {DEFAULT_OPSET}.",
+        )
 
 
 def lower_format(model: onnx.ModelProto) -> None:

@@ -17,11 +17,11 @@ from aftexport.capture.random_operators import drawing_error, drawing_node, erro
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES, DEFAULT_OPSET, main_input
-from aftexport.errors import TraceError, UsageError
+from aftexport.errors import TraceError
 from aftexport.internals.torch_composites import list_composites_once
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
-from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.file_format import check_opset, lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
 from aftexport.lowering.random_nodes import random_node
 from aftexport.lowering.size_floats import cast_size_floats
@@ -37,8 +37,6 @@ _FILLS = (
     (_aten.masked_fill_.Tensor, _aten.masked_fill.Tensor),
     (_aten.masked_scatter_.default, _aten.masked_scatter.default),
 )
-OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
-"""Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""
 
 
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
@@ -52,7 +50,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
         The graph, with the shapes of intermediate values.
 
     Raises:
-        UsageError: if the opset is outside ``OPSETS``.
+        UsageError: if the opset is outside ``file_format.OPSETS``.
         TraceError: if torch.onnx cannot translate an operator, or the graph is random.
     """
     outputs = output_names(program)  # before the translation changes the program
@@ -90,11 +88,7 @@ def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> Expor
 def _translated(
     program: ExportedProgram, opset: int, outputs: Sequence[str]
 ) -> torch.onnx.ONNXProgram:
-    if opset not in OPSETS:
-        raise UsageError(
-            f"--opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset}.",
-            f"Omit it for {DEFAULT_OPSET}.",
-        )
+    check_opset(opset)
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = _axes(program)
     _keep_strides(program)

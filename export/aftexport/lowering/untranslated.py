@@ -1,8 +1,9 @@
 """The error for an operator that torch.onnx cannot translate, with the user's line."""
 
 import traceback
+from collections.abc import Callable
 
-from torch import fx
+from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from aftexport.capture.random_operators import draws, error_of_node
@@ -33,8 +34,45 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
         return error_of_node(own)
     operator, line = _operator(own, node), last_own_line(node.meta)
     place = f" ({line})" if line else ""
-    reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
-    return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
+    if not _is_missing(error):
+        reason, remedy = first_line(error).rstrip("."), _REMEDY
+    else:
+        causes = (cause for holds, *cause in _CAUSES if holds(program, node))
+        reason, remedy = next(causes, ("ONNX has no such operator", _REMEDY))
+    return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", remedy)
+
+
+def _has_flex_attention(program: ExportedProgram, node: fx.Node) -> bool:
+    return any("flex_attention" in str(n.target) for n in program.graph.nodes)
+
+
+def _is_complex(program: ExportedProgram, node: fx.Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(isinstance(value, Tensor) and value.is_complex() for value in values)
+
+
+def _is_shift(program: ExportedProgram, node: fx.Node) -> bool:
+    return "shift" in str(node.target)
+
+
+_CAUSES: tuple[tuple[Callable[[ExportedProgram, fx.Node], bool], str, str], ...] = (
+    (
+        _has_flex_attention,
+        "flex_attention has no translation, nor has its block mask",
+        "Call scaled_dot_product_attention, with the mask as attn_mask.",
+    ),
+    (
+        _is_complex,
+        "it computes with complex numbers, for which it has no translation",
+        "Compute the real and the imaginary part as two tensors of real numbers.",
+    ),
+    (
+        _is_shift,
+        "it translates shifts by a constant number only",
+        "Write x // 2**k in place of x >> k, and x * 2**k in place of x << k.",
+    ),
+)
+"""Conditions on a node without a translation, each with the reason and the remedy."""
 
 
 def _node(error: BaseException | None) -> fx.Node | None:

@@ -20,7 +20,8 @@ class HeadConfig:
         num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
             None for feature_extraction, whose vectors have ``dim`` numbers.
         pooling: the reduction of the tokens to one vector, mean or attention; none for the vector
-            of each token, in feature_extraction. A token_classification pools nothing.
+            or the values of each token, in feature_extraction and regression. A
+            token_classification pools nothing.
 
     Raises:
         UsageError: if a value is not one of the choices or not a count, or two values do not fit

@@ -7,11 +7,15 @@ import onnx_ir as ir
 
 from aftexport.contract import AXES, EVIDENCE
 from aftexport.errors import TraceError
+from aftexport.passes.graph_values import axes_of
+from aftexport.passes.new_nodes import NewNodes
 from aftexport.passes.value_names import free_name, value_names
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _MAX_NAME = 64
 _AXES = {2: ("batch",), 3: ("batch", "tokens")}
+_SAME_NUMBERS = ("Squeeze", "Reshape", "Flatten", "Gather")
+"""Operators by which a graph drops the axis of a width of 1."""
 
 
 def use_plain_outputs(model: ir.Model) -> dict[str, str]:
@@ -53,6 +57,34 @@ def use_plain_outputs(model: ir.Model) -> dict[str, str]:
     model.graph.outputs.clear()
     model.graph.outputs.extend(kept)
     return changed
+
+
+def add_width(model: ir.Model, names: Collection[str]) -> None:
+    """Give outputs with one number for each document or token an axis of width 1, in place.
+
+    Args:
+        model: the model.
+        names: the outputs ``[batch]`` or ``[batch, tokens]``.
+    """
+    graph = model.graph
+    taken = value_names(graph)
+    for place, value in enumerate(graph.outputs):
+        if value.name not in names:
+            continue
+        name, axes, node = str(value.name), axes_of(value), value.producer()
+        value.name = free_name(f"{name}_without_width", taken)
+        taken.add(value.name)
+        wide = node.inputs[0] if node is not None and node.op_type in _SAME_NUMBERS else None
+        is_spare = wide is not None and wide.producer() is not None and wide not in graph.outputs
+        if wide is None or not is_spare or axes_of(wide) != [*axes, 1]:
+            new = NewNodes(graph, name)
+            wide = new.add("Unsqueeze", value, new.constant([-1]))
+            graph.extend(new.nodes)
+        wide.name, wide.type = name, value.type
+        wide.shape = None if value.shape is None else ir.Shape((*value.shape, 1))
+        graph.outputs[place] = wide
+        if node is not None and not value.uses() and value is not wide:
+            graph.remove(node, safe=True)
 
 
 def name_axes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -13,6 +13,7 @@ from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
 from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.archive import write_chunked
+from aftexport.contract import DEFAULT_OPSET
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
 from aftexport.onnx_io import write_model
@@ -77,7 +78,7 @@ def make_manifest(
     """
     manifest = Manifest.model_validate(
         {
-            "source": _source(checkpoint),
+            "source": _source(checkpoint, options.source_file),
             "config": _config(checkpoint),
             "inputs": traced.spec.names,
             "vocab_size": traced.spec.vocab_size,
@@ -88,7 +89,7 @@ def make_manifest(
             "heads": heads,
             "precision": traced.precision,
             "reference": traced.reference,
-            "opset": options.opset,
+            "opset": options.opset or DEFAULT_OPSET,
             "operators": operators_in(traced.model),
             "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,
@@ -107,8 +108,8 @@ def make_manifest(
     return manifest.model_copy(update=changes)
 
 
-def _source(checkpoint: "Checkpoint | OnnxSource") -> dict[str, str | None]:
-    digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
+def _source(checkpoint: "Checkpoint | OnnxSource", path: Path | None) -> dict[str, str | None]:
+    digest = sha256(path) if path is not None and path.is_file() else None
     return {"kind": checkpoint.kind, "sha256": digest}
 
 

@@ -14,7 +14,6 @@ from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
 from aftexport.console import escape, stage
-from aftexport.contract import DEFAULT_OPSET
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
@@ -28,7 +27,7 @@ from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
 from aftexport.pipeline.notes import export_notes
 from aftexport.pipeline.onnx_source import OnnxSource
-from aftexport.pipeline.options import ExportOptions, find_places
+from aftexport.pipeline.options import ExportOptions, check_precision, find_places
 from aftexport.pipeline.results import (
     engine_record,
     parity_error,
@@ -37,7 +36,7 @@ from aftexport.pipeline.results import (
     print_summary,
 )
 from aftexport.pipeline.source import read_source, trace_source
-from aftexport.pipeline.source_tokenizer import check_ids, tokenizer_text
+from aftexport.pipeline.source_tokenizer import tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import beyond_error
 from aftexport.recognition.report import show_recognition
@@ -63,7 +62,7 @@ def export(
     inputs: Mapping[str, str] | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     check_parity: bool = True,
     batching: bool = True,
     force: bool = False,
@@ -101,7 +100,7 @@ def export(
         engine: further options of an engine.
         timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
             back.
-        opset: opset of the standard operators.
+        opset: opset of the standard operators of a PyTorch model, 20 by default.
         check_parity: whether the bundle is compared with PyTorch and must be within tolerance.
         batching: whether documents may share a run. The export fails if documents of one run
             change each other's scores. False runs each document separately.
@@ -166,12 +165,13 @@ class _Export:
         described = self._options.described_features()
         checkpoint = read_source(self._options, self._console)
         tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
-        traced = trace_source(checkpoint, self._options, described, self._console)
+        self._check_first(checkpoint, tokenizer, described)
+        traced = trace_source(checkpoint, self._options, described, tokenizer, self._console)
         heads = self._heads(checkpoint, traced)
+        check_precision(traced.model, self._options)
         advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
-        check_ids(traced.spec, tokenizer)
         if traced.beyond is not None:
             raise beyond_error(traced.beyond, traced.model, tokenizer, is_of_onnx=traced.is_of_onnx)
         features = described
@@ -215,10 +215,30 @@ class _Export:
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
-    def _heads(self, checkpoint: "Checkpoint | OnnxSource", traced: TracedModel) -> dict[str, Head]:
-        """Return each head by the name of its output."""
-        options, outputs = self._options, traced.cases[0].outputs
-        declared = HeadOptions(
+    def _check_first(
+        self,
+        checkpoint: "Checkpoint | OnnxSource",
+        tokenizer: str | None,
+        described: Features | None,
+    ) -> None:
+        """Check the tokenizer and the heads on two runs in PyTorch, before the long capture."""
+        if isinstance(checkpoint, OnnxSource):
+            return
+        from aftexport.pipeline.trace import first_outputs  # imports torch
+
+        options = self._options
+        outputs = first_outputs(
+            checkpoint,
+            tokenizer,
+            num_features=options.features if described is None else described.count,
+            extras=options.inputs,
+        )
+        if outputs is not None:
+            choose_heads(outputs, self._declared_heads(checkpoint))
+
+    def _declared_heads(self, checkpoint: "Checkpoint | OnnxSource") -> HeadOptions:
+        options = self._options
+        return HeadOptions(
             task=options.task,
             labels=options.labels,
             head_file=options.heads,
@@ -226,6 +246,10 @@ class _Export:
             own_labels=checkpoint.labels,
             own_heads=checkpoint.heads,
         )
+
+    def _heads(self, checkpoint: "Checkpoint | OnnxSource", traced: TracedModel) -> dict[str, Head]:
+        """Return each head by the name of its output."""
+        outputs, declared = traced.cases[0].outputs, self._declared_heads(checkpoint)
         check_rows([case for case in traced.cases if case.subject == "model"])
         names = (value.name for value in traced.lowered.graph.output)
         heads = choose_heads({name: outputs[name] for name in names}, declared)
@@ -286,7 +310,7 @@ class _Export:
         options = self._options
         out = options.out if passed else options.failed_out
         # Another bundle may have been written meanwhile.
-        check_output_path(out, options.source, options.force or not passed)
+        check_output_path(out, options.source_file, options.force or not passed)
         move_into_place(folder, out)
 
     def _finish(

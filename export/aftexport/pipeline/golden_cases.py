@@ -38,6 +38,7 @@ def model_cases(
     program: ExportedProgram,
     *,
     batching: bool,
+    ranks: Mapping[str, int],
 ) -> list[Case]:
     """Return cases of lengths, batches, padding and extreme tokens, with the module's outputs.
 
@@ -48,12 +49,13 @@ def model_cases(
             make the extreme cases; None leaves these cases out.
         program: the captured module, in which operators over the batch are searched.
         batching: whether documents may share a run.
+        ranks: see ``TorchEngine``.
 
     Raises:
         TraceError: if the module is random, or if ``batching`` is set and documents in one run
             change each other's outputs.
     """
-    reference = TorchEngine(module, spec.names)
+    reference = TorchEngine(module, spec.names, ranks=ranks)
     _refuse_random(reference, module, spec)
     if batching:
         _refuse_breach(reference, module, spec, embedding, program)

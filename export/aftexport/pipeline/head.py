@@ -94,8 +94,8 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
     for name, output in outputs.items():
         if output.ndim not in (2, 3):
             raise TraceError(
-                f"Expected [batch, width] or [batch, tokens, width] for the output {name!r}, got "
-                f"shape {list(output.shape)}.",
+                "Expected [batch], [batch, width], [batch, tokens] or [batch, tokens, width] for "
+                f"the output {name!r}, got shape {list(output.shape)}.",
                 "Return one row for each document or each token. For other models, use "
                 "torch.onnx.export and aftexport fuse.",
             )
@@ -128,6 +128,14 @@ def check_rows(cases: Sequence[Case]) -> None:
     """
     for case in cases:
         for name, output in case.outputs.items():
+            width = cases[0].outputs[name].shape[-1:]
+            if output.ndim > 1 and output.shape[-1:] != width:
+                raise TraceError(
+                    f"Expected the same number of values of the output {name!r} for documents of "
+                    f"every length, got {width[0]} and {output.shape[-1]}.",
+                    "Return one row for each document, [batch, width], or one for each token, "
+                    "[batch, tokens, width].",
+                )
             rows = case.shape[: output.ndim - 1]
             if output.ndim in (2, 3) and output.shape[:-1] != rows:
                 raise TraceError(
@@ -141,10 +149,11 @@ def check_rows(cases: Sequence[Case]) -> None:
 def _usual_task(name: str, output: Array, option: str) -> str:
     """Return the task of several numbers for a document without a declared task."""
     if output.ndim == 3:
+        label = f"{option}token_classification for a label of each token, "
         raise UsageError(
             f"Expected a declared task for the output {name!r} with a row for every token, got "
             "none.",
-            f"Add {option}token_classification for a label of each token, or "
+            f"Add {label if output.shape[2] > 1 else ''}{option}regression for its values, or "
             f"{option}feature_extraction for its vector.",
         )
     if output.shape[1] < 2:
@@ -180,7 +189,8 @@ def _from_file(path: Path, outputs: Mapping[str, Array]) -> dict[str, Head]:
             rows = "every token" if output.ndim == 3 else "every document"
             raise UsageError(
                 f"{path}: expected a head for {name!r} that answers for {rows}, got {head.task}.",
-                "Describe the output by another task.",
+                "Describe the output by another task; or, for regression and feature_extraction, "
+                f'set "per_token": {str(output.ndim == 3).lower()}.',
             )
     return {name: heads[name] for name in outputs}
 

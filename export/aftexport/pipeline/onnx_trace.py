@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
-from aftexport.contract import DEFAULT_OPSET, FEATURES, IDS, LENGTHS, MAX_TOKENS
+from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.file_format import lower_format
@@ -19,7 +19,7 @@ from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.passes.id_tables import id_table, position_sizes
 from aftexport.passes.plain_inputs import use_plain_inputs
-from aftexport.passes.plain_outputs import name_axes, use_plain_outputs
+from aftexport.passes.plain_outputs import add_width, name_axes, use_plain_outputs
 from aftexport.passes.standard_recurrence.expansion import runnable_form
 from aftexport.passes.standard_recurrence.value_shapes import infer_shapes
 from aftexport.passes.value_names import rename_inner_values
@@ -29,6 +29,7 @@ from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 from aftexport.pipeline.onnx_limits import longest_document
 from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.source_tokenizer import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
@@ -37,12 +38,15 @@ from aftexport.recognition.recognizer import recognize
 
 
 def trace_onnx(
-    options: ExportOptions, progress: Callable[[int, int, str], None] | None = None
+    options: ExportOptions,
+    tokenizer: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Read an ONNX file, and run it on the cases.
 
     Args:
         options: the options of the export, whose source is the file.
+        tokenizer: the text of a tokenizer.json; None without one.
         progress: see ``recognize``.
 
     Raises:
@@ -61,6 +65,10 @@ def trace_onnx(
     rename_inner_values(graph.graph)
     file = runnable_form(graph)
     spec, table = _spec(ir.from_proto(file), file, names, options)
+    check_ids(spec, tokenizer)
+    if narrow := _single_numbers(graph, file, spec):
+        add_width(graph, narrow)
+        file = runnable_form(graph)
     reference = OnnxReference(file, _document(spec, 2))
     translation, _ = replace_foreign_nodes(graph, options.source, file)
     graph = _with_shapes(ir.to_proto(graph), reference.run(_document(spec, 2)))
@@ -106,7 +114,7 @@ def _check_options(options: ExportOptions) -> None:
         f"--factory {options.factory}": options.factory is not None,
         "--allow-pickle": options.allow_pickle,
         "--trust-remote-code": options.trust_remote_code,
-        f"--opset {options.opset}": options.opset != DEFAULT_OPSET,
+        f"--opset {options.opset}": options.opset is not None,
         **{f"--input {extra.name}": True for extra in options.inputs},
     }
     if given := [option for option, is_given in unused.items() if is_given]:
@@ -199,6 +207,25 @@ def _spec(
     spec.check_max_length(options.max_length)
     limit = longest if options.max_length is None else options.max_length
     return InputSpec(names, vocab_size, num_features, "", limit), table
+
+
+def _single_numbers(graph: ir.Model, model: onnx.ModelProto, spec: InputSpec) -> list[str]:
+    """Return the outputs ``[batch]`` or ``[batch, tokens]``, by runs of two lengths."""
+    shapes = {str(value.name): value.shape for value in graph.graph.outputs}
+    candidates = [
+        name
+        for name, shape in shapes.items()
+        if shape is None or (len(shape) < 3 and not (len(shape) == 2 and isinstance(shape[1], int)))
+    ]
+    if not candidates or spec.max_tokens == 1:
+        return []
+    engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
+    short, long = (engine.run(_document(spec, tokens)) for tokens in (1, 2))
+    return [
+        name
+        for name in candidates
+        if long[name].shape == (1,) or (short[name].shape, long[name].shape) == ((1, 1), (1, 2))
+    ]
 
 
 def _num_features(count: int, options: ExportOptions) -> int:

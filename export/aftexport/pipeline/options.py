@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import onnx
+
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
 from aftexport.deploy.export_engine import check_options
@@ -13,9 +15,15 @@ from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
+from aftexport.heads.head_file import read_heads
+from aftexport.lowering.file_format import check_opset
+from aftexport.operators.domain import DOMAIN, operator_name
+from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.tolerance import TOLERANCES
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
+_PRECISION = "precision"
+"""The attribute of operators with products of a chosen precision."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class ExportOptions:
     inputs: tuple[ExtraInput, ...]
     engine: EngineOptions
     timing_cache: Path | None
-    opset: int
+    opset: int | None
     check_parity: bool
     batching: bool
     force: bool
@@ -57,6 +65,11 @@ class ExportOptions:
     def is_onnx(self) -> bool:
         """Whether the source is an ONNX file."""
         return not self.is_from_factory and self.source.suffix == ".onnx" and self.source.is_file()
+
+    @property
+    def source_file(self) -> Path | None:
+        """The model file or folder; None for the module of a factory, whose name is no path."""
+        return None if self.is_from_factory else self.source
 
     @property
     def failed_out(self) -> Path:
@@ -97,10 +110,26 @@ class ExportOptions:
                 "lengths.",
                 "Export with --to onnx.",
             )
+        if self.is_from_factory and (self.allow_pickle or self.trust_remote_code):
+            option = "--allow-pickle" if self.allow_pickle else "--trust-remote-code"
+            raise UsageError(
+                f"{option} needs a model file or folder, got only --factory {self.factory}.",
+                f"Leave {option} out.",
+            )
+        if not self.batching and (self.engine.max_batch or 1) > 1:
+            raise UsageError(
+                f"--max-batch {self.engine.max_batch} has no effect with --no-batching, which "
+                "runs each document separately.",
+                "Leave one of the two out.",
+            )
+        if self.opset is not None:
+            check_opset(self.opset)
+        if self.heads is not None:
+            read_heads(self.heads)
         engine = replace(self.engine, max_length=self.max_length)
         check_options(self.to, engine, precision=self.precision, timing_cache=self.timing_cache)
-        check_output_path(self.out, self.source, self.force)
-        check_output_path(self.failed_out, self.source, force=True)
+        check_output_path(self.out, self.source_file, self.force)
+        check_output_path(self.failed_out, self.source_file, force=True)
         return replace(self, engine=engine)
 
 
@@ -129,6 +158,31 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
         raise UsageError(
             f"{option} must be one of {', '.join(choices)}, got {value!r}.",
             f"Choose one of {', '.join(choices)}.",
+        )
+
+
+def check_precision(model: onnx.ModelProto, options: ExportOptions) -> None:
+    """Check that a precision of products inside kernels changes the graph.
+
+    Args:
+        model: the exported graph, in that precision or, with auto, in fp32.
+        options: the options of the export.
+
+    Raises:
+        UsageError: if the graph has no operator whose products have a precision.
+    """
+    precision = options.precision
+    if options.to != "onnx" or precision in ("fp32", "fp16"):
+        return
+    is_auto = precision == "auto"
+    nodes = [n for n in model.graph.node if operator_name(n.op_type) in OPERATORS or not is_auto]
+    values = [a.s for n in nodes if n.domain == DOMAIN for a in n.attribute if a.name == _PRECISION]
+    if not values or (not is_auto and set(values) == {b"fp32"}):
+        fp16 = "" if options.is_onnx else ", or give fp16 for 16-bit weights and activations"
+        raise UsageError(
+            f"--precision {precision} is for products in operators of ai.aftexport, such as "
+            "LayerNormFeedForward, got a model in which it changes none.",
+            f"Leave --precision out{fp16}.",
         )
 
 

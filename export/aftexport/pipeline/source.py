@@ -6,6 +6,7 @@ from rich.console import Console
 
 from aftexport.bundle.features import Features
 from aftexport.console import stage
+from aftexport.contract import DEFAULT_OPSET
 from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions
@@ -45,6 +46,7 @@ def trace_source(
     source: "Checkpoint | OnnxSource",
     options: ExportOptions,
     described: Features | None,
+    tokenizer: str | None,
     console: Console,
 ) -> TracedModel:
     """Return the traced model of a source.
@@ -53,6 +55,7 @@ def trace_source(
         source: the model.
         options: the options of the export.
         described: the features that a file describes.
+        tokenizer: the text of a tokenizer.json; None without one.
         console: the console for the progress.
 
     Raises:
@@ -61,7 +64,7 @@ def trace_source(
     """
     if isinstance(source, OnnxSource):
         with stage(console, f"Examining {options.source}") as progress:
-            traced = trace_onnx(options, progress)
+            traced = trace_onnx(options, tokenizer, progress)
             give_back()
         return traced
     with stage(console, "Tracing to ONNX") as progress:
@@ -72,11 +75,12 @@ def trace_source(
             options.to,
             options.precision,
             options.max_length,
-            options.opset,
+            options.opset or DEFAULT_OPSET,
             batching=options.batching,
             vocab_size=options.vocab_size,
             num_features=options.features if described is None else described.count,
             extras=options.inputs,
+            tokenizer=tokenizer,
             progress=progress,
         )
         give_back()  # release the memory of intermediate graphs

@@ -1,5 +1,6 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,18 +12,22 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.golden import Case
+from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.tokenizer import check_tokenizer, largest_id
 from aftexport.capture.capture import capture, copied
-from aftexport.capture.forward_signature import ForwardSignature
+from aftexport.capture.failure import OneWayError
+from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.input_spec import input_spec
-from aftexport.capture.model_outputs import output_names
+from aftexport.capture.model_inputs import ModelInputs, features_of
+from aftexport.capture.model_outputs import output_names, single_numbers
 from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
-from aftexport.contract import MAX_TOKENS
+from aftexport.checkpoint.transformers_module import own_limits
+from aftexport.contract import IDS, MAX_TOKENS
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import UsageError
+from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
@@ -30,9 +35,12 @@ from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
+from aftexport.passes.plain_outputs import add_width
+from aftexport.pipeline.case_inputs import LONG
 from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
+from aftexport.pipeline.source_tokenizer import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,
@@ -44,6 +52,9 @@ from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
 from aftexport.system.memory import give_back
+
+_FEW_TOKENS = 5
+"""The number of tokens in the first documents that a model runs."""
 
 
 def trace(
@@ -57,6 +68,7 @@ def trace(
     vocab_size: int | None = None,
     num_features: int | None = None,
     extras: tuple[ExtraInput, ...] = (),
+    tokenizer: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
@@ -66,6 +78,7 @@ def trace(
         to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
         num_features: the declared number of features of a token; None if it is not declared.
         extras: the declared extra inputs.
+        tokenizer: the text of a tokenizer.json; None without one.
         progress: see ``recognize``.
 
     Raises:
@@ -73,17 +86,41 @@ def trace(
         TraceError: if the model cannot be traced.
     """
     read_spec = partial(input_spec, vocab_size=vocab_size, extras=extras)
-    module, program, precision = _captured(
-        checkpoint, to, precision, max_length, num_features, extras, read_spec
-    )
+
+    def again(shorter: int) -> TracedModel:
+        """Trace the model for shorter documents."""
+        return trace(
+            *(checkpoint, to, asked, shorter, opset),
+            batching=batching,
+            vocab_size=vocab_size,
+            num_features=num_features,
+            extras=extras,
+        )
+
+    asked = precision
+    try:
+        module, program, precision = _captured(
+            checkpoint, to, precision, max_length, num_features, extras, read_spec
+        )
+    except OneWayError as error:
+        is_enough = _succeeds(partial(again, error.max_tokens))
+        raise (error if is_enough else error.without_length) from error.__cause__
+    except EngineError as error:
+        raise _of_length(error, checkpoint, num_features, extras, again) from error
     spec = read_spec(program)
     _check_extras(spec, program)
     spec.check_max_length(max_length)
+    check_ids(spec, tokenizer)
     _check_features(spec, num_features)
     rounds = precision != "fp32"
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
+    ranks = single_numbers(program)
     lowered = lower(program, opset=opset)
+    if ranks:
+        graph = ir.from_proto(lowered)
+        add_width(graph, ranks)
+        lowered = ir.to_proto(graph)
     recognition = None
     if not operators_in(lowered):
         # Without aftexport's layers, the model may contain other implementations to recognize.
@@ -96,10 +133,13 @@ def trace(
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
-    cases = model_cases(reference, spec, embedding, program, batching=batching)
+    try:
+        cases = model_cases(reference, spec, embedding, program, batching=batching, ranks=ranks)
+    except EngineError as error:
+        raise _of_length(error, checkpoint, num_features, extras, again) from error
     give_back()
     explained, evidence = explained_model(lowered, to)
-    engine, beyond, long_case = TorchEngine(reference, spec.names), None, None
+    engine, beyond, long_case = TorchEngine(reference, spec.names, ranks=ranks), None, None
     if rounds:
         whole = finish(explained, fuse=False)
         unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)
@@ -125,6 +165,123 @@ def trace(
         long_case=long_case,
         beyond=beyond,
     )
+
+
+def _of_length(
+    error: EngineError,
+    checkpoint: Checkpoint,
+    num_features: int | None,
+    extras: tuple[ExtraInput, ...],
+    again: Callable[[int], TracedModel],
+) -> AftexportError:
+    """Return an error with a maximum length if PyTorch fails on longer documents only."""
+    run = _first_run(checkpoint, num_features, extras)
+
+    def fails(tokens: int) -> bool:
+        try:
+            run(tokens)
+        except EngineError:
+            return True
+        return False
+
+    longest = bisect_left(range(1, LONG + 1), True, key=fails)
+    if not 1 <= longest < LONG or not _succeeds(partial(again, longest)):
+        return error
+    return TraceError(
+        "Expected a model for documents of every length, got one that PyTorch itself runs up to "
+        f"{longest} tokens only.",
+        f"Add --max-length {longest}.",
+    )
+
+
+def _succeeds(traced: Callable[[], TracedModel]) -> bool:
+    """Return whether a trace succeeds with other options, before a remedy names these."""
+    try:
+        traced()
+    except AftexportError:
+        return False
+    return True
+
+
+def first_outputs(
+    checkpoint: Checkpoint,
+    tokenizer: str | None,
+    *,
+    num_features: int | None,
+    extras: tuple[ExtraInput, ...],
+) -> dict[str, Array] | None:
+    """Return the outputs of two short documents, and check a tokenizer, without a capture.
+
+    Args:
+        checkpoint: the checkpoint of the model.
+        tokenizer: the text of a tokenizer.json; None without one.
+        num_features: the declared number of features of a token.
+        extras: the declared extra inputs.
+
+    Returns:
+        The outputs, each with the axis of its numbers; None if the module does not run on such
+        documents, for which the capture names the cause.
+
+    Raises:
+        UsageError: if the tokenizer has ids that the module lacks.
+    """
+    try:
+        run = _first_run(checkpoint, num_features, extras)
+        short, long = run(_FEW_TOKENS), run(_FEW_TOKENS + 1)
+    except Exception:  # a module of a user can raise any exception
+        return None
+    if tokenizer is not None and checkpoint.module is not None:
+        _check_largest_id(checkpoint.module, run, tokenizer)
+    rows = {name: [x.shape for x in (short[name], long[name])] for name in short}
+    narrow = ([(2,), (2,)], [(2, _FEW_TOKENS), (2, _FEW_TOKENS + 1)])
+    return {n: x[..., None] if rows[n] in narrow else x for n, x in short.items()}
+
+
+def _first_run(
+    checkpoint: Checkpoint, num_features: int | None, extras: tuple[ExtraInput, ...]
+) -> Callable[..., dict[str, Array]]:
+    """Return a function that runs a copy of the model on two documents of so many tokens."""
+    module = checkpoint.module
+    plain: nn.Module
+    if module is None:
+        assert checkpoint.program is not None
+        program = checkpoint.program
+        names = tuple(map(str, program.graph_signature.user_inputs))
+        inputs, plain = ModelInputs(names, num_features, extras), program.module()
+    else:
+        count = features_of(module, num_features)
+        names = ForwardSignature.of(
+            module.forward, features=count is not None, extras=[extra.name for extra in extras]
+        ).inputs
+        inputs = ModelInputs(names, count, extras)
+        plain = with_plain_inputs(copied(module), names)
+    engine = TorchEngine(plain, names)
+
+    def run(tokens: int, token: int = 0) -> dict[str, Array]:
+        examples = {name: x.numpy() for name, x in inputs.examples(tokens).items()}
+        if IDS in examples:
+            examples[IDS] += token
+        return engine.run(examples)
+
+    return run
+
+
+def _check_largest_id(
+    module: nn.Module, run: Callable[..., dict[str, Array]], tokenizer: str
+) -> None:
+    def has(token: int) -> bool:
+        try:
+            run(1, token)
+        except EngineError:
+            return False
+        return True
+
+    if has(largest := largest_id(tokenizer)):
+        return
+    tables = {m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)}
+    for rows in sorted(n for n in tables if n <= largest):
+        if has(rows - 1) and not has(rows):
+            check_tokenizer(tokenizer, rows)
 
 
 def _captured(
@@ -167,7 +324,9 @@ def _masks_padding(
     names = tuple(map(str, program.graph_signature.user_inputs))
     if not ForwardSignature.for_inputs(module.forward, names).has_mask:
         return True
-    reference = TorchEngine(ReferenceModule(copied(module), names), names)
+    reference = TorchEngine(
+        ReferenceModule(copied(module), names), names, ranks=single_numbers(program)
+    )
     breach = find_breach(reference, read_spec(program), None, bound=TOLERANCES["fp32"].bound)
     return breach is None or not breach.is_of_padding
 
@@ -251,7 +410,7 @@ def _recognize(
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
     declared = [getattr(m, "max_length", None) for m in module.modules()]
     learned = [length for length in declared if isinstance(length, int) and length > 0]
-    limit = min(learned, default=None)
+    limit = min([*learned, *own_limits(module)], default=None)
     if asked is None:
         return limit
     if asked < 1:

@@ -155,6 +155,10 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
                 "Give --model with the file of the export, or --factory for an export without a "
                 "file.",
             )
+        if request.trust_remote_code:
+            raise UsageError(
+                "--trust-remote-code needs a folder, got none.", "Give the folder with --model."
+            )
         return None
     if request.against == "golden" and (request.data or request.lengths or request.search):
         raise UsageError(

@@ -69,4 +69,9 @@ def torch_engine(
     else:
         inputs = bundle.manifest.inputs
         module = ReferenceModule(module, inputs) if double else with_plain_inputs(module, inputs)
-    return TorchEngine(module, bundle.manifest.inputs, threads=threads)
+    ranks = {
+        name: 3 if head.is_per_token else 2
+        for name, head in bundle.manifest.heads.items()
+        if head.width == 1
+    }
+    return TorchEngine(module, bundle.manifest.inputs, threads=threads, ranks=ranks)

@@ -182,12 +182,12 @@ class ParquetTexts(Documents):
         return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
 
 
-def find(place: Path, *, text: str, id: str | None) -> Documents:
+def find(place: Path, *, text: str | None, id: str | None) -> Documents:
     """Find the documents at a place: the rows of Parquet files, or every file if there are none.
 
     Args:
         place: a file or folder.
-        text, id: columns of Parquet.
+        text, id: columns of Parquet; None for the usual ones.
 
     Raises:
         UsageError: if there are no documents.
@@ -201,7 +201,13 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
         )
     listed = _files(place) if place.is_dir() else [place]
     parquet = any(path.suffix == ".parquet" for path in listed)
-    documents = ParquetTexts.find(place, text, id) if parquet else TextFiles.find(place)
+    if not parquet and (text is not None or id is not None):
+        option = "--text" if text is not None else "--id"
+        raise UsageError(
+            f"{option} names a column of Parquet, got {place} with files of single documents.",
+            f"Leave {option} out.",
+        )
+    documents = ParquetTexts.find(place, text or TEXT, id) if parquet else TextFiles.find(place)
     if documents.count == 0:
         raise UsageError(f"{place} has no documents.", "Check the path.")
     return documents

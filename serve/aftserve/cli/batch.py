@@ -33,7 +33,7 @@ def _parse(words: Sequence[str]) -> Namespace:
     add("bundle", metavar="BUNDLE", help="a folder written by aftexport")
     add("input", type=path, metavar="INPUT", help="a folder of texts, or Parquet")
     add("--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
-    add("--text", default="text", metavar="COLUMN", help="column of texts (default: text)")
+    add("--text", metavar="COLUMN", help="column of texts (default: text)")
     add("--id", metavar="COLUMN", help="column of ids (default: id, or the number of the row)")
     add("--long-documents", metavar="POLICY",
         help="exact, reject, head or tail; see aftserve --help")  # fmt: skip

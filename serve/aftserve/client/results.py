@@ -104,7 +104,8 @@ class HeadAnswer:
         values: each value by its name, of a regression.
         spans: the spans of a token classification.
         vector: the vector of a feature extraction.
-        vectors: the vector of each token, of a feature extraction for tokens.
+        vectors: the vector of each token, of a feature extraction for tokens; or the values of each
+            token, of a regression for tokens.
     """
 
     label: str | None = None

@@ -18,7 +18,7 @@ class Part:
         start_token: index of the first of these tokens in the document; None for spans.
         labels: label of each token, of a token classification.
         scores: probability of each of these labels.
-        vectors: vector of each token, of a feature extraction.
+        vectors: vector of each token, of a feature extraction, or its values, of a regression.
         spans: spans that start at one of the tokens of the part before.
     """
 

@@ -17,7 +17,7 @@ class TokensPart(BaseModel):
         default=None, description="Probability of each of these labels."
     )
     vectors: tuple[tuple[float, ...], ...] | None = Field(
-        default=None, description="Vector of each token."
+        default=None, description="Vector of each token, or its values in a regression."
     )
 
 

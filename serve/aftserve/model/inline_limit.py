@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from aftexport.heads import FeatureExtraction, Head
+from aftexport.heads import Head
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.wanted import MAX_EVIDENCE_NUMBERS
 
@@ -22,7 +22,7 @@ def numbers_per_token(head: Head) -> int:
     """Return how many numbers the answer of a head has for each token; 0 without any."""
     if not head.is_per_token:
         return 0
-    return head.dimensions if isinstance(head, FeatureExtraction) else 1
+    return head.width if "vectors" in head.fields.values() else 1
 
 
 def max_inline_tokens(heads: Mapping[str, Head]) -> int | None:

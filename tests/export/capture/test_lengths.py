@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import TraceError
 from aftexport.lowering.to_onnx import lower
 from aftexport.passes.finish import finish
 
@@ -69,6 +70,49 @@ def test_positions_after_short_document_are_captured(limit: int | None) -> None:
     for tokens in (1, 3, 4, 32, limit or 35):
         ids = torch.randint(300, (2, tokens))
         torch.testing.assert_close(program.module()(ids), module(ids))
+
+
+class ValuesOfLongDocuments(tiny_models.Bag):
+    """The branch of long documents runs in PyTorch; torch.export cannot capture it."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if input_ids.shape[1] > 20:
+            x = x / float(x.abs().max())
+        return self.head(x.sum(1))
+
+
+class ChangedByShortDocuments(tiny_models.Bag):
+    """As BigBird does: a short document removes what long ones need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: nn.Module | None = nn.Identity()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if input_ids.shape[1] > 20:
+            assert self.blocks is not None
+            return self.head(self.blocks(x).mean(1))
+        self.blocks = None
+        return self.head(x.sum(1))
+
+
+class AtMostTwenty(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        assert input_ids.shape[1] <= 20
+        return self.head(self.embedding(input_ids).sum(1))
+
+
+@pytest.mark.parametrize("factory", [ValuesOfLongDocuments, ChangedByShortDocuments])
+def test_branch_of_the_model_is_no_limit(factory: type[nn.Module]) -> None:
+    with pytest.raises(TraceError, match=r"branch at 20 tokens.*--max-length 20\."):
+        capture(factory())
+    assert input_spec(capture(factory(), max_tokens=20)).max_tokens == 20
+
+
+def test_length_that_the_model_asserts_is_its_limit() -> None:
+    assert input_spec(capture(AtMostTwenty())).max_tokens == 20
 
 
 class Windows(tiny_models.Bag):

@@ -194,10 +194,38 @@ def test_model_without_padding_token_is_refused(tmp_path: Path) -> None:
             load(folder)
 
 
-def test_encoder_with_decoder_is_refused(tmp_path: Path) -> None:
-    folders.save(tmp_path / "model", "T5Model", folders.t5())
-    with pytest.raises(CheckpointError, match=r"got T5Model.*T5EncoderModel"):
+@pytest.mark.parametrize("name", ["T5Model", "T5ForSequenceClassification"])
+def test_encoder_with_decoder_is_refused(name: str, tmp_path: Path) -> None:
+    folders.save(tmp_path / "model", name, folders.t5(decoder_start_token_id=0))
+    with pytest.raises(CheckpointError, match=rf"got {name}.*T5EncoderModel"):
         load(tmp_path / "model")
+
+
+def test_decoder_without_encoder_class_is_refused(tmp_path: Path) -> None:
+    """The library has no class of BART's encoder that a folder can name."""
+    import transformers
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "vocab_size": 30}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(**sizes, **heads, encoder_ffn_dim=8, decoder_ffn_dim=8)
+    folders.save(tmp_path / "model", "BartForSequenceClassification", config)
+    with pytest.raises(CheckpointError, match=r"got BartFor.*around the encoder.*--factory"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("-inf"), float("nan")])
+def test_number_that_json_lacks_is_read(limit: float, tmp_path: Path) -> None:
+    """The library writes it as an object; Mamba-2 and its kin have infinity by default."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 4, "n_groups": 2}
+    own = transformers.Mamba2Config(**sizes, vocab_size=30, num_hidden_layers=1, chunk_size=4)
+    own.time_step_limit = (0.5, limit)
+    folders.save(tmp_path / "model", "Mamba2Model", own)
+    assert "__float__" in (tmp_path / "model" / "config.json").read_text()
+    module = load(tmp_path / "model").module
+    assert isinstance(module, TransformersModel)
+    assert repr(tuple(module.model.config.time_step_limit)) == repr((0.5, limit))
 
 
 def test_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

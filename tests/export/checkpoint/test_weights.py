@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,40 @@ def test_quantized_module_is_refused_by_weights(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tiny_models, "quantized", quantized, raising=False)
     with pytest.raises(CheckpointError, match=r"tensors on the cpu: head\."):
         from_factory("tiny_models:quantized")
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (lambda w: (w * 100).to(torch.int8), "before the quantization"),
+        (lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "before the quantization"),
+        (lambda w: w.to_sparse(), r"to_dense\(\)"),
+        (lambda w: w.to(torch.complex64), "two real weights"),
+        (lambda w: w.numpy(), r"torch\.as_tensor"),
+        (lambda w: w.tolist(), r"torch\.as_tensor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(quantize|Sparse|sparse)")
+def test_remedy_is_for_kind_of_weights(change: Any, remedy: str, tmp_path: Path) -> None:
+    state = {name: change(w) for name, w in tiny_models.Bag().state_dict().items()}
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=remedy):
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
+
+
+def test_distributed_checkpoint_is_joined_first(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import format_utils, save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(
+            {"model": tiny_models.Bag().state_dict()},
+            checkpoint_id=tmp_path / "parts",
+            no_dist=True,
+        )
+    for path in (tmp_path / "parts", next((tmp_path / "parts").glob("*.distcp"))):
+        for factory in (None, "tiny_models:Bag"):
+            with pytest.raises(CheckpointError, match=r"dcp_to_torch .*parts model\.pt"):
+                load(path, factory=factory)
+    format_utils.dcp_to_torch_save(tmp_path / "parts", tmp_path / "model.pt")
+    assert load(tmp_path / "model.pt", factory="tiny_models:Bag").module is not None

@@ -277,6 +277,37 @@ def test_inspect_of_pickle_needs_permission(
     assert "pickled module" in outcome.out
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("--factory", "tiny_models:Bag", "--to", "onnx", "--allow-pickle"), "--allow-pickle"),
+        (("--factory", "tiny_models:Bag", "--to", "onnx", "--trust-remote-code"), "--trust-remote"),
+        (("CHECKPOINT", "--to", "onnx", "--allow-pickle"), "--allow-pickle"),
+        (("CHECKPOINT", "--to", "onnx", "--trust-remote-code"), "--trust-remote-code"),
+        (("CHECKPOINT", "--to", "trt", "--no-batching", "--max-batch", "4"), "--max-batch 4"),
+        (("inspect", "BUNDLE", "--allow-pickle"), "--allow-pickle"),
+        (("verify", "BUNDLE", "--trust-remote-code"), "--trust-remote-code"),
+        (("bench", "BUNDLE", "--model", "CHECKPOINT", "--against", "portable"), "torch"),
+        (("calibrate", "BUNDLE", "--data", "d.jsonl", "--force"), "--force needs --out"),
+        (("calibrate", "BUNDLE", "--data", "d.jsonl", "--dry-run", "--out", "o"), "--dry-run"),
+    ],
+)
+def test_option_without_effect_is_refused(
+    words: tuple[str, ...],
+    option: str,
+    checkpoint_file: Path,
+    bundle_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = {"CHECKPOINT": checkpoint_file, "BUNDLE": bundle_folder}
+    is_export = "--to" in words
+    out = ("--out", tmp_path / "b") if is_export else ()
+    outcome = run_here([*(given.get(word, word) for word in words), *out], capsys)
+    assert_refused(outcome, option)
+    assert not list(tmp_path.iterdir())
+
+
 def test_inspect_refuses_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     outcome = run_here(["inspect", tmp_path / "empty"], capsys)

@@ -3,8 +3,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from aftexport.lowering.file_format import lower_format
-from aftexport.lowering.to_onnx import OPSETS
+from aftexport.lowering.file_format import OPSETS, lower_format
 from aftexport.operators.domain import DOMAIN
 
 

@@ -19,7 +19,8 @@ from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering import translation_table
-from aftexport.lowering.to_onnx import OPSETS, lower
+from aftexport.lowering.file_format import OPSETS
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name, operators_in

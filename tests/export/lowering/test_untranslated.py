@@ -43,3 +43,31 @@ def test_error_names_user_operator_and_line(
     torch.export.save(program, tmp_path / "model.pt2")
     with pytest.raises(TraceError, match=said):
         lower(torch.export.load(tmp_path / "model.pt2"))
+
+
+def _shifted(x: Tensor) -> Tensor:
+    return x + (x.long()[..., :1] >> torch.arange(16)).float()
+
+
+def _scored(x: Tensor) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    heads: Tensor = flex_attention(x[:, None], x[:, None], x[:, None])
+    return heads[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason", "remedy"),
+    [
+        (lambda x: torch.exp(torch.complex(x, x)).real, "complex numbers", "two tensors of real"),
+        (lambda x: torch.complex(x, x).cumsum(1).imag, "complex numbers", "two tensors of real"),
+        (_shifted, "shifts by a constant", r"x // 2\*\*k"),
+        (_scored, "flex_attention", "scaled_dot_product_attention"),
+    ],
+)
+def test_error_names_cause_beyond_operator(
+    function: Callable[[Tensor], Tensor], reason: str, remedy: str
+) -> None:
+    with pytest.raises(TraceError, match=f"{reason}.*{remedy}") as refused:
+        lower(capture(Through(function)))
+    assert "ONNX has no such operator" not in str(refused.value)

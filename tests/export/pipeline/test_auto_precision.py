@@ -15,6 +15,7 @@ from aftexport.heads import SingleLabelClassification
 from aftexport.parity import compare
 from aftexport.pipeline import auto_precision
 from aftexport.pipeline.auto_precision import CHEAPEST_FIRST, Advice, advise
+from aftexport.pipeline.export import export
 
 needs_kernels = pytest.mark.skipif(
     aftplugins.library("onnxruntime") is None, reason="the fused kernels are not built"
@@ -33,6 +34,15 @@ def model(bundle: Bundle) -> onnx.ModelProto:
 
 def chosen(found: Advice) -> dict[str, str]:
     return {node.operator: node.precision for node in found.nodes}
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["int8", "bf16", "auto"])
+def test_precision_without_effect_is_refused(precision: str, tmp_path: Path) -> None:
+    """No product of this model is inside a kernel of the encoder."""
+    with pytest.raises(UsageError, match=f"--precision {precision} is for products.*changes none"):
+        export(factory="tiny_models:Bag", out=tmp_path / "b", precision=precision)
+    assert not list(tmp_path.iterdir())
 
 
 @needs_kernels

@@ -9,10 +9,11 @@ import torch
 from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
 from sampling import any_case
+from tokenizers import Tokenizer, models
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import UsageError
+from aftexport.errors import TraceError, UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
 
@@ -251,3 +252,82 @@ def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_pa
     with pytest.raises(UsageError, match="labels must be"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
+
+
+class BranchBeforeLgamma(tiny_models.Bag):
+    """Up to 25 tokens it can be captured, but not translated."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        return self.head(torch.lgamma(x if input_ids.shape[1] > 25 else x * 2).mean(1))
+
+
+class OffsetPositions(tiny_models.Bag):
+    """Positions as RoBERTa computes them: 30 rows are enough for 28 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = torch.nn.Embedding(30, 16)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        places = torch.ones_like(input_ids).cumsum(1) + 1
+        return self.head((self.embedding(input_ids) + self.positions(places)).mean(1))
+
+
+def test_length_is_tried_before_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="branch at 25 tokens") as refused:
+        export(factory=f"{__name__}:BranchBeforeLgamma", out=tmp_path / "b")
+    assert "--max-length" not in str(refused.value)
+
+
+def test_length_of_computed_positions_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"up to 28 tokens only\. Add --max-length 28\."):
+        export(factory=f"{__name__}:OffsetPositions", out=tmp_path / "b")
+    bundle = export(factory=f"{__name__}:OffsetPositions", out=tmp_path / "b", max_length=28)
+    assert bundle.manifest.max_tokens == 28
+
+
+def test_cheap_checks_come_before_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured(*_: Any, **__: Any) -> None:
+        pytest.fail("the model was captured first")
+
+    monkeypatch.setattr("aftexport.pipeline.trace.capture", captured)
+    tokenizer = tmp_path / "tokenizer.json"
+    words = {str(number): number for number in range(400)}
+    Tokenizer(models.WordLevel(words, unk_token="0")).save(str(tokenizer))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"tokenizer": tokenizer}, "ids must be below the model's 300, got 399"),
+        ({"labels": ["a"]}, "different labels"),
+        ({"task": "token_classification"}, "for token_classification"),
+        ({"opset": 99}, "--opset must be 18"),
+        ({"heads": tmp_path / "absent"}, "absent cannot be read"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            export(factory="tiny_models:Bag", out=tmp_path / "b", **options)
+
+
+def test_padding_of_library_model_is_its_own(tmp_path: Path) -> None:
+    """GPT-2 searches for the token before the padding; a wrapper gives it ids and a mask."""
+    bundle = export(factory=f"{__name__}:wrapped_library_model", out=tmp_path / "b")
+    assert bundle.manifest.inputs == ("input_ids", "lengths")
+    assert bundle.manifest.max_tokens == 40
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids, attention_mask=attention_mask).logits
+        return logits
+
+
+def wrapped_library_model() -> Wrapped:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": 30}
+    config = transformers.GPT2Config(**sizes, num_labels=3, pad_token_id=3)
+    return Wrapped(transformers.GPT2ForSequenceClassification(config))

@@ -83,6 +83,7 @@ BAD: dict[str, tuple[onnx.ModelProto, dict[str, Any], str]] = {
     "sum over the batch": (text_model(extend=sum_of_batch), {}, r"other documents.*--no-batching"),
     "float64": (text_model(dtype=np.float64), {}, "Expected float32 or float16 for the output"),
     "factory": (text_model(), {"factory": "a:b"}, "a PyTorch model with --factory a:b"),
+    "usual opset": (text_model(), {"opset": 20}, "a PyTorch model with --opset 20"),
     "pickle": (text_model(), {"allow_pickle": True}, "a PyTorch model with --allow-pickle"),
     "opset": (text_model(), {"opset": 19}, "a PyTorch model with --opset 19"),
     "precision": (text_model(), {"precision": "fp16"}, "whose weights keep their types"),

@@ -166,3 +166,12 @@ def test_names_outside_unicode_work(checkpoint_file: Path, tmp_path: Path) -> No
     timed = run_python("-m", "aftexport", *bench, cwd=folder)
     assert timed.code == 0, timed.err
     assert json.loads((folder / "times.json").read_text("utf-8"))["bundle"] == again.name
+
+
+def test_name_of_factory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle = export(factory="tiny_models:Bag", out="Bag", check_parity=False)
+    assert bundle.path == Path("Bag")
+    (tmp_path / "Bag" / "config.json").write_text('{"problem_type": "regression"}')
+    again = export(factory="tiny_models:Bag", out="other", check_parity=False)
+    assert again.manifest.heads["logits"].task == "single_label_classification"

@@ -11,12 +11,14 @@ import torch
 from commands import assert_refused, run_here
 from rich.console import Console
 
+import aftexport
 from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.golden import Case
 from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.heads import HEADS
+from aftexport.heads import HEADS, Regression, VectorsAnswer
+from aftexport.heads.regression import Value
 from aftexport.parity import compare
 from aftexport.pipeline.export import export
 from aftexport.pipeline.head import HeadOptions, choose_heads
@@ -124,8 +126,8 @@ def test_only_output_may_be_for_tokens(tmp_path: Path, capsys: pytest.CaptureFix
         undeclared, "a row for every token", "--task token_classification",
         "--task feature_extraction",
     )  # fmt: skip
-    other = run_here([*words, "--task", "regression"], capsys)
-    assert_refused(other, "[batch, width] for regression")
+    other = run_here([*words, "--task", "multi_label_classification"], capsys)
+    assert_refused(other, "[batch, width] for multi_label_classification", "regression or")
     assert not list(tmp_path.iterdir())
     labels = ["--task", "token_classification", "--labels", "O,B-LAW,I-LAW,B-DAY,I-DAY"]
     outcome = run_here([*words, *labels], capsys)
@@ -137,6 +139,87 @@ def test_only_output_may_be_for_tokens(tmp_path: Path, capsys: pytest.CaptureFix
     assert bundle.manifest.no_evidence == "every output is for tokens"
     verified = run_here(["verify", tmp_path / "b"], capsys)
     assert verified.code == 0, verified.err
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    out = tmp_path_factory.mktemp("numbers") / "model.bundle"
+    tasks = {"each": "regression", "whole": "binary_classification"}
+    return export(factory="several_heads:SingleNumbers", out=out, task=tasks)
+
+
+def test_single_numbers_need_no_axis(numbers: Bundle) -> None:
+    heads = numbers.manifest.heads
+    assert [(head.task, head.is_per_token) for head in heads.values()] == [
+        ("regression", True), ("binary_classification", False),
+    ]  # fmt: skip
+    model = several_heads.SingleNumbers().eval().double()
+    engine = OnnxRuntimeEngine(numbers.model_path)
+    for case in numbers.golden():
+        if case.subject != "model":
+            continue
+        inputs = [torch.from_numpy(case.inputs[name]) for name in ("input_ids", "lengths")]
+        with torch.no_grad():
+            expected = model(*inputs)
+        outputs = engine.run(case.inputs)
+        batch, tokens = case.shape
+        assert (outputs["each"].shape, outputs["whole"].shape) == ((batch, tokens, 1), (batch, 1))
+        valid = np.arange(tokens) < case.inputs["lengths"][:, None]
+        np.testing.assert_allclose(outputs["each"][valid][:, 0], expected["each"][valid], atol=1e-5)
+        np.testing.assert_allclose(outputs["whole"].ravel(), expected["whole"].ravel(), atol=1e-5)
+    assert numbers.manifest.chunked is not None
+    assert numbers.manifest.explained == "whole"
+    request = Request(factory="several_heads:SingleNumbers", lengths=[40], layers=True)
+    report = check(numbers, request, Console(quiet=True))
+    assert report.passed, report.reason
+
+
+def test_values_of_tokens_are_answered(numbers: Bundle) -> None:
+    """In their units, in one run and in parts."""
+    text = "one number for each byte"
+    with aftexport.Predictor(numbers.path) as predictor:
+        (answer,) = predictor([list(text.encode())])
+    with torch.no_grad():
+        ids = torch.tensor([list(text.encode())])
+        expected = several_heads.SingleNumbers().eval()(ids, torch.tensor([len(text)]))["each"]
+    vectors = answer.heads["each"].vectors
+    np.testing.assert_allclose(np.ravel(vectors), expected.ravel(), atol=1e-4)
+    head = numbers.manifest.heads["each"]
+    scaled = head.model_copy(update={"values": (Value(name="age", scale=2.0, offset=1.0),)})
+    assert isinstance(scaled, Regression)
+    rows = expected.ravel()[:, None].double().numpy()
+    found = scaled.answer(rows)
+    assert isinstance(found, VectorsAnswer)
+    np.testing.assert_allclose(found.vectors, 2 * rows + 1, rtol=1e-6)
+    decoder = scaled.decoder()
+    decoder.add(rows[:5])
+    decoder.add(rows[5:])
+    assert decoder.finish().answer() == found
+
+
+@pytest.mark.parametrize(("name", "rank"), [("each", 3), ("whole", 2)])
+def test_single_numbers_of_onnx_file(name: str, rank: int, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(30, 1)).astype(np.float32)
+    body = (
+        "y = Squeeze(x, last)" if name == "each"
+        else "mean = ReduceMean <keepdims = 0> (x, tokens) y = Squeeze(mean, last)"
+    )  # fmt: skip
+    axes = "batch, tokens" if name == "each" else "batch"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 20]>
+        g (int64[batch, tokens] input_ids) => (float[{axes}] y)
+        <int64[1] last = {{-1}}, int64[1] tokens = {{1}}>
+        {{ x = Gather(table, input_ids) {body} }}"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    onnx.save(model, tmp_path / "model.onnx")
+    bundle = export(tmp_path / "model.onnx", out=tmp_path / "b", task="regression")
+    assert bundle.manifest.heads["y"].is_per_token is (name == "each")
+    ids = np.array([[3, 4, 5], [6, 7, 8]])
+    (output,) = OnnxRuntimeEngine(bundle.model_path).run({"input_ids": ids}).values()
+    expected = table[ids] if name == "each" else table[ids].mean(1)
+    assert output.ndim == rank
+    np.testing.assert_allclose(output, expected, atol=1e-6)
 
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:

@@ -4,10 +4,21 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from arrow_arrays import unchecked_strings
 
-from aftserve.batch.documents import texts_of
+from aftexport.errors import UsageError
+from aftserve.batch.documents import find, texts_of
 from aftserve.errors import DocumentTooLongError
+
+
+@pytest.mark.parametrize("option", ["text", "id"])
+def test_column_of_text_files_is_refused(option: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    columns: dict[str, str | None] = {"text": None, "id": None}
+    assert find(tmp_path, **columns).count == 1
+    with pytest.raises(UsageError, match=f"--{option} names a column of Parquet"):
+        find(tmp_path, **columns | {option: "text"})
 
 
 def test_oversized_text_file_is_refused(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ export function showHeads(answer, content) {
 }
 
 /** Return whether a head answers with spans or vectors, which have their own place. */
-const isShownAlone = (name) => ["token_classification", "feature_extraction"].includes(heads[name]?.task);
+const isShownAlone = (name) =>
+  ["token_classification", "feature_extraction"].includes(heads[name]?.task) || heads[name]?.per_token;
 
 /** Show the table of scores and values, with a title for each head if there are several. */
 function showNumbers(answers, several) {
