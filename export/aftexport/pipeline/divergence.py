@@ -17,7 +17,8 @@ from aftexport.parity.comparison import Differences
 _BOUND = 1e-3
 """Bound of a difference: the program may be in float16, and a batch sums in another order."""
 _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
-                     "constant_pad_nd", "to", "_to_copy", "stack", "index_select", "sym_size"})  # fmt: skip
+                     "constant_pad_nd", "to", "_to_copy", "stack", "index_select",
+                     "sym_size"})  # fmt: skip
 
 
 def first_divergence(
