@@ -2,6 +2,7 @@
 
 import traceback
 
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 
@@ -11,6 +12,8 @@ from aftexport.errors import TraceError, first_line
 from aftexport.internals.torch_operators import OpOverload
 from aftexport.internals.torch_translation import DispatchError
 
+_aten = torch.ops.aten
+_MOVES = (_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.embedding.default)
 _REMEDY = "Replace it by operators that ONNX has."
 
 
@@ -35,6 +38,36 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
     place = f" ({line})" if line else ""
     reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
     return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
+
+
+def bfloat16_error(program: ExportedProgram) -> TraceError | None:
+    """Return the error for a model that computes in bfloat16 with weights of another type.
+
+    Args:
+        program: the decomposed program.
+
+    Returns:
+        None if the model does not: ONNX Runtime runs a model of bfloat16 weights in float32.
+    """
+    if any(tensor.dtype == torch.bfloat16 for tensor in program.state_dict.values()):
+        return None
+    node = next((n for n in program.graph.nodes if _computes_in_bfloat16(n)), None)
+    if node is None:
+        return None
+    line = last_own_line(node.meta)
+    return TraceError(
+        "Expected operators in float32 or float16, which ONNX Runtime has on the CPU, got "
+        f"{_operator(node, node)} in bfloat16{f' ({line})' if line else ''}.",
+        "Remove torch.autocast and casts to bfloat16 from forward: --precision chooses the type.",
+    )
+
+
+def _computes_in_bfloat16(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
+        return False
+    is_operator = isinstance(node.target, OpOverload) and not node.target.is_view
+    return is_operator and node.target not in _MOVES
 
 
 def _node(error: BaseException | None) -> fx.Node | None:
