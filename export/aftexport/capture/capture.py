@@ -21,6 +21,7 @@ from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.module_translations.caches import switch_off_caches
 from aftexport.capture.module_translations.replaced_functions import refuse_unknown_functions
 from aftexport.capture.torch_script import scripted_parts
+from aftexport.capture.type_constants import trained_limits, trained_type
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
@@ -65,17 +66,27 @@ def capture(
     if signature.has_mask:
         masked = ModelInputs(signature.inputs, number, extras)
         try:
-            return _captured(prepared(model, dtype, masked.names), masked, max_tokens)
+            return _captured(model, dtype, masked, max_tokens)
         except TraceError as error:
             with suppress(TraceError):
                 signature = read(mask=False)
             if signature.has_mask:  # the forward requires one
                 raise error from error.__cause__
     inputs = ModelInputs(signature.inputs, number, extras)
-    return _captured(prepared(model, dtype, inputs.names), inputs, max_tokens)
+    return _captured(model, dtype, inputs, max_tokens)
 
 
-def _captured(model: nn.Module, inputs: ModelInputs, max_tokens: int | None) -> ExportedProgram:
+def _captured(
+    trained: nn.Module, dtype: torch.dtype, inputs: ModelInputs, max_tokens: int | None
+) -> ExportedProgram:
+    model = prepared(trained, dtype, inputs.names)
+    with trained_limits(model, trained_type(trained), dtype):
+        return _captured_by_attempts(model, inputs, max_tokens)
+
+
+def _captured_by_attempts(
+    model: nn.Module, inputs: ModelInputs, max_tokens: int | None
+) -> ExportedProgram:
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
     if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
