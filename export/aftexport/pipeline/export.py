@@ -290,5 +290,5 @@ class _Export:
         bundle = Bundle.open(options.out if passed else options.failed_out)
         print_summary(self._console, bundle, paths, results)
         if not passed:
-            raise parity_error(worst(results), bundle.path, options.precision)
+            raise parity_error(worst(results), bundle, options.precision)
         return bundle
