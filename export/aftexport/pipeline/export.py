@@ -17,6 +17,7 @@ from aftexport.console import escape, stage
 from aftexport.contract import DEFAULT_OPSET
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
+from aftexport.engines.product_methods import forced_methods, usable_methods
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
@@ -257,7 +258,10 @@ class _Export:
     def _verify(self, draft: Bundle, cases: Sequence[Case]) -> list[Comparison]:
         if not self._options.check_parity:
             return []
-        with stage(self._console, f"Comparing with {draft.manifest.reference_title}"):
+        title = f"Comparing with {draft.manifest.reference_title}"
+        # Another machine may choose the coarsest method that the precision allows.
+        methods = usable_methods(draft.manifest.precision)
+        with stage(self._console, title), forced_methods(methods):
             results = verify(draft)
         if all(r.passed for r in results):
             with stage(self._console, "Comparing in a stock session"):
