@@ -113,6 +113,7 @@ def cast_mixed_inputs(model: ir.Model) -> None:
             narrow = next((dtype for dtype in _NARROW if dtype in alike), None)
             if narrow is not None and _dtype(value) == _DOUBLE:
                 cast = ir.node("Cast", [value], {"to": narrow})
+                assert node.graph is not None
                 node.graph.insert_before(node, cast)
                 node.replace_input_with(index, cast.outputs[0])
 
