@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from aftexport.contract import AXES, EVIDENCE, MAX_FEATURES, MAX_VOCABULARY
 from aftexport.errors import UsageError
@@ -18,7 +18,10 @@ Array = NDArray[Any]
 MAX_INPUTS = 16
 """The maximum number of extra inputs of a model."""
 KINDS = "number, vector:K, category, categories:K or token_category"
-"""The kinds of ``--input``; a category may end in ``:N``, for integers below N."""
+"""The kinds of ``--input``; a category may end in ``:N``, for integers below N, and a number or
+vector in ``:MIN..MAX``, either of which may be left out."""
+_DECIMAL = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+_LIMITS = re.compile(rf"({_DECIMAL})?\.\.({_DECIMAL})?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESERVED = (*AXES, "attention_mask", "text", "texts", "other_keys", "other_values")
 """Names of other inputs of the model, of requests, and of the graphs of a long document."""
@@ -34,6 +37,7 @@ class ExtraInput(BaseModel):
         width: the number of values ``K`` of ``[batch, K]``; None for one value of each document
             or token.
         maximum: the largest integer; None for floats, or if it is not known yet.
+        lowest, highest: the limits of floats; None for any finite number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -43,6 +47,8 @@ class ExtraInput(BaseModel):
     dtype: Literal["float32", "int64"]
     width: Annotated[int, Ge(1), Le(MAX_FEATURES)] | None = None
     maximum: Annotated[int, Ge(0), Le(MAX_VOCABULARY - 1)] | None = None
+    lowest: FiniteFloat | None = None
+    highest: FiniteFloat | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -60,12 +66,31 @@ class ExtraInput(BaseModel):
             raise ValueError("kind: expected one int64 of each token, without a width")
         if self.dtype == "float32" and self.maximum is not None:
             raise ValueError("maximum: expected none for float32")
+        if self.dtype == "int64" and not self.lowest is self.highest is None:
+            raise ValueError("lowest, highest: expected none for int64")
+        lowest, highest = self._limits()
+        if not lowest < highest:
+            raise ValueError(f"lowest: expected less than {self.highest}, got {self.lowest}")
         return self
+
+    def _limits(self) -> tuple[float, float]:
+        """Return the limits of floats, in float32."""
+        most = float(np.finfo(np.float32).max)
+        limits = (self.lowest, -most), (self.highest, most)
+        with np.errstate(over="ignore"):
+            low, high = (float(np.float32(most if n is None else n)) for n, most in limits)
+        return low, high
 
     @property
     def axes(self) -> dict[int, str]:
         """The names of the dynamic axes."""
         return {0: "batch", 1: "tokens"} if self.kind == "token" else {0: "batch"}
+
+    @property
+    def range(self) -> str:
+        """The limits of floats, for messages; empty without limits."""
+        ends = (("from", self.lowest), ("to", self.highest))
+        return " ".join(f"{word} {end:g}" for word, end in ends if end is not None)
 
     @property
     def layout(self) -> str:
@@ -84,11 +109,25 @@ class ExtraInput(BaseModel):
         return np.zeros((documents, *self.shape(tokens)), np.dtype(self.dtype))
 
     def sample(self, generator: np.random.Generator, documents: int, tokens: int) -> Array:
-        """Return random values: standard normal floats, or integers up to the maximum."""
+        """Return random values: floats within the limits, or integers up to the maximum.
+
+        Floats are standard normal without limits, and uniform between two limits.
+        """
         shape = (documents, *self.shape(tokens))
         if self.dtype == "float32":
-            return generator.standard_normal(shape, np.float32)
+            if self.lowest is not None and self.highest is not None:
+                return self.clipped(generator.uniform(self.lowest, self.highest, shape))
+            values = generator.standard_normal(shape, np.float32)
+            if self.lowest is not None:
+                values = np.abs(values) + np.float32(self.lowest)
+            if self.highest is not None:
+                values = np.float32(self.highest) - np.abs(values)
+            return self.clipped(values)
         return generator.integers(0, self.maximum or 0, shape, np.int64, endpoint=True)
+
+    def clipped(self, values: Array) -> Array:
+        """Return floats within the limits, in float32."""
+        return np.clip(values, *self._limits()).astype(np.float32)
 
     def checked(self, value: object, tokens: int) -> Array:
         """Return the values for one document, from JSON or an array.
@@ -110,6 +149,12 @@ class ExtraInput(BaseModel):
                 floats = numbers.astype(np.float32)
             if not np.isfinite(floats).all():
                 raise ValueError(f"the input {self.name!r}: expected finite float32 numbers")
+            low, high = self._limits()
+            if (outside := (floats < low) | (floats > high)).any():
+                raise ValueError(
+                    f"the input {self.name!r}: expected numbers {self.range}, got "
+                    f"{_plain(numbers[outside].ravel()[0])}"
+                )
             return floats
         most = self.maximum or 0
         # A comparison with NaN is false, so NaN is outside too.
@@ -254,19 +299,30 @@ def _parsed(name: str, kind: str) -> ExtraInput:
         "categories": {"kind": "document", "dtype": "int64"},
         "token_category": {"kind": "token", "dtype": "int64"},
     }
+    limits = None
+    if word in ("number", "vector") and sizes and (limits := _LIMITS.fullmatch(sizes[-1])):
+        sizes.pop()
     has_width = word in ("vector", "categories")
     most = has_width + ("categor" in word)
     is_known = word in layouts and has_width <= len(sizes) <= most
     if not is_known or not all(re.fullmatch("[1-9][0-9]{0,8}", size) for size in sizes):
         raise UsageError(
             f"--input {name} must be {KINDS}, where a category may end in :N for integers below "
-            f"N, got {kind[:80]!r}.",
+            f"N, and a number or vector in :MIN..MAX, got {kind[:80]!r}.",
             "Give one of these kinds.",
         )
     width = int(sizes.pop(0)) if has_width else None
     maximum = int(sizes[0]) - 1 if sizes else None
+    low, high = (limits and limits[1]), (limits and limits[2])
     try:
-        return ExtraInput(name=name, width=width, maximum=maximum, **layouts[word])
+        return ExtraInput(
+            **layouts[word],
+            name=name,
+            width=width,
+            maximum=maximum,
+            lowest=float(low) if low else None,
+            highest=float(high) if high else None,
+        )
     except ValidationError as error:
         raise UsageError(
             f"--input {name}={kind}: {problem(error)}.",

@@ -9,7 +9,10 @@ from typing import Any, Literal
 from aftplugins import library
 
 METHOD_VARIABLE = "AFTEXPORT_METHOD"
-"""A variable that forces a method for each reduced precision whose error bound it keeps."""
+"""A variable that forces a method for each reduced precision whose error bound it keeps.
+
+Of several methods, separated by commas, each precision takes the one with the largest error.
+"""
 _TEXT_BYTES = 4096
 _UNKNOWN_VALUE = -1
 

@@ -1,5 +1,6 @@
 """The description of extra inputs, and their values for one document."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,28 @@ def test_part_cuts_only_tokens() -> None:
 def test_integers_of_tokens_have_no_width() -> None:
     with pytest.raises(ValueError, match="without a width"):
         ExtraInput(name="types", kind="token", dtype="int64", width=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "said"),
+    [
+        ("number:0..120", 120, -1, "expected numbers from 0 to 120, got -1"),
+        ("number:0..", 1e30, -0.5, "expected numbers from 0, got -0.5"),
+        ("number:..0.1", np.array(0.1, np.float32), 0.2, "expected numbers to 0.1, got 0.2"),
+        ("vector:2:-1..1e1", [-1, 10], [0, 11], "expected numbers from -1 to 10, got 11"),
+    ],
+)
+def test_range_of_numbers_is_kept(kind: str, good: Any, bad: Any, said: str) -> None:
+    (extra,) = parse_inputs({"age": kind})
+    assert ExtraInput.model_validate_json(extra.model_dump_json()) == extra
+    extra.checked(good, 1)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        extra.checked(bad, 1)
+    for values in extra.sample(np.random.default_rng(0), 100, 1):
+        extra.checked(np.asarray(values), 1)
+
+
+@pytest.mark.parametrize("kind", ["number:2..1", "number:1", "number:a..b", "category:0..2"])
+def test_bad_range_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match="--input age"):
+        parse_inputs({"age": kind})

@@ -160,6 +160,16 @@ def test_forced_method_applies_within_its_bound(forced: str) -> None:
                 assert choice.chosen_by in ("variable", "precision")
 
 
+def test_each_precision_takes_coarsest_of_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METHOD_VARIABLE, ",".join(usable()))
+    for precision, methods in (("bf16", BF16), ("int8", BY_ERROR)):
+        for width in (WIDTH, None):
+            choice = choose(precision, width)
+            assert choice is not None
+            allowed = [method for method in usable() if method in methods]
+            assert choice.methods[0] == allowed[-1]
+
+
 def test_unknown_method_lists_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     known = ", ".join(sorted(usable()))
     monkeypatch.setenv(METHOD_VARIABLE, "int4")

@@ -16,6 +16,8 @@ _INSTEAD = {
     "conv1d": "Set its padding to 0 and pad the tokens before it by torch.nn.functional.pad, to at "
     "least the size of its kernel.",
     "max_pool1d": "Call max_pool2d on x.unsqueeze(2): torch.export captures it for every length.",
+    "interpolate": "Write mode='area' as means of windows, by differences of cumsum: torch.export "
+    "captures it for one size only.",
     "linspace": "Write torch.arange(tokens) / tokens: torch.export captures it for every length.",
     "lstm": _RECURRENT,
     "gru": _RECURRENT,
@@ -54,6 +56,7 @@ _FLOAT = (
     "Give that operator a float that is the same for every length, and multiply a tensor by the "
     "float that depends on the length: for scaled_dot_product_attention the query, with scale=1.0."
 )
+_SCALE = "Give interpolate size=tokens in place of a scale_factor that depends on the length."
 _PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
 
 
@@ -158,7 +161,7 @@ def _advice_on_guard(guard: ShapeGuard) -> tuple[str, bool] | None:
     if guard.operator and guard.max_tokens(MAX_TOKENS) is not None:
         return (_WINDOWS, False) if is_of_pieces(guard) else (_TABLE, True)
     if guard.operator and guard.is_of_floats:
-        return _FLOAT, False
+        return (_SCALE if guard.operator.endswith(".interpolate") else _FLOAT), False
     if guard.operator:
         advice = _INSTEAD.get(
             guard.operator.rpartition(".")[2],

@@ -1,6 +1,7 @@
 """Attempts to capture a model by ``torch.export``, in a fixed order."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from aftexport.capture.module_translations.replaced_functions import translate_f
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
+from aftexport.capture.tracing_questions import answered_as_in_pytorch
 from aftexport.internals.torch_shapes import allow_sizes_of_one
 
 _MAX_BATCH = 1 << 16
@@ -21,10 +23,16 @@ _MAX_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Failure:
-    """The error of an attempt to capture a model, and the guards that torch set on its sizes."""
+    """The error of an attempt to capture a model.
+
+    Attributes:
+        guards: the guards that torch set on the model's sizes.
+        questions: the questions of the model whether it is captured, which got the answer no.
+    """
 
     error: Exception
     guards: list[ShapeGuard]
+    questions: list[str]
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ def attempt_export(
     failures: list[Failure] = []
     # With at most 2 tokens, a size that is never 1 is always 2.
     for attempt in _ATTEMPTS[limit == 2 :]:
-        if attempt.strict and not any(g.is_of_the_model for f in failures for g in f.guards):
+        if attempt.strict and not _can_be_strict(model, arguments, failures):
             break
         outcome = _run(attempt, model, arguments, shapes)
         if isinstance(outcome, ExportedProgram):
@@ -87,6 +95,18 @@ def attempt_export(
         if not is_of_sizes and not failed_in_torch(outcome.error):
             break
     return failures
+
+
+def _can_be_strict(
+    model: nn.Module, arguments: tuple[Tensor, ...], failures: Sequence[Failure]
+) -> bool:
+    """Return whether reading the code of the forward may help, and takes the branch of PyTorch."""
+    if not any(guard.is_of_the_model for failure in failures for guard in failure.guards):
+        return False
+    # torch answers questions itself where it reads the code, so ask them in an ordinary run.
+    with answered_as_in_pytorch() as asked, torch.no_grad(), suppress(Exception):
+        model(*arguments)
+    return not asked
 
 
 def _run(
@@ -102,13 +122,21 @@ def _run(
         options = allow_sizes_of_one(attempt.may_be_one)
         recording = record_shape_guards(guards, decide=attempt.decide)
         translated = translate_functions(model)
-        with options, quiet(), torch.no_grad(), free as tensors, recording, translated:
+        with (
+            options,
+            quiet(),
+            torch.no_grad(),
+            free as tensors,
+            recording,
+            translated,
+            answered_as_in_pytorch() as asked,
+        ):
             try:
                 return torch.export.export(
                     model, arguments, dynamic_shapes=shapes, strict=attempt.strict
                 )
             except Exception as error:  # torch raises exceptions of many types
-                failure = Failure(error, guards)
+                failure = Failure(error, guards, asked)
         if not tensors or violation(str(failure.error)) is not None:
             break
     return failure

@@ -5,7 +5,7 @@ silently freeze the shape.
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 
@@ -22,6 +22,7 @@ from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.module_translations.caches import switch_off_caches
 from aftexport.capture.module_translations.replaced_functions import refuse_unknown_functions
 from aftexport.capture.torch_script import scripted_parts
+from aftexport.capture.type_constants import trained_limits, trained_type
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
@@ -78,10 +79,24 @@ def capture(
 
 
 def _captured(
-    module: nn.Module, dtype: torch.dtype, inputs: ModelInputs, max_tokens: int | None
+    trained: nn.Module, dtype: torch.dtype, inputs: ModelInputs, max_tokens: int | None
 ) -> ExportedProgram:
-    prepare = partial(prepared, module, dtype, inputs.names)
-    model, limit = prepare(), max_tokens or MAX_TOKENS
+    prepare = partial(prepared, trained, dtype, inputs.names)
+    model = prepare()
+    with trained_limits(model, trained_type(trained), dtype):
+        captured = _captured_by_attempts(model, prepare, inputs, max_tokens)
+    if dtype in (torch.float16, torch.bfloat16):
+        keep_positions_float32(captured, trained)
+    return captured
+
+
+def _captured_by_attempts(
+    model: nn.Module,
+    prepare: Callable[[], nn.Module],
+    inputs: ModelInputs,
+    max_tokens: int | None,
+) -> ExportedProgram:
+    limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
     if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
@@ -92,8 +107,6 @@ def _captured(
             raise explain(model, inputs, captured, limit) from captured[-1].error
         limit = bound
         captured = attempt_export(model, inputs, limit)
-    if dtype in (torch.float16, torch.bfloat16):
-        keep_positions_float32(captured, module)
     return captured
 
 

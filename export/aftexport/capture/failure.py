@@ -62,7 +62,16 @@ def explain(
             BRANCHES,
             bound,
         )
-    return error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
+    refusal = error_of_failure(error) or _refusal(model, inputs, error, guard, one_way)
+    asked = next((question for failure in failures for question in failure.questions), None)
+    if asked is None:
+        return refusal
+    # The branch for a capture may be another computation than the trained one.
+    return TraceError(
+        f"{refusal.problem} The forward asks {asked}, and the export has the branch that PyTorch "
+        "runs, where the answer is no.",
+        refusal.remedy,
+    )
 
 
 def find_bound(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from aftexport.capture.complaints import cause
 from aftexport.capture.forward_signature import with_plain_inputs
+from aftexport.capture.type_constants import TrainedConstants, trained_limits, trained_type
 from aftexport.internals.torch_operators import TorchDispatchMode, pytree
 
 
@@ -31,6 +33,7 @@ class ReferenceModule(nn.Module):
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
         super().__init__()
+        self._trained = trained_type(module)
         self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"
         self.reason = ""
@@ -47,7 +50,12 @@ class ReferenceModule(nn.Module):
         if self._is_decided:
             return self._run(*inputs)
         errors: list[Exception] = []
-        for modes in ([float64_by_default], [float64_by_default, _WithoutFloat32]):
+        trained = (
+            float64_by_default,
+            partial(trained_limits, self.module, self._trained, torch.float64),
+            partial(TrainedConstants, self._trained),
+        )
+        for modes in (trained, (*trained, _WithoutFloat32)):
             self._modes = [*modes]
             try:
                 with _CastsToFloat32() as casts:

@@ -204,7 +204,8 @@ def last_own_line(meta: Mapping[str, Any]) -> str:
         meta: the attribute ``meta`` of the captured node.
     """
     lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', meta.get("stack_trace") or "")
-    own = [line for line in lines if not line[0].startswith(_FOLDERS)]
+    # torch names code that it wrote itself <eval_with_key>.
+    own = [line for line in lines if not line[0].startswith((*_FOLDERS, "<"))]
     return "{}, line {}, in {}".format(*own[-1]) if own else ""
 
 

@@ -214,7 +214,7 @@ def _add_graph_options(parser: argparse.ArgumentParser) -> None:
         help="extra input for the parameter NAME of forward; repeat it for several. Of each "
         "document: number, vector:K, category or categories:K; of each token: token_category. A "
         "category may end in :N, for integers below N (default: the rows of the table that looks "
-        "them up)")  # fmt: skip
+        "them up); a number or vector in :MIN..MAX, for numbers from MIN to MAX")  # fmt: skip
     add("--opset", type=int, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-batching", action="store_true", help="run each document separately, for a model "
         "that computes over the whole batch")  # fmt: skip

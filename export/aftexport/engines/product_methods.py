@@ -1,6 +1,8 @@
 """The methods of a model's products in the CPU kernels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -9,7 +11,7 @@ from rich.table import Table
 from aftexport.console import plain_table
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name
-from aftplugins.methods import MethodChoice, MethodVariableError, choose
+from aftplugins.methods import METHOD_VARIABLE, MethodChoice, MethodVariableError, choose
 
 _WEIGHT_INPUTS = {
     "LayerNormLinear": 3,
@@ -21,6 +23,7 @@ _WEIGHT_INPUTS = {
 """The input of the first weight, whose rows are the width of the operator's products."""
 _AFT_FULL = ("AftFull", "CausalAftFull")
 _REDUCED = ("bf16", "int8")
+_WIDTH = 256
 
 
 def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
@@ -37,15 +40,58 @@ def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
         return ()
     graph = onnx.load(model, load_external_data=False).graph
     wanted = sorted(set(_products(graph)), key=lambda pair: (pair[0], pair[1] or 0))
+    choices = [_choice(precision, width) for precision, width in wanted]
+    # Widths that differ little have the same choice.
+    unique = {(c.precision, c.products): c for c in choices if c is not None}
+    return tuple(unique.values())
+
+
+@contextmanager
+def forced_methods(names: Collection[str]) -> Iterator[None]:
+    """Let new sessions take the coarsest of these methods that keeps a precision's bound.
+
+    The variable of the process is changed during the block.
+
+    Args:
+        names: names of methods; empty for the choice of the kernels.
+    """
+    before = os.environ.pop(METHOD_VARIABLE, None)
+    if names:
+        os.environ[METHOD_VARIABLE] = ",".join(names)
     try:
-        choices = [choose(precision, width) for precision, width in wanted]
+        yield
+    finally:
+        os.environ.pop(METHOD_VARIABLE, None)
+        if before is not None:
+            os.environ[METHOD_VARIABLE] = before
+
+
+def usable_methods(precision: str) -> tuple[str, ...]:
+    """Return the methods by which this processor may compute a reduced precision.
+
+    Args:
+        precision: the precision of the bundle.
+
+    Returns:
+        Their names; empty for other precisions, or if the kernels are not built or switched off.
+
+    Raises:
+        EngineError: if a variable names an unknown instruction set.
+    """
+    if precision not in _REDUCED:
+        return ()
+    with forced_methods(()):
+        choice = _choice(precision, _WIDTH)
+    return () if choice is None else choice.methods
+
+
+def _choice(precision: str, width: int | None) -> MethodChoice | None:
+    try:
+        return choose(precision, width)
     except MethodVariableError as error:
         raise EngineError(
             f"The kernels cannot choose a method ({error}).", "Unset the variable."
         ) from error
-    # Widths that differ little have the same choice.
-    unique = {(c.precision, c.products): c for c in choices if c is not None}
-    return tuple(unique.values())
 
 
 def method_table(choices: Sequence[MethodChoice]) -> Table:

@@ -12,7 +12,7 @@ from torch import nn
 from aftexport.capture.model_outputs import named_tensors
 from aftexport.contract import main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
-from aftexport.errors import EngineError, TraceError
+from aftexport.errors import EngineError, TraceError, first_line
 
 
 class TorchEngine:
@@ -60,7 +60,7 @@ class TorchEngine:
                 result = self._module(*arguments)
         except Exception as error:  # a user's module may raise any exception
             raise EngineError(
-                f"The PyTorch model failed: {error}.",
+                f"The PyTorch model failed: {first_line(error).rstrip('.')}.",
                 "Check that the model accepts this batch and length.",
             ) from error
         try:

@@ -1,6 +1,7 @@
 """Parts of torch for operators, trees of tensors and files, all loaded by ``import torch``."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ VERSIONS = Versions("torch", "2.9", "2.15")
 with VERSIONS.named():
     from torch._C import PyTorchFileReader
     from torch._ops import HigherOrderOperator, OpOverload
+    from torch.fx import _symbolic_trace
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +36,16 @@ __all__ = [
     "pytree",
     "record_sizes",
     "sym_sqrt",
+    "tracing_questions",
 ]
+
+
+def tracing_questions() -> tuple[FunctionType, ...]:
+    """Return the functions whose answer is another one while torch.export runs a forward."""
+    own = (torch.compiler.is_compiling, torch.compiler.is_exporting)
+    names = ("is_fx_tracing", "is_fx_symbolic_tracing")
+    known = (getattr(_symbolic_trace, name, None) for name in names)
+    return tuple(f for f in (*own, *known) if isinstance(f, FunctionType))
 
 
 def record_sizes(reader: PyTorchFileReader) -> dict[str, int]:

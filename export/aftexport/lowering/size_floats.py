@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
@@ -20,6 +21,7 @@ from aftexport.internals.torch_operators import OpOverload, sym_sqrt
 
 _aten = torch.ops.aten
 _DOUBLE, _INTEGER = ir.DataType.DOUBLE, ir.DataType.INT64
+_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _BY_TENSOR: dict[Any, Any] = {
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
@@ -90,6 +92,34 @@ def _copy(graph: Any, node: Node, value: torch.Tensor, dtype: torch.dtype) -> No
     copied: Node = graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
     copied.meta.update(node.meta, val=value.to(dtype))
     return copied
+
+
+def cast_mixed_inputs(model: ir.Model) -> None:
+    """Cast each size float that an operator combines with a tensor of another type.
+
+    Decompositions of torch.onnx, as that of ``interpolate``, compute size floats of their own.
+
+    Args:
+        model: the translated model, which is changed in place.
+    """
+    opset = model.opset_imports[""]
+    for node in list(model.graph.all_nodes()):
+        if node.domain or not any(_dtype(value) == _DOUBLE for value in node.inputs):
+            continue
+        formal = onnx.defs.get_schema(node.op_type, opset).inputs
+        kinds = [formal[min(i, len(formal) - 1)].type_str for i in range(len(node.inputs))]
+        for index, (value, kind) in enumerate(zip(node.inputs, kinds, strict=True)):
+            alike = {_dtype(v) for v, k in zip(node.inputs, kinds, strict=True) if k == kind}
+            narrow = next((dtype for dtype in _NARROW if dtype in alike), None)
+            if narrow is not None and _dtype(value) == _DOUBLE:
+                cast = ir.node("Cast", [value], {"to": narrow})
+                assert node.graph is not None
+                node.graph.insert_before(node, cast)
+                node.replace_input_with(index, cast.outputs[0])
+
+
+def _dtype(value: ir.Value | None) -> ir.DataType | None:
+    return None if value is None else value.dtype
 
 
 def size_translations() -> dict[Any, Callable[..., Any]]:

@@ -24,10 +24,10 @@ from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import check_opset, lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
 from aftexport.lowering.random_nodes import random_node
-from aftexport.lowering.size_floats import cast_size_floats
+from aftexport.lowering.size_floats import cast_mixed_inputs, cast_size_floats
 from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
-from aftexport.lowering.untranslated import untranslated
+from aftexport.lowering.untranslated import bfloat16_error, untranslated
 from aftexport.operators.domain import opset_of
 from aftexport.system.gc import collection_paused
 
@@ -54,7 +54,11 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
         TraceError: if torch.onnx cannot translate an operator, or the graph is random.
     """
     outputs = output_names(program)  # before the translation changes the program
-    model = _translated(program, opset, outputs).model_proto
+    translated = _translated(program, opset, outputs)
+    assert translated.exported_program is not None  # torch.onnx received a program
+    if error := bfloat16_error(translated.exported_program):
+        raise error
+    model = translated.model_proto
     name_outputs(model, outputs)
     if random_node(model) is not None:
         node = drawing_node(program)
@@ -130,6 +134,7 @@ def _translated(
             "padding to n, and slices of them.",
         )
     assert exported is not None
+    cast_mixed_inputs(exported.model)
     return exported
 
 

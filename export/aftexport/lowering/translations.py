@@ -49,6 +49,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
             _aten.amin.default: _amin,
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
             _aten.logcumsumexp.default: logcumsumexp,
+            _aten.upsample_linear1d.vec: _upsample_linear1d,
             _aten.var_mean.correction: _var_mean,
             _aten.scaled_dot_product_attention.default: attention,
             python.floordiv: _floordiv,
@@ -127,6 +128,21 @@ def _adaptive_max_pool1d(self, output_size):  # type: ignore[no-untyped-def]
     candidates = op.Where(inside, windows, op.CastLike(float("-inf"), self))
     largest = op.ReduceMax(candidates, [-1], keepdims=0)
     return largest, op.Add(op.ArgMax(candidates, axis=-1, keepdims=0), starts)
+
+
+def _upsample_linear1d(input, output_size, align_corners, scale_factors=None):  # type: ignore[no-untyped-def]
+    """Translate it whole: its decomposition divides by the tokens minus 1, which may be 0."""
+    scales = sizes = None
+    if output_size is None:
+        scales = op.Constant(value_floats=[1.0, 1.0, *scale_factors])
+    else:
+        sizes = op.Concat(op.Shape(input, end=2), op.Cast(output_size, to=7), axis=0)
+    coordinates = "align_corners" if align_corners else "half_pixel"
+    return op.Resize(
+        *(input, None, scales, sizes),
+        mode="linear",
+        coordinate_transformation_mode=coordinates,
+    )
 
 
 def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
@@ -12,6 +13,8 @@ from aftexport.errors import TraceError, first_line
 from aftexport.internals.torch_operators import OpOverload
 from aftexport.internals.torch_translation import DispatchError
 
+_aten = torch.ops.aten
+_MOVES = (_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.embedding.default)
 _REMEDY = "Replace it by operators that ONNX has."
 
 
@@ -73,6 +76,36 @@ _CAUSES: tuple[tuple[Callable[[ExportedProgram, fx.Node], bool], str, str], ...]
     ),
 )
 """Conditions on a node without a translation, each with the reason and the remedy."""
+
+
+def bfloat16_error(program: ExportedProgram) -> TraceError | None:
+    """Return the error for a model that computes in bfloat16 with weights of another type.
+
+    Args:
+        program: the decomposed program.
+
+    Returns:
+        None if the model does not: ONNX Runtime runs a model of bfloat16 weights in float32.
+    """
+    if any(tensor.dtype == torch.bfloat16 for tensor in program.state_dict.values()):
+        return None
+    node = next((n for n in program.graph.nodes if _computes_in_bfloat16(n)), None)
+    if node is None:
+        return None
+    line = last_own_line(node.meta)
+    return TraceError(
+        "Expected operators in float32 or float16, which ONNX Runtime has on the CPU, got "
+        f"{_operator(node, node)} in bfloat16{f' ({line})' if line else ''}.",
+        "Remove torch.autocast and casts to bfloat16 from forward: --precision chooses the type.",
+    )
+
+
+def _computes_in_bfloat16(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
+        return False
+    is_operator = isinstance(node.target, OpOverload) and not node.target.is_view
+    return is_operator and node.target not in _MOVES
 
 
 def _node(error: BaseException | None) -> fx.Node | None:

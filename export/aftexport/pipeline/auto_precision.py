@@ -15,6 +15,7 @@ import aftplugins
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import NodePrecision
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.product_methods import forced_methods, usable_methods
 from aftexport.errors import ParityError, UsageError
 from aftexport.heads import Head
 from aftexport.operators.domain import DOMAIN, operator_name
@@ -93,7 +94,7 @@ def measurements(model: onnx.ModelProto) -> int:
 
 
 class _Measurement:
-    """A measurement of the model's current largest error and outputs."""
+    """A measurement of the model's largest error and outputs, by the coarsest methods."""
 
     def __init__(
         self, model: onnx.ModelProto, cases: Sequence[Case], heads: Mapping[str, Head] | None
@@ -101,9 +102,13 @@ class _Measurement:
         self._model = model
         self._cases = cases
         self._heads = heads
+        # Another machine may take the coarsest method of a precision. In its place, int16 would
+        # show too small an error, and fp32 shows that this processor lacks the method.
+        self._methods = [method for method in usable_methods("int8") if method != "int16"]
 
     def __call__(self) -> tuple[float, list[Array]]:
-        engine = OnnxRuntimeEngine(self._model.SerializeToString())
+        with forced_methods(self._methods):
+            engine = OnnxRuntimeEngine(self._model.SerializeToString())
         results, outputs = [], []
         for case in self._cases:
             given = engine.run(case.inputs)
@@ -186,7 +191,7 @@ def _errors_of(
     for precision in CHEAPEST_FIRST[:-1]:
         _set(node, precision)
         error, outputs = measure()
-        # Equal outputs mean that the processor lacks the instructions, so nothing was rounded.
+        # Equal outputs mean that the processor lacks the coarsest method, so nothing was rounded.
         if not all(map(np.array_equal, outputs, wide)):
             errors[precision] = error
         advance()

@@ -17,7 +17,8 @@ from aftexport.parity.comparison import Differences
 _BOUND = 1e-3
 """Bound of a difference: the program may be in float16, and a batch sums in another order."""
 _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
-                     "constant_pad_nd", "to", "_to_copy", "stack", "index_select"})  # fmt: skip
+                     "constant_pad_nd", "to", "_to_copy", "stack", "index_select",
+                     "sym_size"})  # fmt: skip
 
 
 def first_divergence(
@@ -53,7 +54,7 @@ def first_divergence(
             continue
         compared.add(node)
         if _is_different(parts[0], parts[1]):
-            differing[node] = shape[0] in node.meta["val"].shape
+            differing[node] = any(_is_axis(n, shape[0]) for n in node.meta["val"].shape)
     node = next((n for n, has_batch in differing.items() if has_batch), None)
     while node is not None:
         over_batch = [n for n in node.all_input_nodes if differing.get(n) is False]
@@ -117,13 +118,19 @@ def _part(node: fx.Node, result: Tensor, shape: torch.Size, row: int, tokens: in
     if not isinstance(value, Tensor):
         return None
     for axis, size in enumerate(value.shape):
-        if size == shape[0] and isinstance(size, torch.SymInt):
+        if _is_axis(size, shape[0]):
             result = result.narrow(axis, row, 1)
-        elif size == shape[1] and isinstance(size, torch.SymInt):
+        elif _is_axis(size, shape[1]):
             result = result.narrow(axis, 0, tokens)
         elif isinstance(size, torch.SymInt):
             return None
     return result
+
+
+def _is_axis(size: int | torch.SymInt, axis: int | torch.SymInt) -> bool:
+    """Return whether a dynamic size is that of an axis of the inputs."""
+    # The operator == raises an error for a size that depends on values, as that of x[ids > 10].
+    return isinstance(size, torch.SymInt) and str(size) == str(axis)
 
 
 def _is_different(one: Tensor, other: Tensor) -> bool:

@@ -16,6 +16,7 @@ from aftexport.bundle.output_path import check_output_path
 from aftexport.console import escape, stage
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
+from aftexport.engines.product_methods import forced_methods, usable_methods
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
@@ -286,7 +287,10 @@ class _Export:
     ) -> list[Comparison]:
         if not self._options.check_parity:
             return []
-        with stage(self._console, f"Comparing with {draft.manifest.reference_title}"):
+        title = f"Comparing with {draft.manifest.reference_title}"
+        # Another machine may choose the coarsest method that the precision allows.
+        methods = usable_methods(draft.manifest.precision)
+        with stage(self._console, title), forced_methods(methods):
             results = verify(draft)
             if long_case is not None:
                 results += verify(draft, cases=[long_case])
@@ -321,5 +325,5 @@ class _Export:
         bundle = Bundle.open(options.out if passed else options.failed_out)
         print_summary(self._console, bundle, paths, results)
         if not passed:
-            raise parity_error(worst(results), bundle.path, options.precision)
+            raise parity_error(worst(results), bundle, options.precision)
         return bundle

@@ -1,9 +1,9 @@
 """The results of an export: its parity record, its report, its error and its summary."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
@@ -58,19 +58,48 @@ def parity_report(
     )
 
 
-def parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityError:
+def parity_error(furthest: Comparison, bundle: Bundle, precision: str) -> ParityError:
     """Return the error of an export outside tolerance.
 
     Args:
         furthest: the comparison that is furthest outside.
-        kept: the folder in which the bundle is kept.
+        bundle: the bundle that is kept for inspection.
         precision: the precision of the export.
     """
+    kept = bundle.path
+    if (error := _error_of_pytorch(furthest, bundle)) is not None:
+        return error
     return ParityError(
         f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
         f"{furthest.largest_error:.1e} for {subject_of(furthest)}, case {furthest.case!r}.",
         ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
         + f". The bundle is kept at {kept} for inspection.",
+    )
+
+
+def _error_of_pytorch(furthest: Comparison, bundle: Bundle) -> ParityError | None:
+    """Return the error for a case in which PyTorch itself gives NaN or infinity; else None."""
+    case = next(c for c in bundle.golden() if c.name == furthest.case)
+    expected = case.outputs.get(furthest.output)
+    if expected is None or np.isfinite(expected).all():
+        return None
+    got = "NaN" if np.isnan(expected).any() else "infinity"
+    problem = f"Parity failed: PyTorch itself gives {got} for the case {case.name!r}"
+    numbers = [extra for extra in bundle.manifest.extra_inputs if extra.dtype == "float32"]
+    if not numbers:
+        return ParityError(
+            f"{problem}.",
+            f"Make forward finite for every document. The bundle is kept at {bundle.path}.",
+        )
+    drawn = ", ".join(
+        f"{extra.name} {extra.layout} from {case.inputs[extra.name].min():.3g} to "
+        f"{case.inputs[extra.name].max():.3g}"
+        for extra in numbers
+    )
+    return ParityError(
+        f"{problem}, with the inputs {drawn}.",
+        f"Declare the numbers that forward accepts, such as --input {numbers[0].name}=number:0..100"
+        f"; or make forward finite for every number. The bundle is kept at {bundle.path}.",
     )
 
 

@@ -29,11 +29,13 @@ def extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, di
     largest, zero = dict(inputs), dict(inputs)
     for extra in spec.extras:
         values: NDArray[Any] = inputs[extra.name]
-        is_float = extra.dtype == "float32"
-        largest[extra.name] = (
-            values * np.float32(10) if is_float else np.full_like(values, extra.maximum)
-        )
+        largest[extra.name] = np.full_like(values, extra.maximum or 0)
         zero[extra.name] = np.zeros_like(values)
+        if extra.dtype == "float32":
+            large = values * np.float32(10) if extra.highest is None else extra.highest
+            largest[extra.name] = extra.clipped(np.broadcast_to(large, values.shape))
+            least = np.broadcast_to(extra.lowest or 0.0, values.shape)
+            zero[extra.name] = extra.clipped(least)
     return {"largest extra inputs": largest, "extra inputs of 0": zero} if spec.extras else {}
 
 

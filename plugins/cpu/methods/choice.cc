@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "methods/rate_file.h"
@@ -19,17 +20,25 @@ static_assert(are_in_order(), "kMethods is in the order of Method");
 
 const MethodFacts& facts(Method method) { return kMethods[static_cast<int>(method)]; }
 
-// Returns the method that AFTEXPORT_METHOD forces for each reduced precision whose bound it keeps.
-std::optional<Method> forced_method() {
-  const char* name = std::getenv("AFTEXPORT_METHOD");
-  if (!name || !*name) return std::nullopt;
-  for (const MethodFacts& method : kMethods)
-    if (method.name == std::string(name) && is_usable(method.method)) return method.method;
+// Returns the methods that AFTEXPORT_METHOD names, separated by commas, the one with the largest error first.
+MethodOrder forced_methods() {
+  const char* variable = std::getenv("AFTEXPORT_METHOD");
+  if (!variable || !*variable) return {};
+  const std::string names = "," + std::string(variable) + ",";
+  MethodOrder forced{};
+  size_t length = 1;
+  for (int i = kMethodCount; i-- > 0;) {
+    const std::string name = kMethods[i].name;
+    if (names.find("," + name + ",") == std::string::npos || !is_usable(kMethods[i].method)) continue;
+    forced.methods[forced.count++] = kMethods[i].method;
+    length += name.size() + 1;
+  }
+  if (length == names.size()) return forced;
   const MethodOrder usable = usable_methods();
   std::string known;
   for (int i = 0; i < usable.count; ++i) known += (i ? ", " : "") + std::string(facts(usable.methods[i]).name);
-  throw std::invalid_argument("the environment variable AFTEXPORT_METHOD is \"" + std::string(name) + "\", known for " +
-                              product_instruction_set() + " are " + known);
+  throw std::invalid_argument("the environment variable AFTEXPORT_METHOD is \"" + std::string(variable) +
+                              "\", known for " + product_instruction_set() + " are " + known);
 }
 
 bool is_allowed(Method method, Precision precision) { return facts(method).finest <= precision; }
@@ -78,25 +87,31 @@ struct Choice {
   std::optional<KeptRates> kept;
 };
 
-Choice choose(Precision precision, const std::optional<Method>& forced, const Products& products) {
+Choice choose(Precision precision, const MethodOrder& forced, const Products& products) {
   const MethodOrder allowed = allowed_methods(precision);
   if (allowed.count == 1) return {allowed, "precision", std::nullopt};
-  const bool keeps_bound = forced && is_allowed(*forced, precision);
+  MethodOrder order{};
+  bool taken[kMethodCount] = {};
+  const auto take = [&](Method method) {
+    if (taken[static_cast<int>(method)]) return;
+    taken[static_cast<int>(method)] = true;
+    order.methods[order.count++] = method;
+  };
+  for (int i = 0; i < forced.count; ++i)
+    if (is_allowed(forced.methods[i], precision)) take(forced.methods[i]);
+  const bool is_forced = order.count > 0;
   // The method of an encoder's weights needs no second choice, and float32 none anywhere.
-  if (keeps_bound && (!products.of_aft_full() || *forced == Method::kFloat32))
-    return {{{*forced}, 1}, "variable", std::nullopt};
+  if (is_forced && (!products.of_aft_full() || order.methods[0] == Method::kFloat32))
+    return {{{order.methods[0]}, 1}, "variable", std::nullopt};
   const KeptRates& kept = rates_of(products);
-  const MethodOrder order = by_rate(allowed, kept.rates);
-  if (!keeps_bound) return {order, "measurement", kept};
-  MethodOrder behind{{*forced}, 1};
-  for (int i = 0; i < order.count; ++i)
-    if (order.methods[i] != *forced) behind.methods[behind.count++] = order.methods[i];
-  return {behind, "variable", kept};
+  const MethodOrder fastest = by_rate(allowed, kept.rates);
+  for (int i = 0; i < fastest.count; ++i) take(fastest.methods[i]);
+  return {order, is_forced ? "variable" : "measurement", kept};
 }
 
 // Returns nothing for a precision that leaves no choice, which needs no valid variable.
-std::optional<Method> forced_method_of(Precision precision) {
-  return allowed_methods(precision).count > 1 ? forced_method() : std::nullopt;
+MethodOrder forced_methods_of(Precision precision) {
+  return allowed_methods(precision).count > 1 ? forced_methods() : MethodOrder{};
 }
 
 Products products_of(int64_t width) { return width == 0 ? kAftFullProducts : encoder_products(width); }
@@ -105,19 +120,19 @@ std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
 }  // namespace
 
-MethodChooser::MethodChooser(Precision precision) : precision_(precision), forced_(forced_method_of(precision)) {}
+MethodChooser::MethodChooser(Precision precision) : precision_(precision), forced_(forced_methods_of(precision)) {}
 
 Method MethodChooser::choose(int64_t width) const {
   return aft::choose(precision_, forced_, encoder_products(width)).order.methods[0];
 }
 
 MethodOrder choose_weight_methods(Precision precision) {
-  return choose(precision, forced_method_of(precision), kAftFullProducts).order;
+  return choose(precision, forced_methods_of(precision), kAftFullProducts).order;
 }
 
 std::string describe_choice(Precision precision, int64_t width) {
   const Products products = products_of(width);
-  const Choice choice = choose(precision, forced_method_of(precision), products);
+  const Choice choice = choose(precision, forced_methods_of(precision), products);
   std::string methods, rates;
   for (int i = 0; i < choice.order.count; ++i) methods += (i ? ", " : "") + quoted(facts(choice.order.methods[i]).name);
   for (const MethodFacts& method : kMethods) {
@@ -131,6 +146,6 @@ std::string describe_choice(Precision precision, int64_t width) {
          ", \"processor\": " + quoted(processor_model()) + "}";
 }
 
-void check_method_variable() { forced_method(); }
+void check_method_variable() { forced_methods(); }
 
 }  // namespace aft

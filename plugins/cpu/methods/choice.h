@@ -1,7 +1,6 @@
 // The choice of a method for a precision: of those that keep its error bound the fastest, by measurement.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "encoder.h"
@@ -12,7 +11,7 @@ namespace aft {
 // weights that are packed at different times have the same method. A choice for a width never changes afterwards.
 class MethodChooser {
  public:
-  // Throws std::invalid_argument where AFTEXPORT_METHOD names no method of this machine.
+  // Throws std::invalid_argument where AFTEXPORT_METHOD names a method that this machine lacks.
   explicit MethodChooser(Precision);
 
   // For weights whose common side is `width`.
@@ -20,7 +19,7 @@ class MethodChooser {
 
  private:
   Precision precision_;
-  std::optional<Method> forced_;
+  MethodOrder forced_;
 };
 
 // For the weights of AFT-full, of which the range of the biases may exclude the first.
@@ -32,7 +31,7 @@ MethodOrder choose_weight_methods(Precision);
 // A width of 0 stands for AFT-full's weights.
 std::string describe_choice(Precision, int64_t width);
 
-// Throws std::invalid_argument where the environment variable AFTEXPORT_METHOD names no method of this machine.
+// Throws std::invalid_argument where the environment variable AFTEXPORT_METHOD names a method that this machine lacks.
 void check_method_variable();
 
 }  // namespace aft

@@ -168,7 +168,10 @@ def _fields_beside(
 
 
 def _values(extra: ExtraInput) -> Schema:
-    limits = {} if extra.maximum is None else {"minimum": 0, "maximum": extra.maximum}
+    whole = {} if extra.maximum is None else {"minimum": 0, "maximum": extra.maximum}
+    limits: Schema = dict(whole)
+    ends = {"minimum": extra.lowest, "maximum": extra.highest}
+    limits |= {name: end for name, end in ends.items() if end is not None}
     one: Schema = {"type": "number" if extra.dtype == "float32" else "integer", **limits}
     if extra.kind == "token":
         return {"type": "array", "items": one, "description": "An integer of each token."}

@@ -132,7 +132,7 @@ class OfflineClassifier:
         self._spill = settings.spill
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
-            raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
+            raise ParityError(f"{bundle.path}: {self._model.breach}.", self._model.remedy)
         self.classifier = self._model.classifier
         self.classifier.keep_answers_in_memory()
         if measures_costs:

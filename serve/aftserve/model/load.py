@@ -16,12 +16,12 @@ from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.product_methods import product_methods
+from aftexport.engines.product_methods import forced_methods, product_methods
 from aftexport.errors import BundleError, UsageError
 from aftexport.extra_inputs import blank_values
 from aftexport.parity import TOLERANCES, Comparison
 from aftexport.parity.run_cases import verify, verify_engine
-from aftplugins.methods import MethodChoice
+from aftplugins.methods import METHOD_VARIABLE, MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
@@ -30,6 +30,7 @@ from aftserve.model.slowdown import SlowdownFactor
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
+_EXACT_METHOD = "fp32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class LoadedModel:
         reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
         methods: methods of its products in reduced precision, which the CPU kernels have.
+        inexact_methods: those of the methods that bring golden cases out of bound, by name.
         slowdown: current slowdown of its runs.
     """
 
@@ -54,6 +56,7 @@ class LoadedModel:
     reason: str
     uses_standard_ops_only: bool
     methods: Sequence[MethodChoice]
+    inexact_methods: Sequence[str] = ()
     slowdown: SlowdownFactor = field(default_factory=SlowdownFactor)
 
     @property
@@ -68,10 +71,18 @@ class LoadedModel:
         if not failed:
             return None
         first = failed[0]
+        names = ", ".join(self.inexact_methods)
+        cause = f", because of the method {names} of this processor" if names else ""
         return (
             f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
-            f"{first.subject} {first.case!r} by {first.largest_error:.1e}"
+            f"{first.subject} {first.case!r} by {first.largest_error:.1e}{cause}"
         )
+
+    @property
+    def remedy(self) -> str:
+        """The remedy for a breach, in the imperative."""
+        exact = f"Set {METHOD_VARIABLE}={_EXACT_METHOD}, or export"
+        return f"{exact if self.inexact_methods else 'Export'} the model again."
 
 
 def model_name(path: Path, settings: Settings) -> str:
@@ -186,6 +197,7 @@ def _prepare(
     golden = _golden(bundle, settings, choice, standard_ops_only)
     choice.engine.release()
     methods = _methods(bundle, settings, choice, standard_ops_only)
+    inexact = () if all(r.passed for r in golden) else _inexact_methods(bundle, settings, methods)
     return LoadedModel(
         model_name(bundle.path, settings),
         classifier,
@@ -194,7 +206,21 @@ def _prepare(
         choice.reason,
         standard_ops_only,
         methods,
+        inexact,
     )
+
+
+def _inexact_methods(
+    bundle: Bundle, settings: Settings, methods: Sequence[MethodChoice]
+) -> Sequence[str]:
+    """Return the methods of a breach if the golden cases are within the bound without them."""
+    names = sorted({choice.methods[0] for choice in methods} - {_EXACT_METHOD})
+    if not names:
+        return ()
+    with forced_methods([_EXACT_METHOD]):
+        engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0)
+        exact = verify(bundle, engine=engine, provider=settings.provider)
+    return names if all(result.passed for result in exact) else ()
 
 
 def _methods(

@@ -176,6 +176,6 @@ def _load(path: Path, settings: Settings) -> ActiveBundle:
     bundle = Bundle.open(path)
     model = load_model(bundle, settings, Console(quiet=True))
     if model.breach is not None:
-        raise ParityError(f"{bundle.path}: {model.breach}.", "Export the model again.")
+        raise ParityError(f"{bundle.path}: {model.breach}.", model.remedy)
     check_unchanged(bundle)
     return ActiveBundle(bundle, model)

@@ -73,6 +73,21 @@ class OneToken(tiny_models.Bag):
         return self.head(x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0])
 
 
+class StretchedByScale(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        table = self.embedding.weight[:10].T[None]
+        scale = input_ids.shape[1] / 10
+        table = nn.functional.interpolate(table, scale_factor=scale, mode="linear")
+        return self.head(self.mean(input_ids) + table.mean(2))
+
+
+class StretchedByArea(tiny_models.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        table = self.embedding.weight[:10].T[None]
+        table = nn.functional.interpolate(table, size=input_ids.shape[1], mode="area")
+        return self.head(self.mean(input_ids) + table.mean(2))
+
+
 class TopFour(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
@@ -170,6 +185,8 @@ class Recurrent(tiny_models.Bag):
             "pad",
         ),
         (OneToken, r"where Ne\(tokens, 1\) \(.*test_failure.py, line \d+", "branches on shapes"),
+        (StretchedByScale, "interpolate", "size=tokens in place of a scale_factor"),
+        (StretchedByArea, "interpolate", "differences of cumsum"),
         (TopFour, r"where tokens >= 4 \(torch.Tensor.topk, .*test_failure.py, line \d+", "pad"),
         (LinearOfTheRest, r"where .*nn.functional.linear, .*test_failure.py, line", "from 1 token"),
         (Halves, r"where Eq\(.*Tensor.mul, .*test_failure.py, line", "from 1 token"),

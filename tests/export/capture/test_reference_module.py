@@ -3,10 +3,10 @@ from collections.abc import Callable
 import pytest
 import tiny_models
 import torch
-from torch import Tensor, nn
+from torch import Tensor, finfo, nn
 from torch.nn import functional
 
-from aftexport.capture.capture import copied
+from aftexport.capture.capture import capture, copied
 from aftexport.capture.reference_module import ReferenceModule
 
 IDS = torch.arange(12).view(2, 6)
@@ -102,3 +102,41 @@ def test_failing_module_fails_as_itself() -> None:
     with pytest.raises(KeyError, match="float32"):
         ReferenceModule(Failing(), ["input_ids"])(IDS)
     assert torch.get_default_dtype() == torch.float32
+
+
+def scaled(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda m, ids: functional.rms_norm(m.mean(ids), (16,)),
+        lambda m, ids: nn.RMSNorm(16)(m.mean(ids)),
+        lambda m, ids: scaled(m.mean(ids), torch.finfo(m.mean(ids).dtype).eps),
+        lambda m, ids: scaled(m.mean(ids), finfo().eps),
+        lambda m, ids: (m.mean(ids).square() ** 9 + torch.finfo(m.mean(ids).dtype).tiny).log(),
+        lambda m, ids: torch.nan_to_num(m.mean(ids) / 0).mul(1e-38),
+    ],
+)
+def test_constants_are_of_trained_type(compute: Compute) -> None:
+    module = Computing(compute).eval()
+    with torch.no_grad():
+        module.embedding.weight.mul_(1e-4)
+    reference = ReferenceModule(copied(module), ["input_ids"])
+    with torch.inference_mode():
+        torch.testing.assert_close(reference(IDS).float(), module(IDS), rtol=1e-5, atol=1e-5)
+    assert finfo is torch.finfo
+
+
+def test_capture_keeps_constants_of_bfloat16() -> None:
+    class Normed(tiny_models.Bag):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.mean(input_ids)
+            return self.head(scaled(x, torch.finfo(x.dtype).eps))
+
+    module = Normed().bfloat16().eval()
+    with torch.no_grad():
+        module.embedding.weight.mul_(0.1)
+        found = capture(module).module()(IDS)
+        torch.testing.assert_close(found, module(IDS).float(), rtol=3e-2, atol=3e-2)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,32 @@ def test_fixed_pooling_works_for_other_lengths(name: str) -> None:
 def test_fixed_pooling_works_in_float16() -> None:
     assert_as_torch(Pooled(POOLS["average"]), torch.float16)
     assert_as_torch(Pooled(POOLS["largest"]), torch.float16)
+
+
+class Stretched(tiny_models.Bag):
+    """Ten learned positions, stretched to the tokens."""
+
+    def __init__(self, mode: str, is_aligned: bool | None) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 16, 10))
+        self.options: dict[str, Any] = {"mode": mode, "align_corners": is_aligned}
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        table = functional.interpolate(self.table, size=input_ids.shape[1], **self.options)
+        return self.head((self.embedding(input_ids) + table.transpose(1, 2)).tanh().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_aligned"),
+    [("linear", False), ("linear", True), ("nearest", None), ("nearest-exact", None)],
+)
+def test_table_is_stretched_to_any_length(mode: str, is_aligned: bool | None) -> None:
+    assert_as_torch(Stretched(mode, is_aligned))
+
+
+@pytest.mark.parametrize("size", [{"size": 20}, {"scale_factor": 2.0}])
+def test_tokens_are_stretched(size: dict[str, Any]) -> None:
+    assert_as_torch(Pooled(lambda x: functional.interpolate(x, **size, mode="linear").mean(2)))
 
 
 class Thirds(tiny_models.Bag):

@@ -71,3 +71,28 @@ def test_error_names_cause_beyond_operator(
     with pytest.raises(TraceError, match=f"{reason}.*{remedy}") as refused:
         lower(capture(Through(function)))
     assert "ONNX has no such operator" not in str(refused.value)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ x.transpose(1, 2)).float().mean(2, keepdim=True) * x
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [(in_autocast, "aten.matmul"), (lambda x: x.bfloat16().tanh().float(), "aten.tanh")],
+)
+def test_bfloat16_in_forward_is_refused(
+    function: Callable[[Tensor], Tensor], operator: str
+) -> None:
+    with pytest.raises(TraceError, match=rf"got {operator} in bfloat16") as refused:
+        lower(capture(Through(function)))
+    assert "torch.autocast" in refused.value.remedy
+    assert "--opset" not in refused.value.remedy
+
+
+def test_rounding_to_bfloat16_is_kept() -> None:
+    operators = [
+        n.op_type for n in lower(capture(Through(lambda x: x.bfloat16().float()))).graph.node
+    ]
+    assert operators.count("Cast") == 2

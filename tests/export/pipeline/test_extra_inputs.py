@@ -215,3 +215,18 @@ def test_triton_repository_has_extra_inputs(extra_bundle: Path, tmp_path: Path) 
     config = (folder / "config.pbtxt").read_text("utf-8")
     for name in extra_models.INPUTS:
         assert f'name: "{name}"' in config
+
+
+def test_numbers_outside_forward_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--factory", "extra_models:Logarithm", "--to", "onnx", "--out", tmp_path / "a.bundle"]
+    outcome = run_here([*words, "--input", "age=number"], capsys)
+    assert outcome.code == 1
+    for said in ("PyTorch itself gives NaN", "age float32 [batch] from -", "--input age=number:"):
+        assert said in " ".join(outcome.err.split())
+    assert run_here([*words, "--input", "age=number:0..120"], capsys).code == 0
+    (extra,) = Bundle.open(tmp_path / "a.bundle").manifest.extra_inputs
+    assert (extra.lowest, extra.highest) == (0.0, 120.0)
+    largest = [c.inputs["age"].max() for c in Bundle.open(tmp_path / "a.bundle").golden()]
+    assert max(largest) == 120.0

@@ -75,6 +75,15 @@ OVER_THE_BATCH: dict[str, Step] = {
     ).transpose(1, 2),
 }
 OVER_THE_BATCH |= {"select": lambda x, mask: x - x[0], "softmax of a layout": transposed_softmax}
+# The number of selected tokens depends on their values, so torch.export does not know it.
+OVER_THE_BATCH |= {
+    "mean of selected tokens": lambda x, mask: x - x[x[..., 0] > 0].mean(0),
+    "mean of nonzero indices": lambda x, mask: (
+        x - x[(x[..., 0] > 0).nonzero(as_tuple=True)].mean(0)
+    ),
+    "sum of counts": lambda x, mask: x + torch.unique(x.sign(), return_counts=True)[1].sum(),
+    "unique": lambda x, mask: x + torch.unique(x).shape[0],
+}
 OVER_PADDING: dict[str, Step] = {
     "mean": lambda x, mask: x - x.mean(1, keepdim=True),
     "mean of windows": lambda x, mask: in_windows(x),

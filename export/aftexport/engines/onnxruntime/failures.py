@@ -24,3 +24,13 @@ def reason(error: Exception) -> str:
     """Return the first line of an exception without the codes before it."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text.rpartition(" : ")[2].strip().rstrip(".")
+
+
+def load_remedy(error: Exception) -> str:
+    """Return the remedy for a model that ONNX Runtime refuses to load."""
+    text = reason(error)
+    if "opset" in text.lower():
+        return "Export it again with a lower --opset."
+    if "implementation" in text or (is_graph_fault(error) and "node" in text.lower()):
+        return "Write the operator in this message in others, or in float32, and export again."
+    return "Export it again."

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from aftexport.engines.onnxruntime.failures import FAILURES, is_graph_fault, reason
+from aftexport.engines.onnxruntime.failures import FAILURES, is_graph_fault, load_remedy, reason
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.session_model import Adaptation, session_source
@@ -101,9 +101,7 @@ def session(
         place = f" on {chosen.name}" if chosen.needs_gpu else ""
         raise EngineError(
             f"ONNX Runtime {VERSION} cannot load the model{place}: {reason(error)}.",
-            _CUDA_REMEDY
-            if chosen.needs_gpu and not is_graph_fault(error)
-            else "Export it again, with a lower --opset if the message names one.",
+            _CUDA_REMEDY if chosen.needs_gpu and not is_graph_fault(error) else load_remedy(error),
         ) from error
     if chosen.name not in (started := loaded.get_providers()):
         raise EngineError(

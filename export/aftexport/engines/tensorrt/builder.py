@@ -165,7 +165,9 @@ def _parse(
         reason = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
         raise EngineError(
             f"{trt.title} cannot parse {model.name}: {reason or trt.reason()}.",
-            "Export the model again, with a lower --opset if the message names one.",
+            "Export the model again with a lower --opset."
+            if "opset" in reason.lower()
+            else "Write the operator in this message in others, or add --to onnx.",
         )
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.module.LayerType.PLUGIN_V3}
