@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from aftexport.errors import UsageError
 from aftserve.http.listeners import address_text, bind, close_all
@@ -43,3 +44,9 @@ def free_addresses(hosts: Sequence[str], port: int) -> list[str]:
             )
         found = [_ANY_IPV6]
     return [address_text(host, names[0][1]) for host in found]
+
+
+def peer_host(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:8081``."""
+    scheme, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if scheme in ("ipv4", "ipv6") else ""

@@ -17,9 +17,11 @@ from aftexport.errors import AftexportError, EngineError, InputError, StorageErr
 from aftserve.api.api_keys import Keys
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import DeadlineError, RefusedError
+from aftserve.grpc.addresses import peer_host
 from aftserve.grpc.message_buffer import MessageBuffer
 from aftserve.http.access_log import REQUEST_ID, name_request
 from aftserve.http.body_limits import full_buffer, late_request
+from aftserve.http.clients import client_at, current_client
 from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
@@ -168,12 +170,15 @@ class Caller:
         method: Method,
         access: Access,
     ) -> bytes:
+        client = client_at(peer_host(context.peer()))
         if self._keys is not None and access != "open":
             owner = self._keys.owner(*call.api_keys)
             call.fields["key"] = owner
             self._keys.count(owner)
+            client = self._keys.client(owner)
             if access == "admin":
                 self._keys.check_admin(owner)
+        current_client.set(client)
         timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
             async with timeout:
@@ -197,22 +202,22 @@ class Caller:
             SlowClientError: if the message does not arrive in time.
             InputError: if the client sends none.
         """
-        held = self.max_message_bytes
+        held, client = self.max_message_bytes, current_client.get().name
         end = call.started + self._shared.settings.receive_seconds
         try:
             async with asyncio.timeout(end - time.monotonic()):
-                await self._buffer.reserve(held)
+                await self._buffer.reserve(held, client)
         except TimeoutError:
             raise full_buffer() from None
         try:
             content = await self._read(context, end)
             self.accepted += 1
             context.add_done_callback(lambda _: self._leave(call))
-            self._buffer.release(held - len(content))
+            self._buffer.release(held - len(content), client)
             held = len(content)
             yield content
         finally:
-            self._buffer.release(held)
+            self._buffer.release(held, client)
 
     async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
         try:
