@@ -36,6 +36,17 @@ def _check_rate(rate: str) -> str:
     return rate
 
 
+_BLANKS = ("", " ", "\t", "\n", "\r", "\r\n")
+"""Empty keys, as echo and editors end them."""
+_BLANK_DIGESTS = {hashlib.sha256(blank.encode()).hexdigest() for blank in _BLANKS}
+
+
+def _check_digest(digest: str) -> str:
+    if digest in _BLANK_DIGESTS:
+        raise ValueError("the digest of a blank key, which every client could send")
+    return digest
+
+
 Rate = Annotated[str, AfterValidator(_check_rate)]
 
 
@@ -52,7 +63,7 @@ class Key(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_check_digest)]
     rate: Rate | None = None
     tokens: Rate | None = None
     seconds: Rate | None = None
@@ -188,6 +199,12 @@ class Keys:
             raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
         if not keys:
             raise UsageError(f"--api-keys {path}: the file has no keys.", _REMEDY)
+        owners = dict[str, str]()
+        for name, key in keys.items():
+            if (other := owners.setdefault(key.sha256, name)) != name:
+                raise UsageError(
+                    f"--api-keys {path}: {name}.sha256: the same key as that of {other}.", _REMEDY
+                )
         for exposure in exposed:
             logger.warning("--api-keys: %s", exposure)
         return cls(keys)
@@ -220,9 +237,10 @@ class Keys:
             UnauthorizedError: if none of them is known.
         """
         found = None
-        for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
+        for one in given:
+            digest, is_blank = hashlib.sha256(one.encode()).digest(), not one.strip()
             for name, known in self._digests.items():
-                if hmac.compare_digest(digest, known):
+                if hmac.compare_digest(digest, known) and not is_blank:
                     found = name
         if found is None:
             raise UnauthorizedError
