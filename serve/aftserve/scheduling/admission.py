@@ -1,5 +1,6 @@
 """Admission of requests, by seconds of work rather than by number."""
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -133,7 +134,12 @@ class Admission:
         wait_seconds = partial(
             predictions.wait_seconds, in_chunks=in_chunks, model=model, client=client, seconds=own
         )
-        self._check(wait_seconds(besides=earlier, counts_run=False))
+        # Of the others' shares, the limit leaves out as much as the request itself takes. A client
+        # with one long document would otherwise never find a moment.
+        request = own + earlier.seconds_without(Backlog(), in_chunks=in_chunks)
+        mine = wait_seconds(besides=earlier, counts_run=False, seconds=-math.inf)
+        others = wait_seconds(besides=earlier, counts_run=False) - mine
+        self._check(mine + max(0.0, others - request))
         backlog_seconds = wait_seconds()
         backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
