@@ -49,7 +49,8 @@ class Predictor:
         threads: threads of the engine; by default one for each usable core.
         long_documents: treatment of a document over the memory budget: exact runs it in chunks,
             reject refuses it, head and tail cut it.
-        memory_budget_mib: maximum MiB of one document's run.
+        memory_budget_mib: maximum MiB of one run beside the weights, as predicted. A document that
+            needs more runs in chunks, or is refused if the model has none.
         max_tokens: maximum tokens of a document; by default the model's limit.
         spill: folder for the values of long documents between layers; by default the system's
             folder for temporary files.

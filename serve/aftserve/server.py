@@ -265,12 +265,11 @@ def _load_bundle(bundle: Bundle, settings: Settings, console: Console) -> Active
 
 
 def _warn_about_memory(models: ModelRepository) -> None:
-    """Warn if a document in chunks may take more memory than the container has left."""
+    """Warn if a document may take more memory than the container has left."""
     room, settings = container_memory.memory_room(), models.settings
-    has_chunks = any(one.model.classifier.chunked is not None for one in models.loaded())
-    if has_chunks and room is not None and room < settings.memory_budget:
+    if room is not None and room < settings.memory_budget:
         logger.warning(
-            "the container's memory limit leaves %d MiB; a document that takes the %g MiB of"
+            "the container's memory limit leaves %d MiB; a run that takes the %g MiB of"
             " --memory-budget-mib can end the process: raise the limit, or lower the budget",
             room >> 20,
             settings.memory_budget_mib,

@@ -186,7 +186,9 @@ class Settings(BaseSettings):
         "same answer, refuse it, or cut it to its head or tail",
     )
     memory_budget_mib: PositiveMib = Field(
-        512, description="maximum MiB of one document's run; a longer document runs in chunks"
+        512,
+        description="maximum MiB of one run beside the weights, as predicted; a longer document "
+        "runs in chunks, or is refused if the model has none",
     )
     spill: Location | None = Field(
         None,

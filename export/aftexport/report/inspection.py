@@ -9,11 +9,13 @@ import aftplugins
 from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.chunked.incremental_model import append_problem
+from aftexport.chunked.runner import MEMORY_BUDGET
 from aftexport.console import escape, operator_table, plain_table, size_table
 from aftexport.contract import MAX_TOKENS
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
+from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import BundleError, EngineError
 from aftexport.report.calibration import error_table, threshold_sentence
@@ -42,6 +44,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
+        "memory": None if manifest.chunked else _memory(bundle),
         "append": f"no: {reason}" if (reason := append_problem(bundle)) else "yes",
         "batching": None if manifest.batching else "no: each document runs separately",
         "evidence": _evidence(manifest),
@@ -69,6 +72,18 @@ def show_bundle(path: Path, console: Console) -> None:
         show_engine(plan, path, console)
         _show_fit(bundle, plan, console)
     console.print(size_table(bundle.files))
+
+
+def _memory(bundle: Bundle) -> str:
+    """Return the predicted memory of some runs, and the longest in the default budget."""
+    fused = aftplugins.library("onnxruntime") is not None
+    most = bundle.manifest.max_tokens or MAX_TOKENS
+    memory = predict_memory(bundle.model_path, most, fused=fused)
+    lengths = sorted({min(512, most), min(8192, most)})
+    sizes = ", ".join(
+        f"{memory.bytes_of(n) / (1 << 20):,.4g} MiB for {n:,} tokens" for n in lengths
+    )
+    return f"{sizes}; {memory.longest(MEMORY_BUDGET, most):,} tokens fit {MEMORY_BUDGET >> 20} MiB"
 
 
 def show_checkpoint(

@@ -3,12 +3,14 @@
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 import time
 import tomllib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,7 @@ from aftexport.errors import UsageError
 from aftserve.api.file_permissions import exposures
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
 from aftserve.http.access_log import add_log_fields
+from aftserve.http.clients import Client, current_client
 
 logger = logging.getLogger("aftserve.keys")
 
@@ -34,13 +37,37 @@ def _check_rate(rate: str) -> str:
     return rate
 
 
+_BLANKS = ("", " ", "\t", "\n", "\r", "\r\n")
+"""Empty keys, as echo and editors end them."""
+_BLANK_DIGESTS = {hashlib.sha256(blank.encode()).hexdigest() for blank in _BLANKS}
+
+
+def _check_digest(digest: str) -> str:
+    if digest in _BLANK_DIGESTS:
+        raise ValueError("the digest of a blank key, which every client could send")
+    return digest
+
+
+Rate = Annotated[str, AfterValidator(_check_rate)]
+
+
 class Key(BaseModel):
-    """One section of the file of keys, named after the owner of the key."""
+    """One section of the file of keys, named after the owner of the key.
+
+    Attributes:
+        sha256: digest of the key.
+        rate: maximum rate of requests.
+        tokens: maximum rate of tokens of accepted documents.
+        seconds: maximum rate of predicted seconds of the engine.
+        admin: whether the key may load, reload and unload models.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    rate: Annotated[str, AfterValidator(_check_rate)] | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_check_digest)]
+    rate: Rate | None = None
+    tokens: Rate | None = None
+    seconds: Rate | None = None
     admin: bool = False
 
 
@@ -93,6 +120,43 @@ class _SlidingWindow:
         self._count += 1
 
 
+class _Allowance:
+    """An amount of work that fills up evenly over its period.
+
+    A request that is larger than the whole amount waits until the allowance is full, and overdraws
+    it. So no request is refused for ever, and the rate holds in the long run.
+
+    Args:
+        rate: amount and period.
+    """
+
+    def __init__(self, rate: limits.RateLimitItem) -> None:
+        self.rate = rate
+        self._per_second = rate.amount / rate.get_expiry()
+        self._left = float(rate.amount)
+        self._at = -math.inf
+
+    def seconds_left(self, cost: float, now: float) -> float:
+        """Return the seconds until a cost may be spent, from 0 on."""
+        filled = self._left + (now - self._at) * self._per_second if self._per_second else 0.0
+        self._left, self._at = min(self.rate.amount, filled), now
+        lacking = min(cost, self.rate.amount) - self._left
+        if self._per_second:
+            return max(0.0, lacking / self._per_second)
+        return float(self.rate.get_expiry())  # a rate may be 0
+
+    def spend(self, cost: float) -> None:
+        """Spend a cost."""
+        self._left -= cost
+
+
+def _check_waits(waits: Sequence[tuple[float, str]]) -> None:
+    """Raise BusyError with the longest wait, if there is any, and its reason."""
+    left, problem = max(waits, default=(0.0, ""))
+    if left > 0:
+        raise BusyError(problem, "Try again later.", left)
+
+
 class Keys:
     """The API keys of the server.
 
@@ -109,6 +173,13 @@ class Keys:
             for name, key in keys.items()
             if key.rate
         }
+        self._allowances = {
+            name: [
+                [_Allowance(rate) for rate in limits.parse_many(text)] if text else []
+                for text in (key.tokens, key.seconds)
+            ]
+            for name, key in keys.items()
+        }
         self._admins = {name for name, key in keys.items() if key.admin}
 
     @classmethod
@@ -116,7 +187,7 @@ class Keys:
         """Read a TOML file of keys; warn if every user of the machine may read or replace it.
 
         Raises:
-            UsageError: if the file cannot be read or has no keys.
+            UsageError: if the file cannot be read, has no keys, or has one twice.
         """
         try:
             keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
@@ -129,6 +200,12 @@ class Keys:
             raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
         if not keys:
             raise UsageError(f"--api-keys {path}: the file has no keys.", _REMEDY)
+        owners = dict[str, str]()
+        for name, key in keys.items():
+            if (other := owners.setdefault(key.sha256, name)) != name:
+                raise UsageError(
+                    f"--api-keys {path}: {name}.sha256: the same key as that of {other}.", _REMEDY
+                )
         for exposure in exposed:
             logger.warning("--api-keys: %s", exposure)
         return cls(keys)
@@ -139,23 +216,32 @@ class Keys:
         return self._digests.keys()
 
     def replace(self, keys: "Keys") -> None:
-        """Use other keys from now on; an owner whose rate stays keeps its counted requests."""
-        rates = keys._rates.copy()
+        """Use other keys from now on; an owner whose rates stay keeps its counted work."""
+        rates, allowances = keys._rates.copy(), keys._allowances.copy()
         for name, windows in self._rates.items():
             if [one.rate for one in rates.get(name, ())] == [one.rate for one in windows]:
                 rates[name] = windows
+        for name in allowances.keys() & self._allowances.keys():
+            allowances[name] = [
+                old if [one.rate for one in old] == [one.rate for one in new] else new
+                for old, new in zip(self._allowances[name], allowances[name], strict=True)
+            ]
         self._digests, self._rates, self._admins = keys._digests, rates, keys._admins
+        self._allowances = allowances
 
     def owner(self, *given: str) -> str:
         """Return the owner of one of these keys, in a time that does not depend on the keys.
+
+        A blank key has no owner.
 
         Raises:
             UnauthorizedError: if none of them is known, or those of several owners.
         """
         found = set[str]()
-        for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
+        for one in given:
+            digest, is_blank = hashlib.sha256(one.encode()).digest(), not one.strip()
             for name, known in self._digests.items():
-                if hmac.compare_digest(digest, known):
+                if hmac.compare_digest(digest, known) and not is_blank:
                     found.add(name)
         if len(found) > 1:
             raise UnauthorizedError(_SEVERAL)
@@ -170,13 +256,34 @@ class Keys:
             BusyError: if the owner's rate is exceeded.
         """
         windows, now = self._rates.get(name, ()), time.monotonic()
-        for window in windows:
-            if (left := window.seconds_left(now)) > 0:
-                raise BusyError(
-                    f"The rate of this API key is {window.rate}.", "Try again later.", left
-                )
+        waits = [
+            (one.seconds_left(now), f"The rate of this API key is {one.rate}.") for one in windows
+        ]
+        _check_waits(waits)
         for window in windows:  # a refused request counts for none of them
             window.accept(now)
+
+    def client(self, name: str) -> Client:
+        """Return an owner as a client, on all of its connections."""
+        return Client(name, partial(self._spend, name))
+
+    def _spend(self, name: str, tokens: int, seconds: float) -> None:
+        now = time.monotonic()
+        by_tokens, by_seconds = self._allowances.get(name, ([], []))
+        spent = [(one, float(tokens), "tokens") for one in by_tokens]
+        spent += [(one, seconds, "s") for one in by_seconds]
+        _check_waits(
+            [
+                (
+                    one.seconds_left(cost, now),
+                    f"The rate of this API key is {one.rate} in {unit}, and the documents have "
+                    f"{cost:.6g}.",
+                )
+                for one, cost, unit in spent
+            ]
+        )
+        for one, cost, _ in spent:  # a refused request spends none of them
+            one.spend(cost)
 
     def check_admin(self, name: str) -> None:
         """Raise ForbiddenError unless the key of an owner is marked admin."""
@@ -197,6 +304,7 @@ class Keys:
         ) -> None:
             name = self.owner(*given_keys(request.headers.items()))
             add_log_fields(request, key=name)
+            current_client.set(self.client(name))
             self.count(name)
             if admin:
                 self.check_admin(name)
@@ -233,32 +341,45 @@ _SEVERAL = "Expected one API key, got two different ones."
 _REMEDY = "Make one with: aftserve key NAME [RATE]"
 
 
-def make_key(name: str, rate: str | None, *, admin: bool = False) -> tuple[str, str]:
+def make_key(
+    name: str,
+    rate: str | None,
+    *,
+    tokens: str | None = None,
+    seconds: str | None = None,
+    admin: bool = False,
+) -> tuple[str, str]:
     """Return a new key, and the section of the file that admits it.
 
     Args:
         name: name of the owner.
         rate: maximum rate of requests, such as ``60/minute``; None for no limit.
+        tokens: maximum rate of tokens.
+        seconds: maximum rate of predicted seconds of the engine.
         admin: whether the key may load, reload and unload models.
 
     Raises:
-        UsageError: if the rate or the name is malformed.
+        UsageError: if a rate or the name is malformed.
     """
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise UsageError(
             f"NAME must be letters, digits, - and _, got {name!r}.", "Choose another name."
         )
-    if rate is not None:
+    rates = {"rate": rate, "tokens": tokens, "seconds": seconds}
+    for field, given in rates.items():
+        if given is None:
+            continue
         try:
-            _check_rate(rate)
+            _check_rate(given)
         except ValueError as error:
+            option = "RATE" if field == "rate" else f"--{field}"
             raise UsageError(
-                f"RATE must be a number per period, got {rate!r}.", "Write, for example, 60/minute."
+                f"{option} must be a number per period, got {given!r}.",
+                "Write, for example, 60/minute.",
             ) from error
     key = secrets.token_urlsafe(32)
     lines = [f"[{name}]", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
-    if rate is not None:
-        lines.append(f'rate = "{rate}"')
+    lines += [f'{field} = "{given}"' for field, given in rates.items() if given is not None]
     if admin:
         lines.append("admin = true")
     return key, "\n".join(lines)

@@ -16,7 +16,15 @@ def run(words: Sequence[str]) -> int:
         "rate",
         metavar="RATE",
         nargs="?",
-        help="maximum rate, such as 60/minute (default: no limit)",
+        help="maximum rate of requests, such as 60/minute (default: no limit)",
+    )
+    parser.add_argument(
+        "--tokens", metavar="RATE", help="maximum rate of tokens, such as 200000/minute"
+    )
+    parser.add_argument(
+        "--seconds",
+        metavar="RATE",
+        help="maximum rate of the engine's predicted seconds, such as 20/minute",
     )
     parser.add_argument(
         "--admin", action="store_true", help="allow to load, reload and unload models"
@@ -25,7 +33,13 @@ def run(words: Sequence[str]) -> int:
 
     from aftserve.api.api_keys import make_key
 
-    key, section = make_key(options.name, options.rate, admin=options.admin)
+    key, section = make_key(
+        options.name,
+        options.rate,
+        tokens=options.tokens,
+        seconds=options.seconds,
+        admin=options.admin,
+    )
     print(f"API key of {options.name}, shown only once:\n\n{key}\n")
     print(f"Section for the file of --api-keys:\n\n{section}")
     return 0

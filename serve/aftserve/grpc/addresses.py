@@ -86,8 +86,7 @@ def _second_socket(number: int) -> socket.socket:
 
 
 def _peer_address(peer: str) -> tuple[str, int]:
-    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
-    return _address(host.strip("[]")), int(port)
+    return _address(peer_host(peer)), int(unquote(peer).rpartition(":")[2])
 
 
 def _address(host: str) -> str:
@@ -95,3 +94,9 @@ def _address(host: str) -> str:
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
+
+
+def peer_host(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:8081``."""
+    scheme, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if scheme in ("ipv4", "ipv6") else ""

@@ -13,14 +13,21 @@ from typing import Any, Literal, NamedTuple
 import grpc
 from fastapi.exceptions import RequestValidationError
 
-from aftexport.errors import AftexportError, EngineError, InputError, StorageError
+from aftexport.errors import (
+    AftexportError,
+    EngineError,
+    InputError,
+    StorageError,
+    panics_as_errors,
+)
 from aftserve.api.api_keys import Keys, given_keys
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import BusyError, DeadlineError, RefusedError
-from aftserve.grpc.addresses import close_connection
+from aftserve.grpc.addresses import close_connection, peer_host
 from aftserve.grpc.message_buffer import MessageBuffer
 from aftserve.http.access_log import REQUEST_ID, name_request
 from aftserve.http.body_limits import BodyTooLargeError, full_buffer, late_request
+from aftserve.http.clients import client_at, current_client
 from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
@@ -155,7 +162,8 @@ class Caller:
             call = self._begin(context, rules)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
-                response = await self._answer(context, call, method, rules)
+                with panics_as_errors():
+                    response = await self._answer(context, call, method, rules)
                 code = grpc.StatusCode.OK
             except asyncio.CancelledError:  # gRPC cancels the task at the client's deadline too
                 is_late = time.monotonic() >= call.deadline - _ARRIVAL_SECONDS
@@ -198,12 +206,15 @@ class Caller:
         method: Method,
         rules: Rules,
     ) -> bytes:
+        client = client_at(peer_host(context.peer()))
         if self._keys is not None and rules.access != "open":
             owner = self._keys.owner(*given_keys(call.metadata))
             call.fields["key"] = owner
             self._keys.count(owner)
+            client = self._keys.client(owner)
             if rules.access == "admin":
                 self._keys.check_admin(owner)
+        current_client.set(client)
         timeout = asyncio.timeout(call.deadline - time.monotonic())
         try:
             async with timeout:
@@ -232,17 +243,17 @@ class Caller:
             SlowClientError: if the message does not arrive in time.
             InputError: if the client sends none.
         """
-        held = self.max_message_bytes
+        held, client = self.max_message_bytes, current_client.get().name
         end = self._end_of_arrival(call)
         try:
             async with asyncio.timeout(end - time.monotonic()):
-                await self._buffer.reserve(held)
+                await self._buffer.reserve(held, client)
         except TimeoutError:
             raise full_buffer() from None
 
         def keep(count: int) -> None:
             nonlocal held
-            self._buffer.release(held - count)
+            self._buffer.release(held - count, client)
             held = count
 
         call.keep = keep
@@ -251,7 +262,7 @@ class Caller:
             self._accept(context, call)
             yield content
         finally:
-            self._buffer.release(held)
+            self._buffer.release(held, client)
 
     async def _small(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> bytes:
         """Receive a message that has only names.

@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aftserve.http.clients import client_at, current_client
 from aftserve.observability.exemplars import request_id
 
 logger = logging.getLogger("aftserve.request")
@@ -42,6 +43,8 @@ def name_request(given: str) -> str:
 class AccessLogMiddleware:
     """ASGI middleware that names and times each request, and counts and logs its response.
 
+    It also notes the address of the client; an API key replaces it.
+
     The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
     ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
     loaded model that the request belongs to. The functions in its ``releases`` are called when the
@@ -71,6 +74,7 @@ class AccessLogMiddleware:
         # The connection sets the time of the first byte, because the client's wait starts there.
         started = scope["state"].setdefault("started", time.monotonic())
         header = REQUEST_ID.encode()
+        current_client.set(client_at((scope.get("client") or ("",))[0]))
         name = name_request(dict(scope["headers"]).get(header, b"").decode("latin-1"))
         fields: dict[str, Any] = {"request_id": name}
         added: dict[bytes, bytes] = {header: name.encode()} if self._names else {}

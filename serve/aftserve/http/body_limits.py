@@ -12,6 +12,7 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aftserve.errors import BusyError, RefusedError
+from aftserve.http.clients import SharedBytes, current_client
 from aftserve.http.content_codings import CODINGS, BodyExpander, coding_of
 
 _SETTLE_SECONDS = 0.1
@@ -54,7 +55,7 @@ class BodyLimitMiddleware:
     Args:
         app: the application; its ``receive`` raises the errors of this module.
         max_bytes: maximum size of one body.
-        max_buffered_bytes: maximum size of all bodies held at a time.
+        max_buffered_bytes: maximum size of all bodies held at a time, which clients share.
         seconds: maximum time from the first byte of a request, which is ``started`` in its state,
             to the end of its body, the expansion included.
     """
@@ -64,9 +65,8 @@ class BodyLimitMiddleware:
     ) -> None:
         self._app = app
         self.max_bytes = max_bytes
-        self.max_buffered_bytes = max_buffered_bytes
         self.seconds = seconds
-        self.buffered_bytes = 0
+        self.buffer = SharedBytes(max_buffered_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application with a limited body."""
@@ -117,6 +117,7 @@ class _Body:
         self._deadline = deadline
         self._bytes = 0
         self._held = 0
+        self._client = ""
         self._max_bytes = limits.max_bytes
         self._holds = True
         self._expanded_bytes = 0
@@ -191,8 +192,9 @@ class _Body:
 
     def release(self) -> None:
         """Give back this body's share of the buffer."""
-        self._limits.buffered_bytes -= self._held
-        self._held = 0
+        if self._held:
+            self._limits.buffer.add(self._client, -self._held)
+            self._held = 0
 
     async def _receive_rest(self, deadline: float, max_bytes: float) -> None:
         with suppress(SlowClientError):
@@ -236,7 +238,9 @@ class _Body:
             self._fill_buffer(max(0, window_bytes - self._held))
 
     def _fill_buffer(self, count: int) -> None:
-        self._held += count
-        self._limits.buffered_bytes += count
-        if self._limits.buffered_bytes > self._limits.max_buffered_bytes:
+        if not self._held:
+            self._client = current_client.get().name  # an API key is checked before the body
+        if not self._limits.buffer.has_room(self._client, count, self._held):
             raise full_buffer()
+        self._held += count
+        self._limits.buffer.add(self._client, count)

@@ -12,7 +12,9 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.contract import EVIDENCE, EXPLAINED, LENGTHS
 from aftexport.engines import Engine, Stop
 from aftexport.engines.explained_input import padded_choices
+from aftexport.engines.peak_memory import PeakMemory
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, stacked
+from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
 from aftserve.model.document_checks import DocumentChecks
 from aftserve.model.token_marks import TokenMarks
@@ -32,6 +34,8 @@ class Classifier(DocumentChecks):
         max_characters: maximum length of a text, checked before it is tokenized.
         chunked: the model for documents over the memory budget; None if the bundle has none.
         whole_tokens: maximum length of a document within that budget; None if unknown.
+        memory: predicted memory of the runs of a model without chunks; None if unknown.
+        memory_budget: maximum bytes of such a run. Longer documents are refused.
         policy: treatment of documents over the memory budget.
         spill: folder for large answers; None for the system's folder for temporary files.
     """
@@ -46,6 +50,8 @@ class Classifier(DocumentChecks):
         max_characters: int | None = None,
         chunked: ChunkedModel | None = None,
         whole_tokens: int | None = None,
+        memory: PeakMemory | None = None,
+        memory_budget: int = 0,
         policy: Policy = "exact",
         spill: Path | None = None,
     ) -> None:
@@ -60,8 +66,12 @@ class Classifier(DocumentChecks):
         )
         self.engine = engine
         self.chunked = chunked
+        self._memory, self._memory_budget = memory, memory_budget
+        self._model_tokens = self.max_tokens
+        if memory is not None:
+            whole_tokens = memory.longest(memory_budget, self.max_tokens)
         self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
-        if policy != "exact":
+        if policy != "exact" or memory is not None:
             self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
     @property
@@ -79,6 +89,21 @@ class Classifier(DocumentChecks):
     def in_chunks(self, tokens: int) -> bool:
         """Return whether a document of this length runs in chunks."""
         return self.chunked is not None and tokens > self.whole_tokens
+
+    def check_length(self, tokens: int, *, more: bool = False) -> None:
+        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
+        is_within = self.max_tokens < tokens <= self._model_tokens
+        if self._memory is None or not is_within or self.policy in ("head", "tail"):
+            super().check_length(tokens, more=more)
+            return
+        predicted = -(-self._memory.bytes_of(tokens) >> 20)
+        raise DocumentTooLongError(
+            f"A document must have at most {self.max_tokens} tokens to fit --memory-budget-mib "
+            f"{self._memory_budget / (1 << 20):g}, got {tokens}{' or more' if more else ''}, "
+            f"predicted to take {predicted} MiB.",
+            f"Send a shorter document, or raise --memory-budget-mib to {predicted} if the machine "
+            "has the memory.",
+        )
 
     def part_count(self, tokens: int, wanted: Wanted) -> int:
         """Return the number of parts of a document that runs in chunks."""

@@ -54,6 +54,8 @@ class MeasuredRange:
         chunk_tokens: length of a chunk; None if no document runs in chunks.
         min_chunk_tokens: minimum length of a chunk.
         max_chunked_tokens: maximum length of a document in chunks.
+        fits: function that tells whether a run of a number of documents of a length fits the
+            memory budget. It must not hold the model. Batches are never larger than measured ones.
     """
 
     min_tokens: int
@@ -63,6 +65,7 @@ class MeasuredRange:
     chunk_tokens: int | None = None
     min_chunk_tokens: int = 1
     max_chunked_tokens: int = 0
+    fits: Callable[[int, int], bool] = lambda documents, tokens: True
 
 
 class CostMeasurement:
@@ -237,6 +240,7 @@ class _Plan:
             for tokens in filter(single_seconds.__contains__, BATCH_LENGTHS)
             for documents in (BATCHES if self._limits.batching else ())
             if documents * tokens <= self._limits.budget_tokens
+            and self._limits.fits(documents, tokens)
             and documents * single_seconds[tokens] <= _SLOW_SECONDS
         ]
 

@@ -2,9 +2,10 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
+from aftexport.engines.peak_memory import PeakMemory, predict_memory
 from aftexport.engines.product_methods import forced_methods, product_methods
 from aftexport.errors import BundleError, UsageError
 from aftexport.extra_inputs import blank_values
@@ -31,6 +33,9 @@ from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
 _EXACT_METHOD = "fp32"
+
+Fits = Callable[[int, int], bool]
+"""Whether a run of a number of documents of a length fits the memory budget."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +185,7 @@ def _prepare(
 ) -> LoadedModel:
     limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
     chunked = _chunked(bundle, settings, choice, standard_ops_only)
+    memory = _memory(bundle, settings, choice, standard_ops_only)
     classifier = Classifier(
         bundle,
         choice.engine,
@@ -188,13 +194,16 @@ def _prepare(
         max_characters=settings.max_characters,
         chunked=chunked,
         whole_tokens=chunked.whole_tokens if chunked else None,
+        memory=None if chunked else memory,
+        memory_budget=settings.memory_budget,
         policy=settings.long_documents,
         spill=settings.spill,
     )
     classifier.measure_tokenizer()
-    measurement = _measurement(bundle, settings, classifier)
+    fits = partial(memory.fits, settings.memory_budget) if memory else None
+    measurement = _measurement(bundle, settings, classifier, fits)
     measurement.measure_first()
-    golden = _golden(bundle, settings, choice, standard_ops_only)
+    golden = _golden(bundle, settings, choice, standard_ops_only, None if chunked else fits)
     choice.engine.release()
     methods = _methods(bundle, settings, choice, standard_ops_only)
     inexact = () if all(r.passed for r in golden) else _inexact_methods(bundle, settings, methods)
@@ -232,7 +241,9 @@ def _methods(
     return product_methods(bundle.model_path, bundle.manifest.precision)
 
 
-def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> CostMeasurement:
+def _measurement(
+    bundle: Bundle, settings: Settings, classifier: Classifier, fits: Fits | None
+) -> CostMeasurement:
     chunked = classifier.chunked if classifier.in_chunks(classifier.max_tokens) else None
 
     def run(shape: Shape, stop: Stop | None) -> None:
@@ -257,8 +268,21 @@ def _measurement(bundle: Bundle, settings: Settings, classifier: Classifier) -> 
         chunk_tokens=chunked.chunk_tokens if chunked else None,
         min_chunk_tokens=chunked.in_chunks_of(1).chunk_tokens if chunked else 1,
         max_chunked_tokens=classifier.max_tokens,
+        **({"fits": fits} if fits else {}),
     )
     return CostMeasurement(run, limits)
+
+
+def _memory(
+    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
+) -> PeakMemory | None:
+    """Return the predicted memory of runs; None on TensorRT, whose engines have their own bound."""
+    if choice.engine.name != OnnxRuntimeEngine.name:
+        return None
+    if plan := bundle.manifest.chunked:
+        return PeakMemory([(1, plan.token_bytes), (2, 2 * plan.token_bytes)])
+    has_kernels = PROVIDERS[settings.provider].kernels is not None and not standard_ops_only
+    return predict_memory(bundle.model_path, bundle.manifest.max_tokens, fused=has_kernels)
 
 
 def _chunked(
@@ -280,11 +304,27 @@ def _chunked(
 
 
 def _golden(
-    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
+    bundle: Bundle,
+    settings: Settings,
+    choice: ChosenEngine,
+    standard_ops_only: bool,
+    fits: Fits | None,
 ) -> list[Comparison]:
+    """Compare the golden cases, except those whose runs exceed the memory budget."""
     if choice.engine.name == OnnxRuntimeEngine.name:
+        every = bundle.golden()
+        cases = [one for one in every if one.subject != "model" or not fits or fits(*one.shape)]
+        if not any(one.subject == "model" for one in cases):
+            raise UsageError(
+                f"Expected a memory budget that fits a golden case, got "
+                f"{settings.memory_budget_mib:g} MiB.",
+                "Raise --memory-budget-mib.",
+            )
+        if skipped := len(every) - len(cases):
+            logger.info("%d golden cases exceed --memory-budget-mib and were left out", skipped)
         return verify(
             bundle,
+            cases=cases,
             engine=choice.engine,
             fused=not standard_ops_only,
             provider=settings.provider,

@@ -1,9 +1,12 @@
 """Admission of requests, by seconds of work rather than by number."""
 
+import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
+from aftserve.http.clients import Client
 from aftserve.model.load import LoadedModel
 from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
@@ -17,6 +20,13 @@ _MEASUREMENT_SECONDS = 5.0
 class Admission:
     """The admission of requests that can be answered in time.
 
+    The documents before a request are those of its own client, and of each other client its share
+    of the engine until then. So a client whose documents fill the queue is refused, and others are
+    admitted. A long run of another client counts for the deadline, but not for the queue's limit:
+    a client that is refused for it might never find another moment.
+
+    Documents of other clients that arrive later may delay an accepted document by their shares.
+
     Args:
         scheduler: scheduler whose queue the request would join.
         max_queue_seconds: maximum predicted time of the documents before it.
@@ -26,13 +36,18 @@ class Admission:
         self._scheduler = scheduler
         self._max_queue_seconds = max_queue_seconds
 
-    def check_queue(self) -> None:
-        """Check the queue before a request is read.
+    def check_queue(self, client: Client) -> None:
+        """Check the queue before a request of a client is read.
 
         Raises:
             BusyError: if the queue is too long, with the time until it is short enough.
         """
-        self._check(self._scheduler.predictions.wait_seconds(in_chunks=False))
+        predictions = self._scheduler.predictions
+        self._check(
+            predictions.wait_seconds(
+                in_chunks=False, client=client.name, seconds=0.0, counts_run=False
+            )
+        )
 
     def _check(self, backlog_seconds: float) -> None:
         if backlog_seconds > self._max_queue_seconds:
@@ -44,7 +59,12 @@ class Admission:
             )
 
     async def admit(
-        self, model: LoadedModel, tokens: Sequence[int], deadline: float, earlier: Backlog
+        self,
+        model: LoadedModel,
+        tokens: Sequence[int],
+        deadline: float,
+        earlier: Backlog,
+        client: Client,
     ) -> float:
         """Return the predicted time until the documents of a request are answered.
 
@@ -59,11 +79,13 @@ class Admission:
             deadline: deadline of the client by ``time.monotonic``.
             earlier: queued documents of the same request. The limit of the queue does not count
                 them.
+            client: client of the request.
 
         Raises:
             DeadlineError: if the deadline has passed.
-            BusyError: if the queue is too long for the server or for the deadline, or the costs
-                of long documents are not measured before the deadline.
+            BusyError: if the queue is too long for the server or for the deadline, the costs of
+                long documents are not measured before the deadline, or the client has used up its
+                tokens or seconds.
             UnavailableError: if the scheduler ends.
             DocumentTooLongError: if the documents by themselves take longer than the deadline.
         """
@@ -82,7 +104,9 @@ class Admission:
                     "Send fewer tokens, or allow more time.",
                 )
             if own <= seconds_left or not is_measuring:
-                return self._admit(model, tokens, own, seconds_left, earlier)
+                seconds = self._admit(model, tokens, own, seconds_left, earlier, client.name)
+                client.spend(sum(tokens), own)
+                return seconds
             if not await self._scheduler.wait_for_measurement(seconds_left):
                 raise BusyError(
                     f"The time of {sum(tokens)} tokens is not measured yet, and the deadline comes "
@@ -102,11 +126,21 @@ class Admission:
         own: float,
         seconds_left: float,
         earlier: Backlog,
+        client: str,
     ) -> float:
         predictions = self._scheduler.predictions
         in_chunks = any(map(model.classifier.in_chunks, tokens))
-        self._check(predictions.wait_seconds(in_chunks=in_chunks, besides=earlier, model=model))
-        backlog_seconds = predictions.wait_seconds(in_chunks=in_chunks, model=model)
+
+        wait_seconds = partial(
+            predictions.wait_seconds, in_chunks=in_chunks, model=model, client=client, seconds=own
+        )
+        # Of the others' shares, the limit leaves out as much as the request itself takes. A client
+        # with one long document would otherwise never find a moment.
+        request = own + earlier.seconds_without(Backlog(), in_chunks=in_chunks)
+        mine = wait_seconds(besides=earlier, counts_run=False, seconds=-math.inf)
+        others = wait_seconds(besides=earlier, counts_run=False) - mine
+        self._check(mine + max(0.0, others - request))
+        backlog_seconds = wait_seconds()
         backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
         needed = backlog_seconds + (own if own <= seconds_left else 0.0)

@@ -41,6 +41,11 @@ class Run:
     measures: bool = False
 
     @property
+    def client(self) -> str:
+        """The client of the first document; empty without documents."""
+        return self.batch[0].client if self.batch else ""
+
+    @property
     def seconds_after(self) -> float:
         """Calibrated seconds of the parts after this one."""
         if not self.batch or self.batch[0].progress is None:

@@ -141,6 +141,7 @@ class Job:
         decoding: decoding of the rows of its tokens.
         extras: extra inputs of the document.
         wanted: wanted part of the answer.
+        client: client that has the document's share of the engine.
     """
 
     active: ActiveBundle
@@ -155,6 +156,12 @@ class Job:
     decoding: Decoding = NO_MARKS
     extras: ExtraValues = NO_EXTRAS
     wanted: Wanted = EVERY_HEAD
+    client: str = ""
+
+    @property
+    def turn_seconds(self) -> float:
+        """Predicted time of a single run, or of the next part."""
+        return self.predicted_seconds / (self.progress.left if self.progress else 1)
 
     @property
     def predicted_seconds(self) -> float:

@@ -1,5 +1,6 @@
 """The predicted time until a document has its turn."""
 
+import math
 import time
 
 from aftserve.model.load import LoadedModel
@@ -32,6 +33,9 @@ class Predictions:
         in_chunks: bool,
         besides: Backlog | None = None,
         model: LoadedModel | None = None,
+        client: str = "",
+        seconds: float = math.inf,
+        counts_run: bool = True,
     ) -> float:
         """Return the predicted time until a document that arrives now has its turn.
 
@@ -40,24 +44,32 @@ class Predictions:
                 such documents; otherwise it runs between their parts.
             besides: documents that are left out of the prediction.
             model: model of the document; adds the release of another model's memory before it.
+            client: client of the document, whose own documents come before it. Of others, only the
+                share that they have of the engine until then.
+            seconds: predicted time of the documents of the request; infinite to count all work.
+            counts_run: whether a run without documents of the client counts.
         """
         run = self._queue.current_run
         if run is not None and run.measures:
             run = None  # see measurement_seconds
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
-        seconds = self._queue.waiting_seconds(besides, in_chunks=in_chunks)
+        if run is not None and not (counts_run or any(job.client == client for job in run.batch)):
+            run = None
+        before, runner, after = 0.0, "", 0.0
         if model is not None:
-            seconds += self._queue.release_seconds(model)
-        if run is None:
-            return seconds
-        # A run that is late by some time is expected to take as long again.
-        running = abs(run.started + run.predicted - time.monotonic())
-        after = run.seconds_after
-        if after and not in_chunks:
-            # At most one part of a long document runs before each document.
-            after = min(after, self._queue.backlog(besides).documents * run.calibrated)
-        return running + seconds + after * run.model.slowdown.value
+            before += self._queue.release_seconds(model)
+        if run is not None:
+            # A run that is late by some time is expected to take as long again.
+            before += abs(run.started + run.predicted - time.monotonic())
+            runner, after = run.client, run.seconds_after * run.model.slowdown.value
+            if after and not in_chunks:
+                # At most one part of a long document runs before each document.
+                most = self._queue.backlog(besides).documents * run.calibrated
+                after = min(after, most * run.model.slowdown.value)
+        return before + self._queue.seconds_before(
+            client, seconds, besides=besides, in_chunks=in_chunks, unfinished=(runner, after)
+        )
 
     def measurement_seconds(self, seconds: float) -> float:
         """Return the maximum time of measurements within the next ``seconds`` of documents."""

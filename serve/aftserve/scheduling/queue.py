@@ -1,12 +1,12 @@
 """The queue of documents, and the engine's state behind the same lock."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
 from aftserve.model.active import ActiveBundle
 from aftserve.model.load import LoadedModel
+from aftserve.scheduling.client_turns import ClientTurns
 from aftserve.scheduling.engine_state import (
     EngineState,
     Idle,
@@ -20,8 +20,6 @@ from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.release_times import ReleaseTimes
 from aftserve.scheduling.tenure import Tenure
 
-_NOTHING = Backlog()
-
 
 class JobQueue:
     """The queue that the event loop fills and the engine's thread empties.
@@ -31,6 +29,9 @@ class JobQueue:
 
     The lock covers the engine's state too: every job is in the queue, in the current run or
     settled, and no other thread ever sees it in between.
+
+    The clients share the engine's time; see ``ClientTurns``. The documents of one client run in the
+    order of their arrival.
 
     The models share one memory budget. Before a run of another model, the engine that keeps memory
     of its last run releases it; see ``Tenure``.
@@ -43,7 +44,7 @@ class JobQueue:
     """
 
     def __init__(self, turns: MeasurementTurns) -> None:
-        self._jobs: deque[Job] = deque()
+        self._jobs = ClientTurns()
         self._backlog = Backlog()
         self._changed = threading.Condition()
         self._paused = list[ActiveBundle]()
@@ -81,13 +82,23 @@ class JobQueue:
         with self._changed:
             return self._backlog - (besides or Backlog())
 
-    def waiting_seconds(self, besides: Backlog | None = None, *, in_chunks: bool) -> float:
-        """Return the predicted time of the queued documents; see ``Backlog.seconds_without``."""
+    def seconds_before(
+        self,
+        client: str,
+        seconds: float,
+        *,
+        besides: Backlog | None,
+        in_chunks: bool,
+        unfinished: tuple[str, float],
+    ) -> float:
+        """Return the predicted time of the jobs before a request; see ``ClientTurns``."""
         with self._changed:
-            return self._backlog.seconds_without(besides or _NOTHING, in_chunks=in_chunks)
+            return self._jobs.seconds_before(
+                client, seconds, besides=besides, in_chunks=in_chunks, unfinished=unfinished
+            )
 
     def put(self, job: Job) -> None:
-        """Add a job at the end."""
+        """Add a job after the others of its client."""
         with self._changed:
             self._jobs.append(job)
             self._count(job, 1)
@@ -96,9 +107,9 @@ class JobQueue:
             self._changed.notify()
 
     def requeue(self, jobs: Sequence[Job]) -> None:
-        """Put jobs before all others, in their order."""
+        """Put jobs before the others of their clients, in their order."""
         with self._changed:
-            self._jobs.extendleft(reversed(jobs))
+            self._jobs.prepend(jobs)
             for job in jobs:
                 self._count(job, 1)
             self._changed.notify()
@@ -106,9 +117,10 @@ class JobQueue:
     def remove(self, job: Job) -> bool:
         """Remove a job; return False if it is no longer in the queue."""
         with self._changed:
-            if job not in self._jobs:
+            if not self._jobs.remove(job):
                 return False
-            self._remove(job)
+            self._count(job, -1)
+            self._forget_memory()
             return True
 
     def wait(self, seconds: float) -> bool:
@@ -155,8 +167,11 @@ class JobQueue:
             if holder is not None and holder is not run.model:
                 self._state = Releasing(release(holder), for_measurement=run.measures and is_due)
                 return self._state.run
+            if run.batch:
+                self._jobs.begin(run.batch)
             for job in run.batch:
-                self._remove(job)
+                self._count(job, -1)
+            self._forget_memory()
             self._state = Measuring(run, yields=not is_due) if run.measures else Running(run)
             return run
 
@@ -171,7 +186,7 @@ class JobQueue:
             return run
 
     def end_run(self) -> Job | None:
-        """End the current run; a document with parts left goes to the front of the queue.
+        """End the current run; a document with parts left goes before others of its client.
 
         Returns:
             The document with parts left if its client has gone; it is not queued again.
@@ -228,8 +243,7 @@ class JobQueue:
         """End every call of ``take``; return the remaining jobs."""
         with self._changed:
             self._closed = True
-            left = list(self._jobs)
-            self._jobs.clear()
+            left = self._jobs.clear()
             self._backlog = Backlog()
             self._changed.notify()
             return left
@@ -263,7 +277,7 @@ class JobQueue:
         return any(job.active not in self._paused for job in self._jobs)
 
     def _first_jobs(self) -> Iterable[Job]:
-        """Return the jobs that may run next, the oldest first."""
+        """Return the jobs that may run next, in the order of their clients' turns."""
         jobs: Iterable[Job] = self._jobs
         if self._paused:
             jobs = [job for job in jobs if job.active not in self._paused]
@@ -278,7 +292,7 @@ class JobQueue:
         return own or jobs
 
     def _requeue_rest(self, run: Run) -> Job | None:
-        """Put a document with parts left to the front; return it instead if its client has gone."""
+        """Requeue a document with parts left; return it instead if its client has gone."""
         job = run.count_part()
         if job.future.done():
             return job
@@ -291,11 +305,6 @@ class JobQueue:
             case Idle(LoadedModel() as holder) if holder in self._forgotten:
                 if all(active.model is not holder for active in self._backlog.bundles):
                     self._state = Idle()
-
-    def _remove(self, job: Job) -> None:
-        self._jobs.remove(job)
-        self._count(job, -1)
-        self._forget_memory()
 
     def _count(self, job: Job, sign: int) -> None:
         self._backlog.count(job, sign)

@@ -28,7 +28,7 @@ logger = logging.getLogger("aftserve.scheduler")
 
 
 class Scheduler:
-    """A scheduler of runs, which answers the oldest documents first.
+    """A scheduler of runs, which gives each client its share, and the oldest documents first.
 
     If a shared run fails, each of its documents gets a single run, so that only the bad document
     fails. A run is stopped once all its clients have left. Between documents, the costs of the
@@ -151,6 +151,7 @@ class Scheduler:
         decoding: Decoding = NO_MARKS,
         extras: ExtraValues = NO_EXTRAS,
         wanted: Wanted = EVERY_HEAD,
+        client: str = "",
     ) -> "asyncio.Future[Result]":
         """Put a checked document in the queue.
 
@@ -164,6 +165,7 @@ class Scheduler:
             decoding: decoding of the rows of its tokens.
             extras: extra inputs of the document.
             wanted: wanted part of the answer.
+            client: client that has the document's share of the engine.
 
         Returns:
             A future of the result. Cancel it once the answer is no longer wanted. It raises
@@ -186,6 +188,7 @@ class Scheduler:
             decoding=decoding,
             extras=extras,
             wanted=wanted,
+            client=client,
         )
         job.progress = make_progress(job)
         future.add_done_callback(lambda _: self._settle(job))

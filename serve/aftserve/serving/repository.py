@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from aftexport.system.gc import collect_frozen
 from aftserve.errors import NotFoundError, UnavailableError
+from aftserve.http.clients import current_client
 from aftserve.model.active import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
@@ -110,7 +111,7 @@ class ModelRepository:
         """
         if not self.answers:
             raise UnavailableError(f"The server is {self.status}.", "Ask another one.", 1)
-        self.shared.admission.check_queue()
+        self.shared.admission.check_queue(current_client.get())
 
     def add(self, name: str, path: Path, active: ActiveBundle) -> None:
         """Add a model whose bundle is loaded.

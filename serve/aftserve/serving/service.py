@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from aftserve.errors import DocumentTooLongError, UnavailableError
+from aftserve.http.clients import current_client
 from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Answer, Decoding
 from aftserve.model.evidence import add_evidence, explain
@@ -106,7 +107,7 @@ class Service:
         """
         if not self.health.answers:
             raise UnavailableError(f"The server is {self.health.status}.", "Ask another one.", 1)
-        self.shared.admission.check_queue()
+        self.shared.admission.check_queue(current_client.get())
 
     async def classify(
         self,
@@ -254,7 +255,10 @@ class Service:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
         lengths = [len(one.used) for one in documents]
-        predicted = await self.shared.admission.admit(active.model, lengths, deadline, backlog)
+        client = current_client.get()
+        predicted = await self.shared.admission.admit(
+            active.model, lengths, deadline, backlog, client
+        )
         now = time.monotonic()
         futures = [
             self.scheduler.submit(
@@ -267,6 +271,7 @@ class Service:
                 extras=one.extras,
                 # Samples are compared in every head.
                 wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
+                client=client.name,
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]

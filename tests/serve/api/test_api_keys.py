@@ -1,5 +1,6 @@
 """API keys, their rates, and requests from other origins."""
 
+import hashlib
 import hmac
 import itertools
 import json
@@ -172,6 +173,16 @@ def test_every_key_takes_equal_comparisons(tmp_path: Path, monkeypatch: pytest.M
         assert sizes == [(32, 32)] * 5
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t\n", "\u2003"])
+def test_blank_key_admits_nobody(blank: str) -> None:
+    """Not even if its digest is among the keys."""
+    digest = hashlib.sha256(blank.encode()).hexdigest()
+    keys = Keys({"all": Key.model_construct(sha256=digest, admin=True)})
+    for sent in ([blank], [blank, ""], [""]):
+        with pytest.raises(UnauthorizedError):
+            keys.owner(*sent)
+
+
 def make_admission(file: Path, rate: str) -> Callable[[], bool]:
     """Return a function that counts a request of a key, and tells whether the rate admits it."""
     _, section = make_key("hasty", rate)
@@ -275,8 +286,51 @@ def test_refused_request_counts_toward_no_rate(tmp_path: Path) -> None:
     assert not admits()
 
 
+@pytest.mark.parametrize(("field", "name"), [("tokens", "tokens"), ("seconds", "s")])
+def test_allowance_fills_up_evenly(field: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    replace_time(monkeypatch, api_keys, monotonic=lambda: now[0])
+    rates = {field: "60/minute"}
+    keys = Keys({one: Key.model_validate({"sha256": DIGEST, **rates}) for one in ("a", "b")})
+
+    def left(cost: int, owner: str = "a") -> int:
+        """Spend a cost, and return the seconds until a retry, 0 if it is admitted."""
+        try:
+            keys.client(owner).spend(*((cost, 0.0) if field == "tokens" else (0, float(cost))))
+        except BusyError as error:
+            return (f"in {name}" in error.problem) * (error.retry_after or 0)
+        return 0
+
+    assert [left(40), left(40), left(20), left(1)] == [0, 20, 0, 1]
+    assert left(60, "b") == 0
+    now[0] += 20
+    assert [left(21), left(20)] == [1, 0]
+    # More than the whole amount waits for a full allowance, and overdraws it.
+    assert left(600) == 60
+    now[0] += 60
+    assert [left(600), left(1)] == [0, 541]
+    keys.replace(Keys({"a": Key.model_validate({"sha256": DIGEST, **rates})}))
+    assert left(1) == 541  # an owner whose rates stay keeps what it spent
+    assert left(60, "b") == 0  # accepted before the owner was removed
+    keys.replace(Keys({"a": Key.model_validate({"sha256": DIGEST, field: "0/minute"})}))
+    assert left(1) == 60
+
+
+def test_longest_wait_of_rates_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_time(monkeypatch, api_keys, monotonic=lambda: 5.0)
+    both = "1/second;1/hour"
+    keys = Keys({"a": Key(sha256=DIGEST, rate=both, tokens=both, seconds=both)})
+    keys.count("a")
+    keys.client("a").spend(1, 1.0)
+    for call in (lambda: keys.count("a"), lambda: keys.client("a").spend(1, 0.0)):
+        with pytest.raises(BusyError, match="1 per 1 hour") as refusal:
+            call()
+        assert refusal.value.retry_after == 3600
+
+
 def test_key_command_makes_accepted_key(tmp_path: Path) -> None:
-    outcome = run_python("-m", "aftserve", "key", "alice", "60/minute", cwd=tmp_path)
+    words = ("alice", "60/minute", "--tokens", "2000/minute", "--seconds", "9/hour")
+    outcome = run_python("-m", "aftserve", "key", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
     file = tmp_path / "keys.toml"
@@ -285,6 +339,13 @@ def test_key_command_makes_accepted_key(tmp_path: Path) -> None:
     with pytest.raises(UnauthorizedError):
         Keys.read(file).owner(key + "x")
     assert key not in section
+    assert 'tokens = "2000/minute"\nseconds = "9/hour"' in section
+
+
+@pytest.mark.parametrize("field", ["tokens", "seconds"])
+def test_make_key_refuses_bad_allowances(field: str) -> None:
+    with pytest.raises(UsageError, match=f"--{field}"):
+        make_key("ok", None, **{field: ""})
 
 
 @pytest.mark.parametrize(("name", "rate"), [("a b", None), ("", None), ("ok", "often"), ("ok", "")])
@@ -305,7 +366,17 @@ DIGEST = "a" * 64
         ("[alice]\nsha256 = 'secret'", r"alice\.sha256"),
         (f"[alice]\nsha256 = '{DIGEST}'\nrate = 'often'", r"alice\.rate"),
         (f"[alice]\nsha256 = '{DIGEST}'\ncolor = 1", r"alice\.color"),
+        (f"[alice]\nsha256 = '{DIGEST}'\ntokens = 'often'", r"alice\.tokens"),
+        (f"[alice]\nsha256 = '{DIGEST}'\nseconds = 3", r"alice\.seconds"),
         ("alice = 1", "alice"),
+        *(
+            (f"[alice]\nsha256 = '{hashlib.sha256(blank).hexdigest()}'", r"alice\.sha256.*blank")
+            for blank in (b"", b" ", b"\n", b"\r\n", b"\t")
+        ),
+        (
+            f"[alice]\nsha256 = '{DIGEST}'\n[bob]\nsha256 = '{DIGEST}'\nadmin = true",
+            r"bob\.sha256.*alice",
+        ),
     ],
 )
 def test_invalid_keys_file_is_refused(content: str, mentioned: str, tmp_path: Path) -> None:

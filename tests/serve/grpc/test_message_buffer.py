@@ -15,14 +15,14 @@ async def _settle() -> None:
 def test_caller_waits_for_free_bytes() -> None:
     async def run() -> None:
         buffer = MessageBuffer(10)
-        await buffer.reserve(10)
-        first, second = (asyncio.create_task(buffer.reserve(6)) for _ in range(2))
+        await buffer.reserve(10, "a")
+        first, second = (asyncio.create_task(buffer.reserve(6, "a")) for _ in range(2))
         await _settle()
         assert not first.done()
-        buffer.release(10)
+        buffer.release(10, "a")
         await _settle()
         assert (first.done(), second.done()) == (True, False)
-        buffer.release(6)
+        buffer.release(6, "a")
         await second
 
     asyncio.run(run())
@@ -34,18 +34,18 @@ def test_cancelled_caller_holds_no_bytes(is_late: bool) -> None:
 
     async def run() -> None:
         buffer = MessageBuffer(10)
-        await buffer.reserve(10)
-        waiting = asyncio.create_task(buffer.reserve(6))
+        await buffer.reserve(10, "a")
+        waiting = asyncio.create_task(buffer.reserve(6, "a"))
         await _settle()
         if is_late:
-            buffer.release(10)
+            buffer.release(10, "a")
             waiting.cancel()
         else:
             waiting.cancel()
             await _settle()
-            buffer.release(10)
+            buffer.release(10, "a")
         await asyncio.gather(waiting, return_exceptions=True)
         assert waiting.cancelled()
-        await asyncio.wait_for(buffer.reserve(10), 5)
+        await asyncio.wait_for(buffer.reserve(10, "a"), 5)
 
     asyncio.run(run())

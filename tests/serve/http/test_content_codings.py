@@ -122,7 +122,7 @@ def receive_all(
             message = await receive()
             sizes.append(len(message["body"]))
             more = message["more_body"]
-        assert limits.buffered_bytes == sum(sizes)
+        assert limits.buffer.held == sum(sizes)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -135,7 +135,7 @@ def receive_all(
     try:
         asyncio.run(limits(scope, receive, send))
     finally:
-        assert limits.buffered_bytes == 0
+        assert limits.buffer.held == 0
     return sum(sizes)
 
 
@@ -168,8 +168,8 @@ def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> Non
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["state"]["body"].allow(64 * MIB)
         while (await receive())["more_body"]:
-            held.append(limits.buffered_bytes)
-        assert limits.buffered_bytes == 0  # the stream is gone
+            held.append(limits.buffer.held)
+        assert limits.buffer.held == 0  # the stream is gone
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -177,7 +177,7 @@ def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> Non
     async def run(max_buffered: int) -> None:
         headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
         scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
-        limits.max_buffered_bytes = max_buffered
+        limits.buffer.max_bytes = max_buffered
         await limits(scope, receive, receive)
 
     limits = BodyLimitMiddleware(app, MIB, window_bytes, 60)
@@ -185,7 +185,7 @@ def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> Non
     assert max(held) == window_bytes
     with pytest.raises(BusyError):
         asyncio.run(run(window_bytes - 1))
-    assert limits.buffered_bytes == 0
+    assert limits.buffer.held == 0
 
 
 def test_empty_members_leave_turns_to_others() -> None:

@@ -16,6 +16,7 @@ from clocks import replace_time
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.errors import EngineError
 from aftserve.errors import BusyError, DocumentTooLongError, UnavailableError
+from aftserve.http.clients import Client
 from aftserve.model import cost_measurement
 from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
 from aftserve.model.slowdown import SlowdownFactor
@@ -66,7 +67,7 @@ def make_scheduler(model: Any, stall_seconds: float = 300.0) -> Scheduler:
 
 async def admit(scheduler: Scheduler, model: Any, seconds: float = DEADLINE_SECONDS) -> float:
     deadline = time.monotonic() + seconds
-    return await Admission(scheduler, 10.0).admit(model, [TOKENS], deadline, Backlog())
+    return await Admission(scheduler, 10.0).admit(model, [TOKENS], deadline, Backlog(), Client(""))
 
 
 async def served(scheduler: Scheduler, model: Any) -> float:

@@ -1,0 +1,120 @@
+"""The memory budget of a model that cannot run in chunks."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from clients import http
+from grpc_servers import GrpcServer, ids_request, serving_grpc
+from rich.console import Console
+from softmax_bundle import softmax_bundle
+
+from aftexport import Predictor
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import UsageError
+from aftserve.batch.sharing import shared_runs
+from aftserve.errors import DocumentTooLongError
+from aftserve.grpc.wire_types import SERVICE
+from aftserve.model.load import LoadedModel, load_model
+from aftserve.settings import Settings
+
+BUDGET_MIB = 4
+
+
+@pytest.fixture(scope="module")
+def softmax(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("softmax") / "model.bundle"
+    return softmax_bundle(Path(shutil.copytree(bundle_folder, folder)))
+
+
+def loaded(bundle: Path, budget_mib: float = BUDGET_MIB) -> LoadedModel:
+    settings = Settings(bundles=[bundle], memory_budget_mib=budget_mib, threads=1)
+    return load_model(Bundle.open(bundle), settings, Console(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def model(softmax: Path) -> LoadedModel:
+    model = loaded(softmax)
+    model.measurement.measure_all()
+    return model
+
+
+def test_longest_document_fits_budget(model: LoadedModel) -> None:
+    classifier = model.classifier
+    assert 300 < classifier.max_tokens == classifier.whole_tokens < 600
+    assert not classifier.in_chunks(classifier.max_tokens)
+    classifier.check(np.full(classifier.max_tokens, 5))
+    tokens = classifier.max_tokens + 1
+    with pytest.raises(
+        DocumentTooLongError, match=rf"--memory-budget-mib 4, got {tokens}"
+    ) as error:
+        classifier.check(np.full(tokens, 5))
+    assert "raise --memory-budget-mib to 5 " in str(error.value)
+
+
+def test_remedy_of_refusal_works(softmax: Path) -> None:
+    classifier = loaded(softmax, 5).classifier
+    assert classifier.max_tokens > loaded(softmax).classifier.max_tokens
+    with pytest.raises(DocumentTooLongError) as refusal:
+        classifier.check(np.full(1000, 5))
+    needed = int(str(refusal.value).split("--memory-budget-mib to ")[1].split()[0])
+    assert len(loaded(softmax, needed).classifier.check(np.full(1000, 5))) == 1000
+
+
+def test_measured_runs_fit_budget(model: LoadedModel) -> None:
+    """No measurement and no batch takes more than the longest document."""
+    limit = model.classifier.max_tokens
+    shapes = [(one.documents, one.tokens) for one in model.costs.measurements]
+    assert max(tokens for _, tokens in shapes) <= limit
+    assert all(documents * tokens**2 <= 1.1 * limit**2 for documents, tokens in shapes)
+    lengths = [64, 200, 250, 300] * 20
+    for run in shared_runs(lengths, model.costs, budget_tokens=16_384, masks_padding=True):
+        longest = max(lengths[index] for index in run)
+        assert len(run) * longest**2 <= 1.1 * limit**2
+
+
+def test_golden_cases_within_budget_run(softmax: Path, model: LoadedModel) -> None:
+    assert model.golden
+    assert model.breach is None
+    assert len(model.golden) < len(loaded(softmax, 4096).golden)
+    with pytest.raises(UsageError, match="Raise --memory-budget-mib"):
+        loaded(softmax, 1e-5)
+
+
+def test_cut_documents_fit_budget(softmax: Path) -> None:
+    settings = Settings(
+        bundles=[softmax], memory_budget_mib=BUDGET_MIB, threads=1, long_documents="head"
+    )
+    classifier = load_model(Bundle.open(softmax), settings, Console(quiet=True)).classifier
+    assert len(classifier.cut(classifier.check(np.full(5000, 5)))) == classifier.max_tokens < 600
+
+
+def test_predictor_refuses_long_document(softmax: Path) -> None:
+    with Predictor(softmax, memory_budget_mib=BUDGET_MIB, threads=1) as predictor:
+        short, long = predictor.infer_each([[5] * 100, [5] * 2000])
+    assert not isinstance(short, Exception)
+    assert isinstance(long, DocumentTooLongError)
+
+
+@pytest.fixture(scope="module")
+def server(softmax: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
+    log = tmp_path_factory.mktemp("memory") / "log"
+    options = ("--memory-budget-mib", str(BUDGET_MIB), "--threads", "1")
+    with serving_grpc(softmax, log, *options) as server:
+        yield server
+
+
+def test_long_document_gets_413(server: GrpcServer) -> None:
+    limit = http.get(f"{server.http}/info").json()["limits"]["max_tokens"]
+    for tokens, status in ((limit, 200), (limit + 1, 413)):
+        answer = http.post(f"{server.http}/infer", json={"input_ids": [[5] * tokens]})
+        assert answer.status_code == status
+    assert "MiB" in answer.json()["detail"]
+    assert http.post(f"{server.http}/infer", json={"text": "a " * 5000}).status_code == 413
+    request = ids_request("model", [5] * (limit + 1)).SerializeToString()
+    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as refusal:
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(request, timeout=60)
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
