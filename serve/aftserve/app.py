@@ -3,10 +3,14 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
-from fastapi import Depends, FastAPI, params
+from fastapi import Depends, FastAPI, Request, params
+from fastapi.dependencies.models import Dependant
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 
 from aftexport import __version__
+from aftexport.errors import InputError
+from aftexport.system.suggestions import nearest
 from aftserve.api import infer, openapi, operations, parity
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys
@@ -15,6 +19,7 @@ from aftserve.api.key_file import KeyFile
 from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
+from aftserve.api.open_inference.messages import HEADER_LENGTH
 from aftserve.api.origin_check import named_host, same_origin
 from aftserve.api.page import routes as page
 from aftserve.http.access_log import AccessLogMiddleware
@@ -120,10 +125,23 @@ def _add_middleware(app: FastAPI, models: ModelRepository, *, replica: bool) -> 
                 "Content-Encoding",
                 "Content-Type",
                 "Deadline-Seconds",
+                HEADER_LENGTH,
                 "X-API-Key",
                 "X-Request-ID",
+                # Headers of traces, which OpenTelemetry in a page sends.
+                "baggage",
+                "traceparent",
+                "tracestate",
             ],
-            expose_headers=["Retry-After", "Server-Timing", "X-Request-ID"],
+            expose_headers=[
+                "Accept-Encoding",
+                "Allow",
+                HEADER_LENGTH,
+                "Retry-After",
+                "Server-Timing",
+                "WWW-Authenticate",
+                "X-Request-ID",
+            ],
         )
     app.add_middleware(ModelPathMiddleware)
 
@@ -132,6 +150,36 @@ def _guards(settings: Settings, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
     by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
     if keys is None:
-        return [by_name, Depends(same_origin(settings.cors_origins))]
+        return [by_name, Depends(same_origin(settings.cors_origins)), Depends(_check_query)]
     # A web page with an API key may send requests, under any host name unless some are listed.
-    return [*([by_name] if settings.allowed_hosts else []), Depends(keys.dependency())]
+    checks = [by_name] if settings.allowed_hosts else []
+    return [*checks, Depends(_check_query), Depends(keys.dependency())]
+
+
+async def _check_query(request: Request) -> None:
+    """Check that the endpoint of a request has its query parameters.
+
+    Raises:
+        InputError: if one is unknown.
+    """
+    if not request.query_params:
+        return
+    route: APIRoute = request.scope["route"]
+    known = _query_names(route.dependant)
+    for name in request.query_params:
+        if name not in known:
+            likely = nearest(name, known)
+            remedy = f"Write {likely}." if likely else "Leave it out."
+            raise InputError(f"Expected {_listed(known)}, got {name[:100]!r}.", remedy)
+
+
+def _query_names(dependant: Dependant) -> list[str]:
+    """Return the query parameters of an endpoint and of its checks."""
+    own = [one.alias for one in dependant.query_params]
+    return own + [name for one in dependant.dependencies for name in _query_names(one)]
+
+
+def _listed(known: Sequence[str]) -> str:
+    if not known:
+        return "no query parameter"
+    return f"the query parameter{'s' * (len(known) > 1)} {', '.join(known)}"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -11,6 +12,8 @@ from pydantic import (
     FailFast,
     Field,
     StrictInt,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -30,12 +33,27 @@ def _convert_whole_floats(ids: Any) -> Any:
     return ids
 
 
+def _check_array(ids: Any, check_list: ValidatorFunctionWrapHandler) -> Any:
+    """Check the array that a large body has in place of a list of token ids."""
+    if not isinstance(ids, np.ndarray):
+        return check_list(ids)
+    if ids.ndim > 1 or (ids.dtype.kind == "f" and (ids != np.floor(ids)).any()):
+        raise ValueError("expected a list of integers")
+    return ids
+
+
+ARRAY_OR_LIST = WrapValidator(
+    lambda given, check_list: given if isinstance(given, np.ndarray) else check_list(given)
+)
+"""Validator of a list that large bodies may have as an array."""
 TokenIds = Annotated[
     list[StrictInt],
     FailFast(),
     BeforeValidator(_convert_whole_floats),
+    WrapValidator(_check_array),
     Field(description="Token ids of one document."),
 ]
+Rows = Annotated[list[Any], ARRAY_OR_LIST]
 
 
 class InferRequest(BaseModel):
@@ -52,7 +70,7 @@ class InferRequest(BaseModel):
         fail_fast=True,
     )
 
-    input_features: list[list[Any]] | None = Field(
+    input_features: list[Rows] | None = Field(
         None,
         description="Documents of features, a list of numbers for each token.",
         min_length=1,
@@ -102,10 +120,11 @@ class DocumentRequest(BaseModel):
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
-    input_features: list[Any] | None = None
+    input_features: Rows | None = None
     inputs: dict[str, Any] | None = Field(None, description="Extra inputs by name.")
 
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
+    _array_of_ids = field_validator("input_ids", mode="wrap")(_check_array)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -117,7 +136,10 @@ class DocumentRequest(BaseModel):
     @property
     def document(self) -> Document:
         """A text, token ids or features."""
-        return self.text if self.text is not None else self.input_ids or self.input_features or []
+        if self.text is not None:
+            return self.text
+        found = self.input_features if self.input_ids is None else self.input_ids
+        return [] if found is None else found
 
 
 class LineProblem(BaseModel):

@@ -19,6 +19,7 @@ from aftserve.api.npy_body import NPY, read_npy
 from aftserve.api.openapi_body import body_schema
 from aftserve.api.parts_response import PartsResponse
 from aftserve.api.request_body import JSON, media_type, read_json
+from aftserve.http.loop_turns import LoopTurns
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
@@ -89,7 +90,6 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
     @router.post(
         "/infer",
         response_model=DocumentResult | InferResponse,
-        response_model_exclude_none=True,
         responses={**problems, 200: _LINES_RESPONSE},
         openapi_extra=_INFER,
     )
@@ -100,7 +100,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         outputs: Outputs,
         deadline_seconds: DeadlineSeconds = None,
         evidence: EvidenceSpans = 0,
-    ) -> DocumentResult | InferResponse | Response:
+    ) -> Response:
         """Classify one document, or several.
 
         JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
@@ -119,7 +119,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
 
 async def _answer(
     request: Request, service: Service, options: AnswerOptions, deadline_seconds: float | None
-) -> DocumentResult | InferResponse | Response:
+) -> Response:
     """Return the answer to a request."""
     service.check_open()
     wanted = options.wanted(service.active.bundle.manifest)  # before the body is read
@@ -148,16 +148,15 @@ async def _answer(
     )
     if accepted is not None:
         return PartsResponse(answer_lines(answers[0], deadline), accepted)
-    if any(answer.tokens.results for answer in answers):
-        building = _with_tokens(answers, body.is_one)
-        return await run_until_disconnect(building, request.receive, deadline)
-    results = [answer.result for answer in answers]
-    return results[0] if body.is_one else InferResponse(results=results)
+    building = _respond(answers, service.shared.turns, is_one=body.is_one)
+    return await run_until_disconnect(building, request.receive, deadline)
 
 
-async def _with_tokens(answers: Sequence[DocumentAnswer], is_one: bool) -> Response:
-    """Return a response with answers for tokens, which are in memory for one document at a time."""
-    contents = [await complete_json(answer) for answer in answers]
+async def _respond(
+    answers: Sequence[DocumentAnswer], turns: LoopTurns, *, is_one: bool
+) -> Response:
+    """Return a response; answers for tokens are in memory for one document at a time."""
+    contents = [await complete_json(answer, turns) for answer in answers]
     content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
     return Response(content, media_type=JSON)
 

@@ -54,6 +54,7 @@ async def read_npy(
     _check_size(request, header, max_bytes)
     classifier.check_count(header.shape[0])
     if classifier.manifest.features is None:
+        request.state.body.hold_values(8 * header.shape[0])
         blocks = [block async for block in _values(parts, rest, header)]
         return np.concatenate(blocks, dtype=np.int64)
     writer = FeatureWriter(classifier.manifest.features, header.shape[0], space)

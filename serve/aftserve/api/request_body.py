@@ -4,9 +4,11 @@ import codecs
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from email.message import Message
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -14,7 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
 from aftexport.system.gc import collection_paused
-from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.api.json_steps import parse_in_steps, too_many_entries
+from aftserve.api.model_choice import models_of
+from aftserve.errors import ClientGoneError, RefusedError
 from aftserve.http.content_codings import CODINGS, IDENTITY, coding_of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -23,6 +27,12 @@ _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_TYPE_CHARACTERS = 1024
 _REFUSED = re.compile(r"q=0(\.0*)?")
 """Weight of a media type that a client does not accept."""
+_STEP_BYTES = 1 << 13
+"""Maximum bytes of JSON that are parsed at once."""
+_MAX_FAULTS = 1000
+"""Maximum faults of a body that are listed, which takes a millisecond."""
+_LARGE_BYTES = 1 << 20
+"""Larger bodies are parsed one after the other, because lists that grow take memory."""
 JSON = "application/json"
 
 
@@ -72,14 +82,16 @@ async def read_json(
             if other_types
             else "Send JSON, and name it in the Content-Type header.",
         )
-    return parse(await receive(request), model, max_entries)
+    content = await parse_json(request, await receive(request), max_entries)
+    return checked(content, model, max_entries)
 
 
 async def receive(request: Request) -> bytes:
     """Receive a body of any type; raise NotJsonError if its encoding is unknown."""
     check_encoding(request)
     try:
-        return await request.body()
+        # Request.body() would keep the bytes beside the values until the answer.
+        return b"".join([part async for part in request.stream()])
     except ClientDisconnect:
         raise ClientGoneError from None
 
@@ -127,34 +139,53 @@ def _one_of(*kinds: str) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Model:
-    """Check a body that was received; see ``read_json``.
+def checked(content: Any, model: type[Model], max_entries: Mapping[str, int]) -> Model:
+    """Check the value of a body; see ``read_json``.
 
     The error names only the first fault, because a list of all faults of a hostile body would take
     minutes and gigabytes.
     """
-    content = parse_json(body)
     known = ", ".join(model.model_fields)
     if not isinstance(content, dict):
         raise InputError(
             f"The body must be a JSON object, got {kind_of(content)}.",
             f"Send an object with the fields {known}.",
         )
+    entries = dict[str, Any]()
     for name, value in content.items():
         if name not in model.model_fields:
             raise InputError(f"Expected a known field, got {name[:100]!r}.", f"Fields are {known}.")
-        if isinstance(value, list) and len(value) > max_entries.get(name, math.inf):
-            raise DocumentTooLongError(
-                f"{name} must have at most {max_entries[name]} entries, got {len(value)}.",
-                "Put the ids of each document in their own list, because each entry is a document."
-                if isinstance(value[0], int)
-                else "Send them in several requests.",
-            )
+        is_list = isinstance(value, list | np.ndarray)
+        if is_list and len(value) > max_entries.get(name, math.inf):
+            is_flat = isinstance(value[0], int | np.number)
+            raise too_many_entries(name, max_entries[name], str(len(value)), is_flat=is_flat)
+        # Equal rows are one array, whose rows are entries here.
+        is_rows = name in max_entries and isinstance(value, np.ndarray) and value.ndim > 1
+        entries[name] = list(value) if is_rows else value
     try:
-        return model.model_validate(content)
+        return model.model_validate(entries)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(found) from None
+        raise invalid(error) from None
+
+
+def invalid(error: ValidationError, place: Sequence[str | int] = ()) -> RequestValidationError:
+    """Return the error of a value at a place of a body, without long texts from the body."""
+    if (count := error.error_count()) > _MAX_FAULTS:
+        fault = {
+            "loc": tuple(place),
+            "msg": f"Got {count} invalid values",
+            "type": "invalid_values",
+        }
+        return RequestValidationError([fault])
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return RequestValidationError(
+        [one | {"loc": _short_place(place, one["loc"]), "msg": one["msg"][:500]} for one in found]
+    )
+
+
+def _short_place(place: Sequence[str | int], within: Sequence[str | int]) -> tuple[str | int, ...]:
+    # Keys of objects come from the body.
+    return tuple(part[:100] if isinstance(part, str) else part for part in (*place, *within))
 
 
 def kind_of(content: Any) -> str:
@@ -174,12 +205,30 @@ def kind_of(content: Any) -> str:
             return "an array"
 
 
-def parse_json(body: bytes) -> Any:
-    """Return the value of a JSON body; raise InputError if it is not JSON."""
+async def parse_json(
+    request: Request, body: bytes, max_entries: Mapping[str, int] | None = None
+) -> Any:
+    """Return the value of a JSON body, in which lists of numbers may be arrays.
+
+    Args:
+        request: the request.
+        body: its body, or a part of it.
+        max_entries: maximum length of the lists in it, by field, which ends the work early.
+
+    Raises:
+        InputError: if it is not JSON, or is nested too deeply.
+        DocumentTooLongError: if it has too many values.
+        BusyError: if its values take more memory than is free.
+    """
+    turns, hold = models_of(request).shared.turns, request.state.body.hold_values
     try:
-        with collection_paused():
-            # The parser of the model would hold a tree of the body beside the objects.
-            return from_json(body, allow_inf_nan=False)
+        if len(body) <= _STEP_BYTES:
+            await turns.take()
+            with collection_paused():
+                # The parser of the model would hold a tree of the body beside the objects.
+                return from_json(body, allow_inf_nan=False)
+        async with turns.large if len(body) > _LARGE_BYTES else nullcontext():
+            return await turns.run(parse_in_steps(body, hold, max_entries or {}))
     except ValueError as error:
         remedy = "Send JSON in UTF-8."
         if body.startswith(codecs.BOM_UTF8):

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.api.lines_response import LinesResponse
+from aftserve.api.model_choice import models_of
 from aftserve.errors import (
     ClientGoneError,
     DocumentTooLongError,
@@ -44,6 +46,7 @@ class Classify(Protocol):
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
 LINES = "application/x-ndjson"
+_EMPTY_LINES = re.compile(rb"\n[ \t\r\n]+")
 LINES_TYPES = (
     LINES,
     "application/ndjson",
@@ -112,6 +115,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
     async for content in body_parts(request):
         document += content
         classifier.check_length(len(document), more=True)
+    request.state.body.hold_values(8 * len(document))
     return np.frombuffer(document, np.uint8).astype(np.int64)
 
 
@@ -154,7 +158,7 @@ async def classify_lines(
                     f"A request must have at most {max_lines} lines, got more.",
                     "Send them in several requests.",
                 )
-            tasks.append(asyncio.create_task(_classify_line(line, classify)))
+            tasks.append(asyncio.create_task(_classify_line(request, line, classify)))
         if not tasks:
             raise InputError("The request has no lines.", 'Send at least one: {"text": "..."}.')
         await run_until_disconnect(_first(tasks), request.receive, deadline)
@@ -173,12 +177,14 @@ async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
     return await tasks[0]
 
 
-async def _classify_line(line: bytes, classify: Classify) -> bytes:
+async def _classify_line(request: Request, line: bytes, classify: Classify) -> bytes:
     try:
-        parsed = request_body.parse(line, DocumentRequest, {})
+        content = await request_body.parse_json(request, line)
+        parsed = request_body.checked(content, DocumentRequest, {})
+        del content  # an answer needs only the document
         with document_failures():
             (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
-            return await complete_json(answer) + b"\n"
+            return await complete_json(answer, models_of(request).shared.turns) + b"\n"
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
         content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)
@@ -190,7 +196,8 @@ async def _classify_line(line: bytes, classify: Classify) -> bytes:
 async def _lines(request: Request) -> AsyncIterator[bytes]:
     line = bytearray()
     async for content in body_parts(request):
-        first, *others = content.split(b"\n")
+        # A part of a body can have thousands of empty lines.
+        first, *others = _EMPTY_LINES.sub(b"\n", content).split(b"\n")
         line += first
         for other in others:
             if line.strip():

@@ -118,6 +118,7 @@ class _Body:
         self._bytes = 0
         self._held = 0
         self._client = ""
+        self._value_bytes = 0
         self._max_bytes = limits.max_bytes
         self._holds = True
         self._expanded_bytes = 0
@@ -132,6 +133,15 @@ class _Body:
         """
         self._max_bytes = max_bytes
         self._holds = False
+
+    def hold_values(self, count: int) -> None:
+        """Hold bytes of values that are read from the body, and take its place in memory.
+
+        Raises:
+            BusyError: if they take more than the body, and the buffer has no space.
+        """
+        self._value_bytes += count
+        self._fill_buffer(max(0, self._value_bytes - self._held))
 
     async def receive(self) -> Message:
         """Return the next part, or the client's disconnect."""

@@ -93,6 +93,7 @@ class BodyExpander:
         self._stream = self._new_stream()
         self._input = memoryview(b"")
         self._may_hold_output = False
+        self._in_padding = False
 
     @property
     def needs_input(self) -> bool:
@@ -113,8 +114,12 @@ class BodyExpander:
         if self._stream.eof:  # a body may have several members or frames
             data = self._stream.unused_data
             self._stream, self._may_hold_output = self._new_stream(), False
+            self._in_padding = self._coding == "gzip"
         if not (data or self._may_hold_output):
             data, self._input = bytes(self._input[:_PIECE_BYTES]), self._input[_PIECE_BYTES:]
+        if self._in_padding:  # gzip ignores zeros after a member, as tapes and disks leave them
+            data = data.lstrip(b"\0")
+            self._in_padding = not data
         if not (data or self._may_hold_output):
             return b""
         try:
@@ -133,7 +138,7 @@ class BodyExpander:
         Raises:
             BrokenBodyError: if its end is missing.
         """
-        if not self._stream.eof:
+        if not (self._stream.eof or self._in_padding):
             raise BrokenBodyError(
                 f"The body must be a complete {self._coding} stream, got one without its end.",
                 "Send it whole as the compressor wrote it.",

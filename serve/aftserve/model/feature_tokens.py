@@ -140,14 +140,16 @@ class FeatureWriter:
 def _array(values: Any, features: Features) -> NDArray[np.float64]:
     """Return lists of numbers as an array."""
     for token, row in enumerate(values):
-        if not isinstance(row, list) or len(row) != features.count:
-            found = f"{len(row)} values" if isinstance(row, list) else type(row).__name__
+        is_list = isinstance(row, list | np.ndarray)
+        if not is_list or len(row) != features.count:
+            found = f"{len(row)} values" if is_list else type(row).__name__
             raise InputError(
                 f"Token {token} must be a list of {features.count} numbers, got {found}.",
                 f"Send {features.count} numbers for each token.",
             )
         # bool is a subclass of int, and an array would convert it.
-        if not {int, float}.issuperset(map(type, row)):
+        is_plain = isinstance(row, np.ndarray) or {int, float}.issuperset(map(type, row))
+        if not is_plain:
             raise InputError(f"Token {token} must hold only numbers.", "Send numbers.")
     try:
         return np.array(values, np.float64).reshape(len(values), features.count)

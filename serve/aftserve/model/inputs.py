@@ -99,7 +99,7 @@ async def tokenize_document(
             ids, marks = await pool.encode(classifier, document)
             seconds = time.perf_counter() - start
         else:
-            ids = classifier.check(document)
+            ids = await pool.check(classifier, document)
         classifier.check_words(marks, wanted)
         extras = classifier.check_extras(given, len(ids))
         one = cut_document(classifier, document, ids, marks, extras, seconds)

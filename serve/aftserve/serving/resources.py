@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from aftserve.http.loop_turns import LoopTurns
 from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.reload import BundleLoader
 from aftserve.model.tokenizer_pool import TokenizerPool
@@ -28,6 +29,7 @@ class SharedResources:
 
     Attributes:
         health: health of the process.
+        turns: the turns of requests on the event loop.
         loader: the turns in which bundles are loaded.
     """
 
@@ -42,7 +44,8 @@ class SharedResources:
             idle_seconds=settings.idle_seconds,
         )
         self.admission = Admission(self.scheduler, settings.max_queue_seconds)
-        self.tokenizers = TokenizerPool()
+        self.turns = LoopTurns()
+        self.tokenizers = TokenizerPool(self.turns)
         self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
         self.loader = BundleLoader()
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)

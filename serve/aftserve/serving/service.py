@@ -147,15 +147,17 @@ class Service:
                 predicted, done = await self._run_with_samples(
                     parity, inputs, deadline, wanted=wanted, backlog=backlog
                 )
-        results = [
-            self._result(active, one, _part(result, wanted), result.started - admitted, predicted)
-            for one, result in zip(inputs, done, strict=True)
-        ]
+        results = []
+        for one, result in zip(inputs, done, strict=True):
+            await self.shared.turns.take()
+            queued = result.started - admitted
+            results.append(self._result(active, one, _part(result, wanted), queued, predicted))
         if options.spans:
             with self.metrics.inference.counting_failures(began):
                 for answered, one, result in zip(results, inputs, done, strict=True):
                     await self._explain(active, one, result.answer, options, answered.result)
         record = RequestRecord(began, admitted, predicted, time.monotonic())
+        await self.shared.turns.take()
         counted = [answered.result for answered in results]
         record.count(self.metrics, counted, self.traces.trace_id())
         record.trace(self.traces, inputs, done)
@@ -255,6 +257,7 @@ class Service:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
         lengths = [len(one.used) for one in documents]
+        await self.shared.turns.take()
         client = current_client.get()
         predicted = await self.shared.admission.admit(
             active.model, lengths, deadline, backlog, client

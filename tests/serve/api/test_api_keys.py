@@ -435,9 +435,18 @@ def test_cors_allows_only_named_origins(bundle_folder: Path, tmp_path: Path) -> 
         assert header not in http.options(f"{address}/infer", headers=foreign).headers
         allowed = http.options(f"{address}/infer", headers=named).headers
         assert allowed[header] == "https://good.example"
+        listed = set(allowed["access-control-allow-headers"].lower().split(", "))
+        assert {
+            "authorization", "x-api-key", "content-type", "content-encoding", "deadline-seconds",
+            "inference-header-content-length", "x-request-id", "traceparent", "tracestate",
+            "baggage",
+        } <= listed  # fmt: skip
         answer = http.get(f"{address}/readyz", headers=named)
         readable = answer.headers["access-control-expose-headers"].lower()
-        assert {"retry-after", "x-request-id"} <= set(readable.split(", "))
+        assert {
+            "retry-after", "x-request-id", "server-timing", "inference-header-content-length",
+            "accept-encoding", "www-authenticate", "allow",
+        } <= set(readable.split(", "))  # fmt: skip
 
 
 def test_cors_is_off_by_default(server: str) -> None:

@@ -11,13 +11,14 @@ from aftserve.api import complete_answer
 from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.errors import DeadlineError
+from aftserve.http.loop_turns import LoopTurns
 from aftserve.model.results import DocumentAnswer
 
 
 def test_answer_is_complete() -> None:
     answer = answer_of(TAGS, 50)
     expected = answer.complete().model_dump_json(exclude_none=True).encode()
-    assert asyncio.run(complete_json(answer)) == expected
+    assert asyncio.run(complete_json(answer, LoopTurns())) == expected
 
 
 def test_deadline_does_not_wait_for_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_deadline_does_not_wait_for_answer(monkeypatch: pytest.MonkeyPatch) -> N
         try:
             with pytest.raises(DeadlineError):
                 await run_until_disconnect(
-                    complete_json(answer_of(TAGS, 50)), stays, time.monotonic() + 0.1
+                    complete_json(answer_of(TAGS, 50), LoopTurns()), stays, time.monotonic() + 0.1
                 )
         finally:
             go_on.set()

@@ -215,3 +215,30 @@ def test_arbitrary_json_is_answered_or_refused(body: object, client: httpx.Clien
 @SOME
 def test_arbitrary_bytes_are_refused(body: bytes, client: httpx.Client) -> None:
     assert_client_error(client.post("/infer", content=body, headers=JSON))
+
+
+@pytest.mark.parametrize(
+    ("path", "known", "remedy"),
+    [
+        ("/infer?evidnce=3", "explain, outputs, evidence", "Write evidence."),
+        ("/infer?evidence=3&Outputs=label", "explain, outputs, evidence", "Write outputs."),
+        ("/infer?x=1", "explain, outputs, evidence", "Leave it out."),
+        ("/models/model/infer?output=a", "explain, outputs, evidence", "Write outputs."),
+        ("/v2/models/model/infer?evidence=3", "no query parameter", "Leave it out."),
+        ("/v2/models/model/versions/1/infer?outputs=a", "no query parameter", "Leave it out."),
+        ("/parity?evidence=3", "no query parameter", "Leave it out."),
+    ],
+)
+def test_unknown_query_parameter_is_refused(
+    client: httpx.Client, path: str, known: str, remedy: str
+) -> None:
+    answer = client.post(path, json={"text": "a"})
+    problem = answer.json().get("detail") or answer.json()["error"]
+    assert answer.status_code == 422
+    assert known in problem
+    assert problem.endswith(remedy)
+
+
+def test_probes_take_any_query(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz", "/v2/health/ready"):
+        assert client.get(path, params={"verbose": "1"}).status_code == 200

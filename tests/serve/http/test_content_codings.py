@@ -71,6 +71,33 @@ def test_damaged_body_is_refused(coding: str, content: bytes) -> None:
             expand(coding, [damaged])
 
 
+@pytest.mark.parametrize("cut", [1, 17, 5000, 100_000])
+def test_zeros_after_gzip_are_ignored(cut: int) -> None:
+    """As gzip and Python's gzip do: tapes and disks fill their last block with zeros."""
+    member, zeros = gzip.compress(b"a" * 100_000), bytes(9000)
+    for body, content in (
+        (member + zeros, b"a" * 100_000),
+        (member + zeros + member + bytes(1), b"a" * 200_000),
+    ):
+        parts = [body[start : start + cut] for start in range(0, len(body), cut)]
+        assert expand("gzip", parts) == content == gzip.decompress(body)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(b"a") + bytes(5000) + b"hello"),
+        ("gzip", gzip.compress(b"a") + bytes(5000) + gzip.compress(b"a")[:-1]),
+        ("gzip", bytes(5000) + gzip.compress(b"a")),
+        ("gzip", bytes(5000)),
+        ("zstd", zstd.compress(b"a") + bytes(5000)),
+    ],
+)
+def test_zeros_elsewhere_are_refused(coding: str, body: bytes) -> None:
+    with pytest.raises(BrokenBodyError):
+        expand(coding, [body])
+
+
 def test_changed_checksum_is_refused() -> None:
     body = bytearray(gzip.compress(b"a" * 1000))
     body[-6] ^= 1

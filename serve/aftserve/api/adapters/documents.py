@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from fastapi.exceptions import RequestValidationError
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from aftexport.errors import InputError
-from aftserve.api.request_body import kind_of
+from aftserve.api.request_body import invalid, kind_of
 from aftserve.errors import DocumentTooLongError
 from aftserve.schemas import TokenIds
 from aftserve.types import Document
@@ -31,10 +31,10 @@ def documents_of(given: Any, field: str, max_documents: int) -> list[Document]:
     """
     if is_document(given):
         return [document_of(given, (field,))]
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, list | np.ndarray) or not len(given):
         raise InputError(
             f"{field} must be a text, token ids, or a list of them, got "
-            f"{'an empty array' if given == [] else kind_of(given)}.",
+            f"{'an empty array' if isinstance(given, list) else kind_of(given)}.",
             "Send at least one document.",
         )
     check_count(len(given), field, max_documents)
@@ -43,6 +43,8 @@ def documents_of(given: Any, field: str, max_documents: int) -> list[Document]:
 
 def is_document(given: Any) -> bool:
     """Return whether a JSON value is one document: a text, or a list of numbers."""
+    if isinstance(given, np.ndarray):
+        return given.ndim == 1
     if isinstance(given, list):
         return bool(given) and isinstance(given[0], int | float)
     return isinstance(given, str)
@@ -70,7 +72,7 @@ def document_of(given: Any, place: Sequence[str | int]) -> Document:
     """
     if isinstance(given, str):
         return given
-    if not isinstance(given, list):
+    if not isinstance(given, list | np.ndarray):
         raise InputError(
             f"{'.'.join(map(str, place))} must be a text or token ids, got {kind_of(given)}.",
             "Send documents of these two forms only.",
@@ -92,7 +94,4 @@ def validated(kind: TypeAdapter[T], given: Any, place: Sequence[str | int]) -> T
     try:
         return kind.validate_python(given)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError(
-            [one | {"loc": (*place, *one["loc"])} for one in found]
-        ) from None
+        raise invalid(error, place) from None

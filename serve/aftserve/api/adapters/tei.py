@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -202,7 +203,8 @@ def _names(manifest: Manifest, kinds: tuple[type[Head], ...], answers: str, kind
 
 def _predicted_documents(inputs: Any, max_documents: int) -> tuple[list[Document], bool]:
     """Return the documents of ``inputs``, and whether they are one document by itself."""
-    if not isinstance(inputs, list) or not inputs or is_document(inputs):
+    is_list = isinstance(inputs, list | np.ndarray)
+    if not is_list or not len(inputs) or is_document(inputs):
         return documents_of(inputs, "inputs", max_documents), True
     if isinstance(inputs[0], str):
         return [_single(inputs, ("inputs",))], True

@@ -140,13 +140,16 @@ class Column:
             return [len(self.values)]
         return list(self.values.shape)
 
-    def flat(self) -> list[Any]:
-        """Return its values for JSON."""
+    def lists(self) -> Iterator[list[Any]]:
+        """Yield its values for JSON in lists, none of which is empty unless it is the only one."""
         if isinstance(self.values, list):
-            return self.values
-        if isinstance(self.values, PaddedRows):
-            return [number for part in self.values.parts() for number in part.ravel().tolist()]
-        return list(self.values.ravel().tolist())
+            yield self.values
+        elif isinstance(self.values, PaddedRows):
+            yield from (part.ravel().tolist() for part in self.values.parts())
+        else:
+            # The schema has BOOL as 0 and 1.
+            numbers = self.values.astype(np.int8) if self.datatype == "BOOL" else self.values
+            yield numbers.ravel().tolist()
 
     def content(self) -> tuple[int, Iterator[bytes]]:
         """Return the number of its bytes, and the bytes in parts."""

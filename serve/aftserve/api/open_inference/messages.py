@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from aftexport.bundle.manifest import Manifest
@@ -35,6 +35,7 @@ from aftserve.api.open_inference.schemas import (
     TensorMetadata,
 )
 from aftserve.api.parts_response import PartsResponse
+from aftserve.api.request_body import invalid
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.results import DocumentAnswer
@@ -105,7 +106,7 @@ def parse(
     try:
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+        raise invalid(error) from None
     _check_outputs(request, outputs)
     _check_inputs(request.inputs, max_documents, manifest)
     arrays: dict[str, tensors.Array] = {}
@@ -281,18 +282,19 @@ def respond(
             after.append(parts)
             size += count
             has_rows |= isinstance(column.values, PaddedRows)
-            outputs.append(_output(output, column, size=count))
+            outputs.append(_output_json(output, column, size=count))
         else:
-            outputs.append(_output(output, column))
+            outputs.append(_output_json(output, column))
     result = answers[0].result
     response = InferenceResponse(
         model_name=name,
         model_version=version,
         id=request.id,
         parameters={"policy": result.policy, "bundle": result.bundle},
-        outputs=outputs,
+        outputs=[],
     )
     head = response.model_dump_json(exclude_none=True).encode()
+    head = head.removesuffix(b"]}") + b",".join(outputs) + b"]}"  # the outputs are the last field
     if not size:
         return Response(head, media_type="application/json")
     headers = {HEADER_LENGTH: str(len(head))}
@@ -315,11 +317,15 @@ def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:
             )
 
 
-def _output(name: str, column: Column, *, size: int | None = None) -> OutputTensor:
-    return OutputTensor(
-        name=name,
-        shape=column.shape,
-        datatype=column.datatype,
-        parameters=None if size is None else {"binary_data_size": size},
-        data=column.flat() if size is None else None,
+def _output_json(name: str, column: Column, *, size: int | None = None) -> bytes:
+    """Return an output as JSON, with its values unless they have a size in bytes."""
+    parameters = None if size is None else {"binary_data_size": size}
+    output = OutputTensor(
+        name=name, shape=column.shape, datatype=column.datatype, parameters=parameters
     )
+    content = output.model_dump_json(exclude_none=True).encode()
+    if size is not None:
+        return content
+    # In parts: the writer holds the interpreter's lock until it is done.
+    parts = (to_json(part).removeprefix(b"[").removesuffix(b"]") for part in column.lists())
+    return content.removesuffix(b"}") + b',"data":[' + b",".join(parts) + b"]}"

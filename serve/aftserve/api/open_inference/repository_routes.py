@@ -19,7 +19,7 @@ from aftserve.api.open_inference.schemas import (
     RepositoryLoadRequest,
     RepositoryUnloadRequest,
 )
-from aftserve.api.request_body import parse, receive
+from aftserve.api.request_body import checked, parse_json, receive
 from aftserve.serving.repository import ModelRepository
 
 # Complete paths, as those of ``aftserve.api.open_inference.routes``.
@@ -97,7 +97,8 @@ def create_admin_router(models: ModelRepository, guards: Sequence[params.Depends
 
 async def _read(request: Request, model: type[Body]) -> Body:
     """Receive and check a body, which may be empty and of any content type."""
-    return parse(await receive(request) or b"{}", model, max_entries={})
+    content = await parse_json(request, await receive(request) or b"{}")
+    return checked(content, model, max_entries={})
 
 
 def _problems(statuses: Sequence[int]) -> dict[int | str, dict[str, Any]]:

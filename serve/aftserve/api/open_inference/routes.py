@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response, params
@@ -180,12 +180,17 @@ def _infer_router(
     ) -> Response:
         """Classify documents: texts, or token ids."""
         service.check_open()
-        body = await receive(request)
+        content, binary = await _read(request, json_bytes)
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
 
         def read(manifest: Manifest) -> messages.Message:
-            known = names.of(manifest)
-            return _parse(body, json_bytes, settings.max_documents, manifest, known)
+            return messages.parse(
+                content,
+                binary,
+                max_documents=settings.max_documents,
+                manifest=manifest,
+                outputs=names.of(manifest),
+            )
 
         async def answer(message: messages.Message) -> list[DocumentAnswer]:
             return await answer_documents(
@@ -208,6 +213,7 @@ def _infer_router(
             deadline=deadline,
         )
         if not answers[0].tokens.results:
+            await service.shared.turns.take()
             return responding()
         # In a thread: the outputs of many tokens take long.
         building = anyio.to_thread.run_sync(responding, abandon_on_cancel=True)
@@ -232,14 +238,9 @@ def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
     )
 
 
-def _parse(
-    body: bytes,
-    json_bytes: int | None,
-    max_documents: int,
-    manifest: Manifest,
-    outputs: Sequence[str],
-) -> messages.Message:
-    """Split a body into its JSON and the tensors after it, and check both."""
+async def _read(request: Request, json_bytes: int | None) -> tuple[Any, memoryview]:
+    """Receive a body; return the value of its JSON, and the tensors after it."""
+    body = await receive(request)
     head = len(body) if json_bytes is None else json_bytes
     if head > len(body):
         raise InputError(
@@ -247,7 +248,4 @@ def _parse(
             f"got {head}.",
             "Send the length of the JSON only.",
         )
-    content, binary = parse_json(body[:head]), memoryview(body)[head:]
-    return messages.parse(
-        content, binary, max_documents=max_documents, manifest=manifest, outputs=outputs
-    )
+    return await parse_json(request, body[:head]), memoryview(body[head:])

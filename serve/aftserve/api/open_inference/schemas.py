@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, WithJsonSchema
 
 from aftexport.extra_inputs import MAX_INPUTS
+from aftserve.schemas import ARRAY_OR_LIST
 from aftserve.serving.model_entry import State
 
 Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
@@ -38,10 +39,10 @@ class InputTensor(BaseModel):
     """One input, whose values are in the JSON, nested or flat, or follow it."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=3)
+    shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=3, fail_fast=True)
     datatype: Datatype
     parameters: TensorParameters | None = None
-    data: list[Any] | None = None
+    data: Annotated[list[Any], ARRAY_OR_LIST] | None = None
 
 
 class RequestedOutput(BaseModel):
@@ -60,8 +61,8 @@ class InferenceRequest(BaseModel):
 
     id: str | None = None
     parameters: RequestParameters | None = None
-    inputs: list[InputTensor] = Field(min_length=1, max_length=2 + MAX_INPUTS)
-    outputs: list[RequestedOutput] | None = Field(default=None, max_length=256)
+    inputs: list[InputTensor] = Field(min_length=1, max_length=2 + MAX_INPUTS, fail_fast=True)
+    outputs: list[RequestedOutput] | None = Field(default=None, max_length=256, fail_fast=True)
 
 
 class TensorMetadata(BaseModel):

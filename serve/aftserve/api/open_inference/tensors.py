@@ -85,16 +85,17 @@ def _decoded(value: bytes, tensor: InputTensor) -> str:
 
 
 def _listed(tensor: InputTensor) -> Array:
-    data: list[Any] = tensor.data or []
+    data: Any = [] if tensor.data is None else tensor.data
     for size in tensor.shape[1:]:
-        if not data or not all(isinstance(row, list) for row in data):
+        is_array = isinstance(data, np.ndarray)
+        if not (data.ndim > 1 if is_array else _is_nested(data)):
             break
-        if any(len(row) != size for row in data):
+        if data.shape[1] != size if is_array else any(len(row) != size for row in data):
             raise InputError(
                 f"Every row of the input {tensor.name!r} must have {size} values.",
                 "Send rows of one length, and lengths beside them.",
             )
-        data = [value for row in data for value in row]
+        data = _flattened(data)
     if tensor.datatype == "BYTES":
         if not all(isinstance(value, str) for value in data):
             raise InputError(f"The input {tensor.name!r} must hold only texts.", "Send strings.")
@@ -102,6 +103,11 @@ def _listed(tensor: InputTensor) -> Array:
     if tensor.datatype == "FP32":
         return _floats(tensor, data)
     kind = _integers(tensor)
+    if isinstance(data, np.ndarray) and (data.dtype.kind == "i" or not data.size):
+        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+        if not data.size or (data.min() >= least and data.max() <= most):
+            return data.astype(kind)
+        data = [int(data.min()), int(data.max())]  # one of them is outside the range
     # bool is a subclass of int, and an array would round a float.
     if not all(type(value) is int for value in data):
         raise InputError(f"The input {tensor.name!r} must hold only integers.", "Send integers.")
@@ -114,7 +120,22 @@ def _listed(tensor: InputTensor) -> Array:
         ) from None
 
 
-def _floats(tensor: InputTensor, data: list[Any]) -> Array:
+def _is_nested(data: list[Any]) -> bool:
+    return bool(data) and all(isinstance(row, list | np.ndarray) for row in data)
+
+
+def _flattened(rows: Any) -> Any:
+    """Return the values of rows of one length; large bodies have arrays in place of lists."""
+    if isinstance(rows, np.ndarray):
+        return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
+    if all(isinstance(row, np.ndarray) for row in rows):
+        return np.concatenate(rows)
+    return [value for row in rows for value in row]
+
+
+def _floats(tensor: InputTensor, data: list[Any] | Array) -> Array:
+    if isinstance(data, np.ndarray):
+        return data.astype(np.float64)
     if not {int, float}.issuperset(map(type, data)):
         raise InputError(f"The input {tensor.name!r} must hold only numbers.", "Send numbers.")
     try:
