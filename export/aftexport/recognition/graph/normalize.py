@@ -6,7 +6,6 @@ import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
-    IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
     RemoveInitializersFromInputsPass,
@@ -40,11 +39,28 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     LiftConstantsToInitializersPass()(graph)
     optimizer.fold_constants(graph)
     LiftConstantsToInitializersPass()(graph)
+    _remove_identities(graph)
     for step in (
-        IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         NameFixPass(),
     ):
         step(graph)
     return graph
+
+
+def _remove_identities(model: ir.Model) -> None:
+    """Remove nodes Identity, except where a graph needs one to hand on a value as its output."""
+    # onnx_ir's pass also takes those by which a branch or a loop's body hands on an outer value.
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if node.op_type != "Identity" or node.domain != "" or node.inputs[0] is None:
+            continue
+        source, output = node.inputs[0], node.outputs[0]
+        if output.is_graph_output():
+            producer = source.producer()
+            is_own = producer is not None and producer.graph is node.graph
+            if not is_own or source.is_graph_output():
+                continue
+            source.name = output.name
+        ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
+        node.graph.remove(node, safe=True)
