@@ -143,3 +143,17 @@ def test_proof_finds_another_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     found, _ = fused(onnx.parser.parse_model(_TEXT % "1e-20"))
     assert [miss.reason for miss in found.near_misses if "in float64 it differs" in miss.reason]
+
+
+def test_untyped_zeros_are_proven_in_float64() -> None:
+    """ConstantOfShape is float32 without a value, as ``new_zeros`` is exported."""
+    text = (_TEXT % "1e-6").replace(
+        "context = MatMul(keys_last, v)",
+        """
+        product = MatMul(keys_last, v)
+        size = Shape(product)
+        zeros = ConstantOfShape(size)
+        context = Add(zeros, product)""",
+    )
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["NormalizedLinearAttention"], found.near_misses
