@@ -25,10 +25,11 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]
+    heads = int(rewrite.attributes.get("num_heads", 1))
+    width = size_of(flat(rewrite.groups[2])) // heads
     if rewrite.division is not None:
-        groups = rewrite.operands[2].groups
-        heads = int(rewrite.attributes.get("kv_num_heads") or rewrite.attributes["num_heads"])
-        inputs[2] = writer.with_ones(inputs[2], heads, size_of(flat(groups[2])) // heads)
+        kv_heads = int(rewrite.attributes.get("kv_num_heads", heads))
+        inputs[2] = writer.with_ones(inputs[2], kv_heads, width)
     lengths = [_lengths(writer, inputs[place]) for place in range(1 + rewrite.has_key_lengths)]
     inputs += lengths
     own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
@@ -37,8 +38,6 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
     output = node.outputs[0]
     if rewrite.division is not None:
-        heads = int(rewrite.attributes["num_heads"])
-        width = size_of(flat(rewrite.groups[2])) // heads
         output = writer.divided(output, rewrite.division, heads, width)
     if rewrite.extra_head:
         output = writer.without_head(output, size_of(flat(rewrite.groups[2])))

@@ -55,12 +55,13 @@ def _remove_identities(model: ir.Model) -> None:
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.op_type != "Identity" or node.domain != "" or node.inputs[0] is None:
             continue
-        source, output = node.inputs[0], node.outputs[0]
+        source, output, graph = node.inputs[0], node.outputs[0], node.graph
+        assert graph is not None
         if output.is_graph_output():
             producer = source.producer()
-            is_own = producer is not None and producer.graph is node.graph
+            is_own = producer is not None and producer.graph is graph
             if not is_own or source.is_graph_output():
                 continue
             source.name = output.name
         ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
-        node.graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
