@@ -25,9 +25,10 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]
-    heads = int(rewrite.attributes.get("num_heads", 1))
-    width = size_of(flat(rewrite.groups[2])) // heads
+    heads, width = 1, 1
     if rewrite.division is not None:
+        heads = int(rewrite.attributes["num_heads"])
+        width = size_of(flat(rewrite.groups[2])) // heads
         kv_heads = int(rewrite.attributes.get("kv_num_heads", heads))
         inputs[2] = writer.with_ones(inputs[2], kv_heads, width)
     lengths = [_lengths(writer, inputs[place]) for place in range(1 + rewrite.has_key_lengths)]
