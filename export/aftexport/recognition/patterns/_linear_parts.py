@@ -100,17 +100,17 @@ class Parts:
         """
         assert self.roles is not None
         # A channel of ones after the values makes them wider than the keys.
-        own = {**self.roles.attributes(channels, self.is_eps_small), "feature_map": feature_map}
-        if self.normalizer == "none" or self.is_eps_small:
-            return {**own, "normalizer": "none"}
-        changed = {"normalizer": self.normalizer} if self.normalizer != "add" else {}
-        return {**own, "eps": self.eps, **changed}
+        own = self.roles.attributes(channels, int(self.is_eps_small))
+        normalizer = "none" if self.is_eps_small else self.normalizer
+        eps = {"eps": self.eps} if normalizer != "none" else {}
+        changed = {"normalizer": normalizer} if normalizer != "add" else {}
+        return {**own, "feature_map": feature_map, **eps, **changed}
 
     @property
     def is_eps_small(self) -> bool:
         """Whether the operator would raise eps, so that nodes after it have to divide."""
         # A float32 holds MIN_EPS as a number a little below it.
-        return self.normalizer != "none" and self.eps < np.float32(MIN_EPS)
+        return self.normalizer != "none" and self.eps < float(np.float32(MIN_EPS))
 
     @property
     def division(self) -> Division | None:
