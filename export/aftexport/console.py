@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,11 +53,23 @@ def stage(console: Console, title: str) -> Iterator[Progress]:
 
     Yields:
         A function that shows the progress of a block of more than two seconds: in a terminal on
-        the line of the stage, elsewhere as a line every ten seconds.
+        the line of the stage, elsewhere as a line every ten seconds. A block that does not call
+        it has these lines without a number.
     """
     start = time.perf_counter()
     next_line = start + _SILENT_SECONDS
     title = escape(title)
+    is_done = threading.Event()
+
+    def write_lines() -> None:
+        nonlocal next_line
+        wait = _SILENT_SECONDS
+        while not is_done.wait(wait):
+            wait = _SECONDS_BETWEEN_LINES
+            if (now := time.perf_counter()) >= next_line:
+                next_line = now + wait
+                console.print(f"{title} ...")
+
     with console.status(f"{title} ...") as status:
 
         def show(done: int, total: int, unit: str) -> None:
@@ -71,7 +84,15 @@ def stage(console: Console, title: str) -> Iterator[Progress]:
                 console.print(text)
                 next_line = now + _SECONDS_BETWEEN_LINES
 
-        yield show
+        lines = threading.Thread(target=write_lines, daemon=True)
+        if not console.is_terminal:
+            lines.start()
+        try:
+            yield show
+        finally:
+            is_done.set()
+            if not console.is_terminal:
+                lines.join()
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
 
 

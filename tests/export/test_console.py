@@ -1,6 +1,7 @@
 """A stage that takes long prints its progress."""
 
 import io
+import time
 
 import pytest
 from clocks import replace_time
@@ -32,6 +33,17 @@ def test_long_stage_without_terminal_prints_lines(
     assert lines[:-1] == [
         f"Examining [b].onnx ... {done} of 1,200 nodes read" for done in ("3", "13", "1,100")
     ]
+
+
+def test_silent_stage_prints_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(our_console, "_SILENT_SECONDS", 0.01)
+    console = Console(file=(file := io.StringIO()), force_terminal=False, color_system=None)
+    with our_console.stage(console, "Tracing to ONNX"):
+        while "Tracing" not in file.getvalue():
+            time.sleep(0.01)
+    first, last = file.getvalue().splitlines()
+    assert first == "Tracing to ONNX ..."
+    assert last.startswith("done Tracing to ONNX ")
 
 
 def test_long_stage_in_terminal_updates_line(monkeypatch: pytest.MonkeyPatch) -> None:

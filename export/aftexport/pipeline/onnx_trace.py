@@ -12,7 +12,8 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
 from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import TraceError, UsageError
+from aftexport.engines.onnxruntime.failures import is_out_of_memory, reason
+from aftexport.errors import EngineError, TraceError, UsageError
 from aftexport.lowering.file_format import lower_format
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
@@ -82,11 +83,7 @@ def trace_onnx(
     order = None if table is None else np.linalg.norm(table[: spec.vocab_size], axis=1).argsort()
     if options.batching:
         _refuse_breach(reference, spec, order)
-    cases = [
-        Case(name, "model", chosen, reference.run(chosen))
-        for name, inputs in case_inputs(spec, order).items()
-        for chosen in [{key: inputs[key] for key in spec.names}]
-    ]
+    cases = _cases(reference, spec, order)
     explained, evidence = explained_model(lowered, options.to)
     unusual = None
     if precision == "fp16" or options.precision != "fp32":
@@ -277,6 +274,30 @@ def _with_shapes(model: onnx.ModelProto, outputs: Mapping[str, Any]) -> ir.Model
     graph = ir.from_proto(model)
     name_axes(graph, {name: output.shape for name, output in outputs.items()})
     return ir.from_proto(infer_shapes(ir.to_proto(graph)))
+
+
+def _cases(
+    reference: OnnxReference, spec: InputSpec, order: NDArray[np.int64] | None
+) -> list[Case]:
+    """Return the cases with the file's answers; raise EngineError where memory runs out."""
+    cases: list[Case] = []
+    longest = 1
+    for name, inputs in case_inputs(spec, order).items():
+        chosen = {key: inputs[key] for key in spec.names}
+        batch, tokens = chosen[spec.main].shape[:2]
+        try:
+            cases.append(Case(name, "model", chosen, reference.run(chosen)))
+        except EngineError as error:
+            if not isinstance(cause := error.__cause__, Exception) or not is_out_of_memory(cause):
+                raise
+            raise EngineError(
+                f"Expected memory for the case {name!r}, {batch} x {tokens:,} tokens, "
+                f"got too little ({reason(cause)}).",
+                f"Give --max-length {longest}, the longest case that ran, or export on a machine "
+                "with more memory.",
+            ) from error
+        longest = max(longest, tokens)
+    return cases
 
 
 def _refuse_breach(

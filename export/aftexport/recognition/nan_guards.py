@@ -36,4 +36,4 @@ def may_lack_keys(model: ir.Model, rewrite: Rewrite) -> bool:
         return False
     operands = [operand for operand in rewrite.operands if isinstance(operand, Operand)]
     is_masked = any(operand.weights != ONE or operand.floored for operand in operands)
-    return is_masked or rewrite.extra_head or rewrite.proven.get("eps") == 0.0
+    return is_masked or rewrite.extra_head

@@ -324,8 +324,7 @@ class _Recognizer:
         after = part_of(output, ends, self._probed, writer.constants)
         if transposes_cost_more(writer.nodes, {*before.nodes} - {*after.nodes}, self._probed):
             raise CostlyTransposes
-        proven = {**rewrite.attributes, **rewrite.proven}
-        operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
+        operator = in_float64(ALL_OPERATORS[rewrite.op_type], rewrite.attributes)
         try:
             verdict = compare(
                 runner(before, self._opset),

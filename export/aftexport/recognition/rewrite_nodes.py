@@ -25,6 +25,12 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]
+    heads, width = 1, 1
+    if rewrite.division is not None:
+        heads = int(rewrite.attributes["num_heads"])
+        width = size_of(flat(rewrite.groups[2])) // heads
+        kv_heads = int(rewrite.attributes.get("kv_num_heads", heads))
+        inputs[2] = writer.with_ones(inputs[2], kv_heads, width)
     lengths = [_lengths(writer, inputs[place]) for place in range(1 + rewrite.has_key_lengths)]
     inputs += lengths
     own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
@@ -32,6 +38,8 @@ def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     writer.nodes.append(node)
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
     output = node.outputs[0]
+    if rewrite.division is not None:
+        output = writer.divided(output, rewrite.division, heads, width)
     if rewrite.extra_head:
         output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
     if rewrite.outside.factors or not np.isclose(rewrite.outside.coefficient, 1.0, rtol=1e-12):

@@ -21,7 +21,7 @@ from aftexport.recognition.formula.terms import (
 )
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import ProbedGraph
-from aftexport.recognition.patterns.pattern import is_held
+from aftexport.recognition.patterns.pattern import Division, is_held
 
 
 class Writer:
@@ -343,6 +343,26 @@ class Writer:
         """Return ``[B, T, D + d]`` without the last head; ``channels`` is D."""
         start, end, axis = (self.constant([n]) for n in (0, channels, 2))
         return self.node("Slice", value, start, end, axis)
+
+    def with_ones(self, value: ir.Value, heads: int, width: int) -> ir.Value:
+        """Return ``[B, S, H (e + 1)]``, a tensor ``[B, S, H e]`` with a last 1 in each head."""
+        apart = self.node("Reshape", value, self.constant([0, 0, heads, width]))
+        pads = self.constant([0, 0, 0, 0, 0, 0, 0, 1])
+        padded = self.node("Pad", apart, pads, self.constant(np.array(1.0)))
+        return self.node("Reshape", padded, self.constant([0, 0, heads * (width + 1)]))
+
+    def divided(self, value: ir.Value, by: Division, heads: int, width: int) -> ir.Value:
+        """Return ``[B, T, H e]``, the channels ``[B, T, H (e + 1)]`` over the last of each head."""
+        apart = self.node("Reshape", value, self.constant([0, 0, heads, width + 1]))
+        start, last, end, axis = (self.constant([n]) for n in (0, width, width + 1, 3))
+        numerator = self.node("Slice", apart, start, last, axis)
+        total = self.node("Slice", apart, last, end, axis)
+        if by.normalizer == "clamp":
+            total = self.node("Max", total, self.constant(np.array(by.eps)))
+        elif by.eps:
+            total = self.node("Add", total, self.constant(np.array(by.eps)))
+        quotient = self.node("Div", numerator, total)
+        return self.node("Reshape", quotient, self.constant([0, 0, heads * width]))
 
     def floored(self, value: ir.Value) -> ir.Value:
         """Return a tensor in which -inf is replaced by the lowest finite logit."""

@@ -3,6 +3,9 @@ from pathlib import Path
 import engines
 import numpy as np
 import onnx
+import onnx.checker
+import onnx.parser
+import onnxruntime
 import pytest
 
 from aftexport.engines.cast_graph import has_bfloat16, widen
@@ -38,3 +41,33 @@ def test_onnxruntime_runs_the_graph_in_float32(model: Path, tmp_path: Path) -> N
     full = OnnxRuntimeEngine(engines.graph(tmp_path, "fp32")).run(INPUTS)["logits"]
     difference = np.abs(logits - full).max()
     assert 0 < difference < 2e-2 * max(1, np.abs(full).max())
+
+
+_IMPLICIT = {
+    "ConstantOfShape": "y = ConstantOfShape(n)",
+    "value": "k = ConstantOfShape <value = float[1] {0.5}> (n) y = Identity(k)",
+    "value_floats": "k = Constant <value_floats = [0.1]> () y = Expand(k, n)",
+    "value_float": "k = Constant <value_float = 0.1> () y = Expand(k, n)",
+    "window": "one = Constant <value_int = 4> () y = HannWindow(one)",
+    "random": "y = RandomNormal <shape = [3], seed = 1.0> ()",
+    "cast": "y = Cast <to = 1> (n)",
+    "sequence": "s = SequenceEmpty() t = SequenceInsert(s, x) zero = Constant <value_int = 0> ()"
+    " y = SequenceAt(t, zero)",
+    "branch": """c = Constant <value = bool {1}> ()
+        y = If(c) <then_branch = a () => (float[w] p) { p = ConstantOfShape(n) },
+            else_branch = b () => (float[w] q) { q = ConstantOfShape(n) }>""",
+}
+
+
+@pytest.mark.parametrize("name", _IMPLICIT)
+def test_implicit_float32_becomes_float64(name: str) -> None:
+    """An operator whose output is float32 without an attribute meets a tensor of float64."""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 20]>
+        graph (float[w] x, int64[1] n) => (float[w] z) {{ {_IMPLICIT[name]} z = Mul(x, y) }}""")
+    onnx.checker.check_model(model, full_check=True)
+    widen(model, (onnx.TensorProto.FLOAT,), onnx.TensorProto.DOUBLE)
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    width = 4 if name == "window" else 3
+    (z,) = session.run(None, {"x": np.ones(width), "n": np.array([width])})
+    assert z.dtype == np.float64

@@ -8,6 +8,7 @@ from typing import Any
 import linear_code
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_texts
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import UsageError
+from aftexport.errors import EngineError, UsageError
 from aftexport.parity.run_cases import verify
 from aftexport.pipeline import onnx_reference
 from aftexport.pipeline.export import export
@@ -284,3 +285,34 @@ def test_float16_in_nodes_has_its_tolerance(tmp_path: Path) -> None:
     model.graph.output[0].name = "logits"
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     assert bundle_of(tmp_path, model).manifest.precision == "fp16"
+
+
+_LARGE = """<ir_version: 9, opset_import: ["": 20]>
+graph (int64[batch, tokens] input_ids) => (float[batch, 3] logits)
+<int64 one = {1}, int64 block = {131072}, int64[1] axis = {1}> {
+    x = Gather(table, input_ids)
+    pooled = ReduceMean <keepdims = 0> (x, axis)
+    count = Shape <start = 1, end = 2> (input_ids)
+    square = Mul(count, count)
+    cube = Mul(square, count)
+    whole = Div(cube, block)
+    side = Add(whole, one)
+    shape = Concat <axis = 0> (side, side)
+    large = ConstantOfShape(shape)
+    most = ReduceMax <keepdims = 0> (large)
+    logits = Add(pooled, most)
+}"""
+"""A model with (tokens cubed / 131,072) squared numbers: 1 million at 509 tokens, 2^38 at 4,096."""
+
+
+def test_case_beyond_memory_names_max_length(tmp_path: Path) -> None:
+    """The tensor of zeros has no type in the file, and the reference is still float64."""
+    model = onnx.parser.parse_model(_LARGE)
+    table = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    onnx.save(model, tmp_path / "large.onnx")
+    with pytest.raises(EngineError, match="case 'long', 1 x 4,096 tokens") as caught:
+        export(tmp_path / "large.onnx", out=tmp_path / "out")
+    assert "--max-length 509" in caught.value.remedy
+    bundle = export(tmp_path / "large.onnx", out=tmp_path / "out", max_length=509)
+    assert bundle.manifest.reference == "float64"

@@ -1,5 +1,9 @@
-"""The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
+"""The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid.
 
+Kimi Linear, the Bailing hybrids and GLM-5-Next have it with a decay for each channel of a key.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,3 +55,4 @@ GATED_DELTA_RULE = FunctionTranslation(
     ),
     _attended,
 )
+KIMI_DELTA_RULE = replace(GATED_DELTA_RULE, name="chunk_kimi_delta_attention")

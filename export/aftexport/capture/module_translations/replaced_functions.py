@@ -21,12 +21,18 @@ from aftexport.capture.module_translations.function_translation import (
     installed_version,
     is_of_transformers,
 )
-from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
+from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE, KIMI_DELTA_RULE
 from aftexport.capture.module_translations.state_space_scan import STATE_SPACE_SCAN
 from aftexport.errors import TraceError
 from aftexport.nn.export_form import export_forms, exported_as
 
-TRANSLATIONS = (GATED_DELTA_RULE, STATE_SPACE_SCAN, CAUSAL_CONVOLUTION, CAUSAL_MASK)
+TRANSLATIONS = (
+    GATED_DELTA_RULE,
+    KIMI_DELTA_RULE,
+    STATE_SPACE_SCAN,
+    CAUSAL_CONVOLUTION,
+    CAUSAL_MASK,
+)
 _LOCK = threading.RLock()
 
 

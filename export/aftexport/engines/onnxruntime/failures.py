@@ -7,7 +7,7 @@ FAILURES = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.Inv
             RuntimeError, ValueError)  # fmt: skip
 
 _GRAPH_FAULTS = (native.InvalidGraph, native.InvalidProtobuf, native.NotImplemented)
-_OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
+_OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "out of memory")
 
 
 def is_graph_fault(error: Exception) -> bool:

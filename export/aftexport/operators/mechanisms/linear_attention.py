@@ -42,7 +42,7 @@ NORMALIZER = Attribute(
     since=2,
 )
 MIN_EPS = 1e-20
-"""Minimum eps of float32 and narrower tensors; a smaller eps is raised to it.
+"""Minimum eps; a smaller one is raised to it, in float64 too.
 
 A number below 1.2e-38 may be 0 in one form and not in another. Multiplied by sums over keys of up
 to 1e12, it is 1e-6 of this eps. So all forms agree if the normalizer is 0 or nearly 0, and the

@@ -146,11 +146,10 @@ def compute(
 
 
 def _normalized(sums: Tensor, normalizer: str, eps: float) -> Tensor:
-    """Divide the sums of values by the last channel, the sum of ones; float64 takes any eps."""
+    """Divide the sums of values by the last channel, the sum of ones."""
     if normalizer == "none":
         return sums
-    if sums.dtype != torch.float64:
-        eps = max(eps, MIN_EPS)
+    eps = max(eps, MIN_EPS)
     total = sums[..., -1:]
     return sums[..., :-1] / (total.clamp(min=eps) if normalizer == "clamp" else total + eps)
 

@@ -233,8 +233,7 @@ def _run(
         states.append(state)
     assert total is not None
     if normalizer == "sum":
-        floor = eps if total.dtype == torch.float64 else max(eps, MIN_EPS)
-        total = total[..., :-1] / (total[..., -1:] + floor)
+        total = total[..., :-1] / (total[..., -1:] + max(eps, MIN_EPS))
     else:
         total = total * (scale or width**-0.5)
     valid = valid_keys(lengths, count)[..., None]

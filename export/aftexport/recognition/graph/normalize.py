@@ -7,7 +7,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     DeduplicateInitializersPass,
-    IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
     RemoveInitializersFromInputsPass,
@@ -43,8 +42,8 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     LiftConstantsToInitializersPass()(graph)
     optimizer.fold_constants(graph)
     LiftConstantsToInitializersPass()(graph)
+    _remove_identities(graph)
     for step in (
-        IdentityEliminationPass(),
         # Exporters write a constant once for each use, as the positions above and below a division.
         DeduplicateInitializersPass(_MAX_SHARED_NUMBERS),
         CommonSubexpressionEliminationPass(),
@@ -53,3 +52,21 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     ):
         step(graph)
     return graph
+
+
+def _remove_identities(model: ir.Model) -> None:
+    """Remove nodes Identity, except where a graph needs one to hand on a value as its output."""
+    # onnx_ir's pass also takes those by which a branch or a loop's body hands on an outer value.
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if node.op_type != "Identity" or node.domain != "" or node.inputs[0] is None:
+            continue
+        source, output, graph = node.inputs[0], node.outputs[0], node.graph
+        assert graph is not None
+        if output.is_graph_output():
+            producer = source.producer()
+            is_own = producer is not None and producer.graph is graph
+            if not is_own or source.is_graph_output():
+                continue
+            source.name = output.name
+        ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
+        graph.remove(node, safe=True)

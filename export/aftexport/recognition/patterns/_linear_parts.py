@@ -14,12 +14,7 @@ from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Atom, CausalMask, Indicator, Leaf, Product
 from aftexport.recognition.patterns._constants import whole
 from aftexport.recognition.patterns._roles import Roles, roles_of
-from aftexport.recognition.patterns.pattern import Subject, by_dependence, without
-
-SMALL_EPS = (
-    f"eps is {{:g}} in the graph; {MIN_EPS:g}, the smallest that is safe in float32, is written."
-    " Where the normalizer is 0 the result is 0, and was NaN if eps was 0"
-)
+from aftexport.recognition.patterns.pattern import Division, Subject, by_dependence, without
 
 
 @dataclass(frozen=True)
@@ -97,28 +92,40 @@ class Parts:
         return f"{'Causal' * bool(self.causal_masks)}NormalizedLinearAttention"
 
     def attributes(self, feature_map: str, channels: int) -> dict[str, int | float | str]:
-        """Return the attributes of the operator, with the least eps that is safe.
+        """Return the attributes of the operator.
 
         Args:
             feature_map: the name of the function of query and key.
             channels: the number of features of a head.
         """
         assert self.roles is not None
-        changed = {"normalizer": self.normalizer} if self.normalizer != "add" else {}
-        eps = {"eps": max(self.eps, MIN_EPS)} if self.normalizer != "none" else {}
-        return {**self.roles.attributes(channels), "feature_map": feature_map, **eps, **changed}
+        # A channel of ones after the values makes them wider than the keys.
+        own = self.roles.attributes(channels, int(self.is_eps_small))
+        normalizer = "none" if self.is_eps_small else self.normalizer
+        eps = {"eps": self.eps} if normalizer != "none" else {}
+        changed = {"normalizer": normalizer} if normalizer != "add" else {}
+        return {**own, "feature_map": feature_map, **eps, **changed}
 
     @property
-    def proven(self) -> dict[str, float]:
-        """The attributes of the graph, where they differ from the written ones."""
-        return {} if self.normalizer == "none" else {"eps": self.eps}
+    def is_eps_small(self) -> bool:
+        """Whether the operator would raise eps, so that nodes after it have to divide."""
+        # A float32 holds MIN_EPS as a number a little below it.
+        return self.normalizer != "none" and self.eps < float(np.float32(MIN_EPS))
+
+    @property
+    def division(self) -> Division | None:
+        """The division after the operator, None if the operator divides or nothing does."""
+        return Division(self.normalizer, self.eps) if self.is_eps_small else None
 
     @property
     def note(self) -> str:
-        """The reason and the effect of another eps than in the graph."""
-        # In float32 the smallest eps is a little below MIN_EPS.
-        is_small = self.normalizer != "none" and self.eps < np.float32(MIN_EPS)
-        return SMALL_EPS.format(self.eps) if is_small else ""
+        """The reason for such a division."""
+        if not self.is_eps_small:
+            return ""
+        return (
+            f"its eps is {self.eps:g}, and the smallest of the operator is {MIN_EPS:g}:"
+            " nodes after the operator divide"
+        )
 
 
 def refusal_of_normalizer(parts: Parts) -> str | None:

@@ -40,12 +40,16 @@ class Roles:
         """The heads of the queries, in the order of the operators."""
         return (*self.heads, *self.groups)
 
-    def attributes(self, channels: int) -> dict[str, int]:
+    def attributes(self, channels: int, more: int = 0) -> dict[str, int]:
         """Return the attributes of an operator whose heads have so many channels of a key.
 
         Its values may be of another width only if it has the number of their heads.
+
+        Args:
+            channels: the number of channels.
+            more: the number of channels that the values have beside those of ``wide``.
         """
-        is_wide = bool(self.groups) or size_of(self.wide) != channels
+        is_wide = bool(self.groups) or size_of(self.wide) + more != channels
         of_keys = {"kv_num_heads": size_of(self.heads)} if is_wide else {}
         return {"num_heads": size_of(self.query_heads), **of_keys}
 

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
@@ -236,11 +235,6 @@ def _operands(parts: Parts, outer: Product) -> _Operands | None:
     check_tokens(parts.subject, roles.tokens, parts.summed, parts.key, parts.channels)
     if (reason := refusal_of_normalizer(parts)) is not None:
         raise NearMissFound(reason)
-    if parts.normalizer == "clamp" and parts.note:
-        # A negative sum becomes the minimum, so another minimum changes the result.
-        raise NearMissFound(
-            f"the denominator is at least {parts.eps:.3g}, and its smallest minimum is {MIN_EPS:g}"
-        )
     return _Operands(parts, query, parts.key_and_mask)
 
 
@@ -326,9 +320,9 @@ def _rewrite(found: Sequence[_Operands], outside: Product) -> Rewrite | None:
         (batch, roles.tokens, (*roles.query_heads, *roles.wide)),
         first.attributes("identity", sum(size_of(o.parts.channels) for o in found)),
         outside=multiply(outside, number(first.scale)),
-        proven=first.proven,
-        note=first.note,
         has_key_lengths=roles.are_other_tokens,
+        division=first.division,
+        note=first.note,
     )
     return _with_feature_map(first.subject, rewrite)
 

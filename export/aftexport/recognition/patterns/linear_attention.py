@@ -196,9 +196,9 @@ def _rewrite(parts: _MappedParts) -> Rewrite:
         parts.attributes(name, size_of(parts.channels)),
         lowest={value: LOWEST_INPUT for value in inputs if parts.subject.probed.is_float(value)},
         outside=number(parts.scale),
-        proven=parts.proven,
-        note=parts.note,
         has_key_lengths=roles.are_other_tokens,
+        division=parts.division,
+        note=parts.note,
     )
 
 

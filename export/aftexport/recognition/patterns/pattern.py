@@ -66,6 +66,19 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Division:
+    """A division by the sum of the weights, which an operator without a normalizer leaves out.
+
+    Attributes:
+        normalizer: ``add`` if ``eps`` is added to the sum, ``clamp`` if it is the minimum.
+        eps: the number.
+    """
+
+    normalizer: str
+    eps: float
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """An operator that computes a value.
 
@@ -79,9 +92,9 @@ class Rewrite:
         extra_head: whether operands have an additional head, which the output loses again.
         lowest: the lowest values of tensors at which the original keeps its digits.
         outside: the product that multiplies the result of the operator.
-        proven: the attributes to compare the original with, if they differ from the written ones.
-        note: the reason and the effect of such a difference.
+        note: the reason why nodes around the operator do a part of the mechanism.
         has_key_lengths: whether the last input is the number of keys of each document.
+        division: the division of the result, with a channel of ones beside the values of each head.
         is_part: whether the operator is a part of a mechanism, and the rest stays in the graph.
     """
 
@@ -94,9 +107,9 @@ class Rewrite:
     extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
     outside: Product = ONE
-    proven: Mapping[str, int | float | str] = field(default_factory=dict)
     note: str = ""
     has_key_lengths: bool = False
+    division: Division | None = None
     is_part: bool = False
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.operators.mechanisms.linear_attention import MIN_EPS
+
 Array = NDArray[np.float64]
 Lengths = NDArray[np.int64]
 
@@ -179,6 +181,7 @@ def _linear_attention(
         # Images may have thousands of tokens, whose similarities do not fit into memory.
         sums = np.einsum("bthc,bhce->bthe", queries, np.einsum("buhc,buhe->bhce", keys, values))
         total = np.einsum("bthc,bhc->bth", queries, keys.sum(1))[..., None]
+    eps = max(eps, float(np.float32(MIN_EPS)))
     divisors = {"add": total + eps, "clamp": np.maximum(total, eps), "none": np.ones_like(total)}
     mean: Array = sums / divisors[normalizer]
     return mean.reshape(*query.shape[:2], -1)

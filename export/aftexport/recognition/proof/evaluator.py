@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from aftexport.engines.cast_graph import widen_nodes
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.schema import OnnxOperator
 from aftexport.recognition.graph.shape_probe import Arrays
@@ -29,7 +30,8 @@ def runner(
     Raises:
         ProofError: if the evaluator does not support an operator of the part.
     """
-    protos = [_double(ir.to_proto(node)) for node in part.nodes]
+    protos = [ir.to_proto(node) for node in part.nodes]
+    widen_nodes(protos, _FLOATS, onnx.TensorProto.DOUBLE)
     constants = {name: _widened(array) for name, array in part.constants.items()}
     for node in protos:
         if node.op_type == "CumSum" and node.input[1] in constants:
@@ -77,18 +79,6 @@ def in_float64(operator: OnnxOperator, attributes: Mapping[str, object]) -> Call
 
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-
-
-def _double(node: onnx.NodeProto) -> onnx.NodeProto:
-    for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _FLOATS:
-            attribute.i = onnx.TensorProto.DOUBLE
-        if attribute.name == "dtype" and attribute.i in _FLOATS:
-            attribute.i = onnx.TensorProto.DOUBLE
-        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _FLOATS:
-            array = onnx.numpy_helper.to_array(attribute.t)
-            attribute.t.CopyFrom(onnx.numpy_helper.from_array(_widened(array)))
-    return node
 
 
 def _widened(array: Array) -> Array:

@@ -113,6 +113,8 @@ _NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.
     "constant": lambda random, shape: np.full(shape, random.standard_normal()),
     "magnitudes apart": _with_magnitudes_apart,
     "tiny": lambda random, shape: 1e-4 * random.standard_normal(shape),
+    # Features so small that an eps of 1e-20 exceeds the sum of their products.
+    "vanishing": lambda random, shape: 1e-14 * random.standard_normal(shape),
     "up to 300": lambda random, shape: random.uniform(-300.0, 300.0, shape),
     "all below": lambda random, shape: random.uniform(-60.0, -40.0, shape),
 }
