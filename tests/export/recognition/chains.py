@@ -127,6 +127,12 @@ def _sliced(g: Graph, x: str) -> str:
     return g.op("Log", g.op("Slice", padded, *ends))
 
 
+def _first_column(g: Graph, x: str) -> str:
+    """Column by column, as the rows of a triangular matrix are solved."""
+    column = g.op("Slice", x, *(g.constant([n], np.int64) for n in (0, 1, 2)))
+    return g.op("Add", x, g.op("Mul", column, x))
+
+
 def _reshaped(g: Graph, x: str) -> str:
     halves = g.op("Reshape", x, g.constant([0, 0, 2, WIDTH // 2], np.int64))
     whole = g.op("Reshape", halves, g.constant([0, 0, WIDTH], np.int64))

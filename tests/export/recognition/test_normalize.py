@@ -55,3 +55,12 @@ def test_normalize_keeps_values_handed_on(name: str) -> None:
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             np.testing.assert_array_equal(found[key], value)
+
+
+def test_normalize_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Weights that are inputs or outputs too are left alone without a warning for each."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 20]>
+        graph (float[b, 4] x, float[4] w) => (float[b, 4] y, float[1] c)
+        <float[4] w = {1, 2, 3, 4}> { c = Constant <value_floats = [1.0]> () y = Mul(x, w) }""")
+    normalize(model)
+    assert not caplog.records

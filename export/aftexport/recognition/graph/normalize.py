@@ -1,5 +1,7 @@
 """Normalization of a graph by the passes of onnx, onnx_ir and onnxscript."""
 
+import logging
+
 import onnx
 import onnx.inliner
 import onnx.version_converter
@@ -23,6 +25,8 @@ _MAX_SHARED_NUMBERS = 2**16
 """The most numbers of a constant that is compared with the others."""
 _FIRST_OVERRIDABLE_IR = 4
 """The first IR version whose initializers among the inputs may be overridden."""
+# It warns of each initializer that is an input or an output of the graph too.
+logging.getLogger(DeduplicateInitializersPass.__module__).setLevel(logging.ERROR)
 
 
 def normalize(model: onnx.ModelProto) -> ir.Model:

@@ -249,8 +249,8 @@ def _addition(denominator: Plus) -> str:
     if constants and others:
         if all(isinstance(other, Count) for other in others):
             return (
-                f"{added} is added to a mean of the weights, which is {added} times the number of"
-                " tokens beside their sum"
+                f"{added} is added to a mean of the weights, so {added} times the number of tokens"
+                " is added to their sum"
             )
         return f"{added} is added once the sum of the weights is multiplied or divided by a tensor"
     for term in denominator.terms:
