@@ -54,7 +54,7 @@ def _refuse_empty(path: Any) -> Any:
 
 def _refuse_boolean(number: Any) -> Any:
     if isinstance(number, bool):  # which is an integer to Python, and to pydantic
-        raise PydanticCustomError("boolean", "Expected a number, got a boolean")
+        raise PydanticCustomError("boolean", "Expected a number or a text, got a boolean")
     return number
 
 

@@ -63,10 +63,10 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
         ("[models.a]\nreferense = 'x'", r"\[models\.a\] referense .* see reference or"),
         ("[models.'a b']\nport = 1", r'\[models\."a b"\] port .* is not a setting of a model'),
         ("[models.a]\nshadow = 2", r"models\.a\.shadow in the file of --config"),
-        ("[models.a]\nshadow = true", r"models\.a\.shadow .* expected a number, got a boolean"),
-        ("port = true", "--port: expected a number, got a boolean"),
-        ("shadow = false", "--shadow: expected a number, got a boolean"),
-        ("host = true", "--host"),
+        ("[models.a]\nshadow = true", r"models\.a\.shadow .* or a text, got a boolean"),
+        ("port = true", "--port: expected a number or a text, got a boolean"),
+        ("shadow = false", "--shadow: expected a number or a text, got a boolean"),
+        ("host = true", "--host: expected a number or a text, got a boolean"),
     ],
 )
 def test_invalid_file_names_the_cause(content: str, message: str, file: Path) -> None:

@@ -7,6 +7,7 @@ several times the memory of the body.
 
 import re
 from collections.abc import Callable, Generator, Mapping
+from sys import getsizeof
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,7 +61,8 @@ def parse_in_steps(
 
     Args:
         body: the body.
-        hold: function that is called with the size of each part of an array, before it is made.
+        hold: function that is called with the size of each part of an array, before it is made,
+            and of each long text.
         max_entries: maximum length of the lists in the outermost object, by field.
 
     Raises:
@@ -210,7 +212,11 @@ class _Reader:
             self.place = start = end
             if is_end:
                 self.place += 1
-                return pieces[0] if len(pieces) == 1 else "".join(pieces)
+                if len(pieces) == 1:
+                    return pieces[0]
+                text = "".join(pieces)
+                self._hold(text_bytes(text))
+                return text
             yield
 
     def _byte(self, place: int) -> int:
@@ -312,6 +318,11 @@ class _Entries:
             # Numbers beside other values are Python's, but rows of numbers stay arrays.
             entries = entries.tolist() if entries.ndim == 1 else list(entries)
         self._values.extend(entries)
+
+
+def text_bytes(text: str) -> int:
+    """Return the bytes of the characters of a text, of which the widest sets the width of all."""
+    return getsizeof(text) - getsizeof("")
 
 
 def too_many_entries(

@@ -17,6 +17,7 @@ from aftserve.api import request_body
 from aftserve.api.complete_answer import complete_json
 from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
+from aftserve.api.json_steps import text_bytes
 from aftserve.api.lines_response import LinesResponse
 from aftserve.api.model_choice import models_of
 from aftserve.errors import (
@@ -93,7 +94,9 @@ async def read_text(request: Request, classifier: Classifier) -> str:
             tokens = await anyio.to_thread.run_sync(classifier.count, piece, tokens)
             piece = ""
     parts.append(_decoded(decoder, b"", final=True))
-    return "".join(parts)
+    text = "".join(parts)
+    request.state.body.hold_values(text_bytes(text))
+    return text
 
 
 async def read_bytes(request: Request, classifier: Classifier) -> Tokens:

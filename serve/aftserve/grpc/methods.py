@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
@@ -51,7 +52,9 @@ class Methods:
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
         self._names = OutputNames()
-        self._splitting = asyncio.Lock()
+        # One at a time: several would take all turns of the loop. A call that is cancelled leaves
+        # its work to the thread, which a lock would give back.
+        self._splitting = ThreadPoolExecutor(1, "grpc-messages")
 
     def handler(self, caller: Caller) -> grpc.GenericRpcHandler:
         """Return the handler of the service, whose calls ``caller`` runs."""
@@ -141,8 +144,8 @@ class Methods:
         if len(content) <= _INLINE_BYTES:
             request, parts = work()
         else:
-            async with self._splitting:  # one at a time: they would take all turns of the loop
-                request, parts = await asyncio.to_thread(work)
+            loop = asyncio.get_running_loop()
+            request, parts = await loop.run_in_executor(self._splitting, work)
         call.keep(min(max_bytes, max(len(content), sum(map(len, parts)))))
         return request, parts
 

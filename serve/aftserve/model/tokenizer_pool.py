@@ -5,9 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
+from aftserve.http.clients import current_client
 from aftserve.http.loop_turns import LoopTurns
 from aftserve.model.classifier import Classifier
 from aftserve.model.token_marks import TokenMarks
@@ -36,6 +38,7 @@ class TokenizerPool:
         self._turns = turns
         self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
         self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
+        self._client_turns = WeakValueDictionary[tuple[str, bool], asyncio.Semaphore]()
 
     async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
         """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
@@ -53,8 +56,12 @@ class TokenizerPool:
 
     async def run(self, document: Document, work: Callable[[], T]) -> T:
         """Return the result of ``work`` on a document; work that has begun cannot be cancelled."""
-        threads = self._long_thread if len(document) > _LONG_CHARACTERS else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+        is_long = len(document) > _LONG_CHARACTERS
+        threads, most = (self._long_thread, 1) if is_long else (self._threads, 2 * _THREADS)
+        # The threads' queue has little work of each client, so clients take turns.
+        key = current_client.get().name, is_long
+        async with self._client_turns.setdefault(key, asyncio.Semaphore(most)):
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _count_numbers(document: Document) -> int:

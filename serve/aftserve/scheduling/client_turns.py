@@ -44,11 +44,12 @@ class ClientTurns:
     that began to run: it neither saves up time nor pays for time that was free.
 
     A document in chunks counts by its next part, so that clients have turns between parts. Clients
-    without queued documents are forgotten.
+    without queued documents are forgotten, unless the documents of a shared run put them ahead.
     """
 
     def __init__(self) -> None:
         self._clients: dict[str, _ClientJobs] = {}
+        self._ahead: dict[str, float] = {}  # virtual starts of clients without queued documents
         self._now = 0.0
 
     def __iter__(self) -> Iterator[Job]:
@@ -85,7 +86,7 @@ class ClientTurns:
         one.jobs.remove(job)
         one.backlog.count(job, -1)
         if not one.jobs:
-            del self._clients[job.client]
+            self._ahead[job.client] = self._clients.pop(job.client).start
         return True
 
     def begin(self, batch: Sequence[Job]) -> None:
@@ -94,6 +95,7 @@ class ClientTurns:
         for job in batch:
             self._clients[job.client].start += job.turn_seconds
             self.remove(job)
+        self._ahead = {name: start for name, start in self._ahead.items() if start > self._now}
 
     def seconds_before(
         self,
@@ -116,7 +118,7 @@ class ClientTurns:
         runner, left = unfinished
         own = self._clients.get(client)
         before = left if runner == client else 0.0
-        finish = (own.start if own else self._now) + before + seconds
+        finish = (own.start if own else self._next_start(client)) + before + seconds
         if own is not None:
             finish += own.backlog.seconds_without(_NOTHING, in_chunks=in_chunks)
             before += own.backlog.seconds_without(besides or _NOTHING, in_chunks=in_chunks)
@@ -137,5 +139,12 @@ class ClientTurns:
 
     def _of(self, job: Job) -> _ClientJobs:
         if not self._clients:
-            self._now = 0.0  # the virtual time of busy servers would lose its small digits
-        return self._clients.setdefault(job.client, _ClientJobs(self._now))
+            # The virtual time of busy servers would lose its small digits.
+            self._now, self._ahead = 0.0, {}
+        if job.client not in self._clients:
+            self._clients[job.client] = _ClientJobs(self._next_start(job.client))
+        return self._clients[job.client]
+
+    def _next_start(self, client: str) -> float:
+        """Return the virtual start of a client without queued documents."""
+        return max(self._now, self._ahead.get(client, 0.0))

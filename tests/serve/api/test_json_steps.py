@@ -162,6 +162,14 @@ def test_long_text_takes_many_steps() -> None:
         assert steps > 30
 
 
+def test_long_text_is_held_by_size() -> None:
+    """One character beyond 16 bits makes each take four bytes."""
+    held = list[int]()
+    text, _ = parsed(json.dumps("a" * MIB + "\U0001f600", ensure_ascii=False).encode(), held)
+    assert len(text) == MIB + 1
+    assert sum(held) >= 4 * len(text)
+
+
 def test_short_arrays_of_fields_are_lists() -> None:
     value, _ = parsed(b'{"shape": [1, 2], "data": [' + b"1," * 100 + b"1]}")
     assert value["shape"] == [1, 2]

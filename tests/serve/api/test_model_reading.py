@@ -150,8 +150,9 @@ def test_call_is_answered_by_new_output(models: ModelRepository, reloads: list[s
 
     async def answer() -> bytes:
         async with models.running():
-            call = Call(0, float("inf"), {})
-            return await Methods(models)._model_infer(request.SerializeToString(), call)
+            call = Call(0, float("inf"), ())
+            content = request.SerializeToString()
+            return await Methods(models)._model_infer(1 << 20, content, call)
 
     response = MESSAGES["ModelInferResponse"].FromString(asyncio.run(answer()))
     assert response.raw_output_contents[0][4:].decode() in LABELS

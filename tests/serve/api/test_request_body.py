@@ -1,6 +1,7 @@
 """Bodies within the byte limit that try to use as much time and memory as possible."""
 
 import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from servers import serving
 
 from aftexport.errors import InputError
-from aftserve.api.request_body import checked
+from aftserve.api.request_body import JSON, checked
 from aftserve.errors import DocumentTooLongError
 from aftserve.schemas import InferRequest
 
@@ -185,6 +186,7 @@ def test_large_ids_have_answers_of_small_ones(server: tuple[str, int]) -> None:
     ("change", "message"),
     [
         ({9: 1.5}, "input_ids.0: "),
+        ({9: math.inf}, "input_ids.0: "),
         ({9: True}, "input_ids.0.9: "),
         ({9: None}, "input_ids.0.9: "),
         ({9: 300}, "Token id 300 is outside the vocabulary."),
@@ -200,7 +202,8 @@ def test_large_ids_are_checked(
     ids: list[object] = [1] * 5900
     for place, value in change.items():
         ids[place] = value
-    answer = http.post(f"{address}/infer", json={"input_ids": [ids]})
+    body = json.dumps({"input_ids": [ids]}).replace("Infinity", "1e400")
+    answer = http.post(f"{address}/infer", content=body, headers={"Content-Type": JSON})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
 

@@ -1,5 +1,9 @@
 """The values of a ModelInferRequest, which protobuf does not parse."""
 
+import asyncio
+import math
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +13,10 @@ from grpc_servers import ids_request, infer_request
 
 from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
+from aftserve.grpc.call import Call
 from aftserve.grpc.conversion import input_bytes
 from aftserve.grpc.infer_request import split_request
+from aftserve.grpc.methods import Methods
 from aftserve.grpc.wire_types import MESSAGES
 
 _MAX_BYTES = 1 << 20
@@ -139,3 +145,30 @@ def test_broken_messages_are_refused(change: Callable[[bytes], bytes]) -> None:
     content = ids_request("m", [5, 6]).SerializeToString()
     with pytest.raises(InputError, match="got bytes that are not one"):
         values(change(content))
+
+
+def test_cancelled_parsing_keeps_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is cancelled while its message is parsed does not let another one begin."""
+    begun, running, most = threading.Event(), list[int](), list[int]()
+
+    def split(content: bytes) -> None:
+        running.append(1)
+        most.append(len(running))
+        begun.set()
+        time.sleep(0.1)
+        running.pop()
+        raise InputError("Expected a message, got none.", "Send one.")
+
+    async def check() -> None:
+        methods, call = Methods(None), Call(0, math.inf, ())  # type: ignore[arg-type]
+        first, second = (
+            asyncio.create_task(methods._split(1 << 20, bytes(1 << 13), call)) for _ in range(2)
+        )
+        await asyncio.to_thread(begun.wait)
+        first.cancel()
+        with pytest.raises(InputError):
+            await second
+
+    monkeypatch.setattr("aftserve.grpc.methods.split_request", split)
+    asyncio.run(check())
+    assert most == [1, 1]

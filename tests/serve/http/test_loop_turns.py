@@ -6,7 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
+from aftserve.http.clients import Client, current_client
 from aftserve.http.loop_turns import LoopTurns
+from aftserve.model.tokenizer_pool import TokenizerPool
 
 
 def work(steps: int, seconds: float) -> Generator[None, None, int]:
@@ -43,6 +45,40 @@ def test_short_work_does_not_wait_for_long() -> None:
         return done
 
     assert asyncio.run(order()) == ["short", "long"]
+
+
+def test_clients_take_turns() -> None:
+    """A client with one request comes after one or two of a hundred of another client."""
+
+    async def order() -> list[str]:
+        turns, done = LoopTurns(), list[str]()
+
+        async def run(client: str) -> None:
+            current_client.set(Client(client))
+            await turns.take()
+            done.append(client)
+
+        await asyncio.gather(*(run("many") for _ in range(100)), run("one"))
+        return done
+
+    done = asyncio.run(order())
+    assert len(done) == 101
+    assert done.index("one") <= 2
+
+
+@pytest.mark.parametrize("characters", [1 << 10, 1 << 17])
+def test_clients_take_turns_at_threads(characters: int) -> None:
+    async def order() -> list[str]:
+        pool, done = TokenizerPool(LoopTurns()), list[str]()
+
+        async def run(client: str) -> None:
+            current_client.set(Client(client))
+            await pool.run("a" * characters, lambda: done.append(client))
+
+        await asyncio.gather(*(run("many") for _ in range(100)), run("one"))
+        return done
+
+    assert asyncio.run(order()).index("one") < 10
 
 
 def test_cancelled_work_gives_its_turn_back() -> None:

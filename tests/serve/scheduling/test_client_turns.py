@@ -143,6 +143,21 @@ def test_synchronous_client_pays_for_long_documents(loop: asyncio.AbstractEventL
     assert abs(spent["sync"] - spent["steady"]) <= 1.0 + 1e-6
 
 
+def test_client_pays_for_whole_run(loop: asyncio.AbstractEventLoop) -> None:
+    """A client whose requests of 32 documents share a run gets half of the time, too."""
+    turns, spent = ClientTurns(), Counter[str]()
+    requests = {"many": [0.1] * 32, "one": [3.0]}
+    for _ in range(100):
+        for client in requests.keys() - {one.client for one in turns}:
+            for seconds in requests[client]:
+                turns.append(of(loop, client, seconds))
+        first = next(iter(turns)).client
+        batch = [one for one in turns if one.client == first]
+        turns.begin(batch)
+        spent[first] += sum(one.seconds for one in batch)
+    assert abs(spent["many"] - spent["one"]) <= 2 * 3.2
+
+
 def test_parts_of_documents_take_turns(loop: asyncio.AbstractEventLoop) -> None:
     """Two clients with a document in ten parts each; the part that ran is put back."""
     turns, order = ClientTurns(), list[str]()
