@@ -12,17 +12,27 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def document_failures() -> Iterator[None]:
+def document_failures(*expected: type[Exception]) -> Iterator[None]:
     """Raise an unexpected exception of one document as an EngineError, so that others go on.
 
     A panic of a library in Rust is a BaseException.
+
+    Args:
+        expected: further exceptions that the caller handles.
 
     Raises:
         EngineError: if there is such an exception; the log has its traceback.
     """
     try:
         yield
-    except (AftexportError, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+    except (
+        AftexportError,
+        CancelledError,
+        GeneratorExit,
+        KeyboardInterrupt,
+        SystemExit,
+        *expected,
+    ):
         raise
     except BaseException as error:
         logger.exception("a document failed unexpectedly")

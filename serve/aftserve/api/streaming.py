@@ -182,10 +182,10 @@ async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
 
 async def _classify_line(request: Request, line: bytes, classify: Classify) -> bytes:
     try:
-        content = await request_body.parse_json(request, line)
-        parsed = request_body.checked(content, DocumentRequest, {})
-        del content  # an answer needs only the document
-        with document_failures():
+        with document_failures(RequestValidationError):
+            content = await request_body.parse_json(request, line)
+            parsed = request_body.checked(content, DocumentRequest, {})
+            del content  # an answer needs only the document
             (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
             return await complete_json(answer, models_of(request).shared.turns) + b"\n"
     except AftexportError as error:

@@ -11,6 +11,7 @@ from aftexport.errors import InputError
 from aftserve.errors import BusyError, NotFoundError
 from aftserve.grpc.call import Call, Caller, Rules
 from aftserve.grpc.wire_types import SERVICE
+from aftserve.http.clients import SharedBytes, current_client
 from aftserve.serving.repository import ModelRepository
 
 _HEALTH = "grpc.health.v1.Health"
@@ -32,7 +33,7 @@ class Health:
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
         self._is_stopping = False
-        self._watches = 0
+        self._watches = SharedBytes(_MAX_WATCHES)
 
     def handler(self, caller: Caller) -> grpc.GenericRpcHandler:
         """Return the handler of the service, whose calls ``caller`` runs."""
@@ -63,15 +64,17 @@ class Health:
     async def _watch(self, content: bytes, call: Call) -> bytes:
         """Send the status of a service, and each change of it."""
         service = _service(content)
-        if self._watches >= _MAX_WATCHES:
+        client = current_client.get().name
+        if not self._watches.has_room(client, 1):
             raise BusyError(
-                f"Expected at most {_MAX_WATCHES} Watch calls at a time.", "Call Check instead."
+                f"Expected at most {_MAX_WATCHES} Watch calls at a time, which clients share.",
+                "Call Check instead.",
             )
-        self._watches += 1
+        self._watches.add(client, 1)
         try:
             await self._send_changes(service, call)
         finally:
-            self._watches -= 1
+            self._watches.add(client, -1)
         return b""
 
     async def _send_changes(self, service: str, call: Call) -> None:

@@ -140,8 +140,8 @@ class _Body:
         Raises:
             BusyError: if they take more than the body, and the buffer has no space.
         """
+        self._fill_buffer(max(0, self._value_bytes + count - self._held))
         self._value_bytes += count
-        self._fill_buffer(max(0, self._value_bytes - self._held))
 
     async def receive(self) -> Message:
         """Return the next part, or the client's disconnect."""

@@ -275,6 +275,10 @@ def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -
             assert raised.value.code() is gone
             watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=30)
             assert next(watching).status == serving
+            others = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=30) for _ in range(50)]
+            assert [next(one).status for one in others[:49]] == [serving] * 49
+            with pytest.raises(grpc.RpcError, match="which clients share"):
+                next(others[49])  # the places that are left are those of other clients
             server.process.send_signal(signal.SIGTERM)
             assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
             method(channel, "ModelInfer")(ids_request("model", [5, 6]))  # it drains
