@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import aftexport
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import EngineError, TraceError, UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity.comparison import compare
 from aftexport.pipeline.export import export
+from aftexport.pipeline.results import parity_error
 
 
 @pytest.fixture(scope="session")
@@ -252,6 +255,14 @@ def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_pa
     with pytest.raises(UsageError, match="labels must be"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
+
+
+def test_parity_error_names_long_document(bundle_folder: Path) -> None:
+    """The bundle does not keep that case."""
+    bundle = Bundle.open(bundle_folder)
+    case = replace(bundle.golden()[0], name="beyond 65,536 tokens")
+    furthest = compare(case, {n: x + 1 for n, x in case.outputs.items()}, "fp16")[0]
+    assert "case 'beyond 65,536 tokens'" in str(parity_error(furthest, bundle, "fp16"))
 
 
 class BranchBeforeLgamma(tiny_models.Bag):
