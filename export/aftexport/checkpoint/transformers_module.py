@@ -50,13 +50,6 @@ class TransformersModel(nn.Module):
         return value
 
 
-def own_limits(module: nn.Module) -> list[int]:
-    """Return the maximum tokens of each model of the library in a module."""
-    parts = [part for part in module.modules() if hasattr(part, "base_model_prefix")]
-    limits = [max_tokens(part) for part in parts]
-    return [limit for limit in limits if limit is not None]
-
-
 def max_tokens(model: "PreTrainedModel") -> int | None:
     """Return the maximum tokens of a document, by the positions of a model; None for no limit.
 

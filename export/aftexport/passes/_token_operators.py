@@ -40,8 +40,12 @@ def acts_on_each_token(step: Step) -> bool:
         return False
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else None
     is_behind_tokens = axis is not None and (axis % rank if -rank <= axis < 0 else axis) > 1
+    # The last axis of [B, T] is that of the tokens.
+    is_flat = any(
+        len(step.dims.get(name, ())) == 2 for name in step.inputs if _is_of_tokens(step, name)
+    )
     is_known = axis == -1 or rank == 4 or len(step.dims.get(step.result, ())) == 3
-    is_of_channels = is_behind_tokens and is_known
+    is_of_channels = is_behind_tokens and is_known and not is_flat
     names = [name for name in step.inputs if name and not _is_of_tokens(step, name)]
     shared = [_shape_of(step, name, rank) for name in names]
     if node.op_type in ELEMENTWISE:
@@ -61,9 +65,9 @@ def acts_on_each_token(step: Step) -> bool:
         case "Split":
             return is_of_channels and len(shared) == len(step.inputs) - 1
         case _ if node.op_type in _LAST_AXIS:
-            return axis is None or is_of_channels
+            return (axis is None and not is_flat) or is_of_channels
         case _:
-            return is_reduction_over_channels(node, step.constants, rank)
+            return not is_flat and is_reduction_over_channels(node, step.constants, rank)
 
 
 def _is_of_heads(step: Step) -> bool:

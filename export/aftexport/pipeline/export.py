@@ -39,7 +39,7 @@ from aftexport.pipeline.results import (
 from aftexport.pipeline.source import read_source, trace_source
 from aftexport.pipeline.source_tokenizer import tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
-from aftexport.pipeline.value_ranges import beyond_error
+from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.system.files import aside_folder, move_into_place, write_json
@@ -271,7 +271,9 @@ class _Export:
 
     def _print_notes(self, traced: TracedModel) -> list[str]:
         """Print and return the notes on unexpected properties of the export."""
-        if self._options.max_length is None and (longest := traced.spec.max_tokens) is not None:
+        longest = traced.spec.max_tokens
+        # A note gives the reason for the bound of 16 bits.
+        if self._options.max_length is None and longest not in (None, MAX_FLOAT16):
             self._console.print(
                 f"[yellow]Documents may have at most {longest} tokens, the limit of the model.[/]"
             )

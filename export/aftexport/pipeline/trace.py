@@ -1,7 +1,8 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,6 @@ from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
-from aftexport.checkpoint.transformers_module import own_limits
 from aftexport.contract import IDS, MAX_TOKENS
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
@@ -98,15 +98,13 @@ def trace(
         )
 
     asked = precision
-    try:
+    lengths_named = partial(
+        _lengths_named, checkpoint, num_features, extras, again, min(max_length or LONG, LONG)
+    )
+    with lengths_named():
         module, program, precision = _captured(
             checkpoint, to, precision, max_length, num_features, extras, read_spec
         )
-    except OneWayError as error:
-        is_enough = _succeeds(partial(again, error.max_tokens))
-        raise (error if is_enough else error.without_length) from error.__cause__
-    except EngineError as error:
-        raise _of_length(error, checkpoint, num_features, extras, again) from error
     spec = read_spec(program)
     _check_extras(spec, program)
     spec.check_max_length(max_length)
@@ -116,16 +114,7 @@ def trace(
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
     ranks = single_numbers(program)
-    lowered = lower(program, opset=opset)
-    if ranks:
-        graph = ir.from_proto(lowered)
-        add_width(graph, ranks)
-        lowered = ir.to_proto(graph)
-    recognition = None
-    if not operators_in(lowered):
-        # Without aftexport's layers, the model may contain other implementations to recognize.
-        lowered, recognition = _recognize(lowered, progress)
-    lowered = accumulate_in_float32(lowered)
+    lowered, recognition = _lowered(program, opset, ranks, progress)
     is_captured = program is checkpoint.program
     is_half = _type_of(program) in ("float16", "bfloat16")
     if is_half and to == "onnx":  # an engine has a bound of its own
@@ -133,23 +122,19 @@ def trace(
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
-    try:
+    with lengths_named():
         cases = model_cases(reference, spec, embedding, program, batching=batching, ranks=ranks)
-    except EngineError as error:
-        raise _of_length(error, checkpoint, num_features, extras, again) from error
     give_back()
     explained, evidence = explained_model(lowered, to)
     engine, beyond, long_case = TorchEngine(reference, spec.names, ranks=ranks), None, None
     if rounds:
         whole = finish(explained, fuse=False)
         unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)
-        beyond = _weight_beyond(module, program, spec)
-        if beyond is None and unusual.beyond is not None:
-            beyond = replace(unusual.beyond, layer=_layer(unusual.beyond.value, whole, program))
+        beyond = _weight_beyond(module, program, spec) or _located(unusual.beyond, whole, program)
+        del whole
         if unusual.ids:
             inputs = repeated_inputs(unusual.ids, spec)
             cases.append(Case("unusual tokens repeated", "model", inputs, engine.run(inputs)))
-        del whole
     if is_half and beyond is None and to == "onnx" and (long := long_inputs(spec)) is not None:
         long_case = Case("beyond 65,536 tokens", "model", long, engine.run(long))
     model = finish(explained, precision=precision, fuse=to == "onnx")
@@ -167,15 +152,52 @@ def trace(
     )
 
 
-def _of_length(
-    error: EngineError,
+def _lowered(
+    program: ExportedProgram,
+    opset: int,
+    ranks: Collection[str],
+    progress: Callable[[int, int, str], None] | None,
+) -> tuple[onnx.ModelProto, Recognition | None]:
+    """Return the graph, and the result of the recognition in a model without aftexport's layers."""
+    lowered = lower(program, opset=opset)
+    if ranks:
+        graph = ir.from_proto(lowered)
+        add_width(graph, ranks)
+        lowered = ir.to_proto(graph)
+    recognition = None
+    if not operators_in(lowered):
+        graph = normalize(lowered)
+        recognition = recognize(graph, progress)
+        lowered = ir.to_proto(graph) if recognition.matches else lowered
+    return accumulate_in_float32(lowered), recognition
+
+
+@contextmanager
+def _lengths_named(
     checkpoint: Checkpoint,
     num_features: int | None,
     extras: tuple[ExtraInput, ...],
     again: Callable[[int], TracedModel],
+    limit: int,
+) -> Iterator[None]:
+    """Name a maximum length, below the limit of documents, in errors that it avoids."""
+    try:
+        yield
+    except OneWayError as error:
+        is_enough = _succeeds(partial(again, error.max_tokens))
+        raise (error if is_enough else error.without_length) from error.__cause__
+    except EngineError as error:
+        run = _first_run(checkpoint, num_features, extras)
+        raise _of_length(error, run, again, limit) from error
+
+
+def _of_length(
+    error: EngineError,
+    run: Callable[[int], dict[str, Array]],
+    again: Callable[[int], TracedModel],
+    limit: int,
 ) -> AftexportError:
     """Return an error with a maximum length if PyTorch fails on longer documents only."""
-    run = _first_run(checkpoint, num_features, extras)
 
     def fails(tokens: int) -> bool:
         try:
@@ -184,8 +206,8 @@ def _of_length(
             return True
         return False
 
-    longest = bisect_left(range(1, LONG + 1), True, key=fails)
-    if not 1 <= longest < LONG or not _succeeds(partial(again, longest)):
+    longest = bisect_left(range(1, limit + 1), True, key=fails)
+    if not 1 <= longest < limit or not _succeeds(partial(again, longest)):
         return error
     return TraceError(
         "Expected a model for documents of every length, got one that PyTorch itself runs up to "
@@ -379,17 +401,21 @@ def _weight_beyond(module: nn.Module, program: ExportedProgram, spec: InputSpec)
     return None
 
 
-def _layer(value: str, model: onnx.ModelProto, program: ExportedProgram) -> str:
-    """Return the path of the module that computes a value, or of one that reads it."""
+def _located(
+    beyond: Beyond | None, model: onnx.ModelProto, program: ExportedProgram
+) -> Beyond | None:
+    """Return a value with the path of the module that computes it, or of one that reads it."""
+    if beyond is None:
+        return None
     nodes = {node.name: node for node in program.graph.nodes}
-    ahead = [value]
+    ahead = [beyond.value]
     for name in ahead:  # grows
         if name in nodes:
             stack = [path for path, _ in nodes[name].meta.get("nn_module_stack", {}).values()]
-            return str(stack[-1]) if stack else ""
+            return replace(beyond, layer=str(stack[-1]) if stack else "")
         read = (n for n in model.graph.node if name in n.input)
         ahead += [output for node in read for output in node.output if output not in ahead]
-    return ""
+    return beyond
 
 
 def _type_of(program: ExportedProgram) -> str:
@@ -399,18 +425,10 @@ def _type_of(program: ExportedProgram) -> str:
     return str(narrowest).removeprefix("torch.")
 
 
-def _recognize(
-    lowered: onnx.ModelProto, progress: Callable[[int, int, str], None] | None
-) -> tuple[onnx.ModelProto, Recognition]:
-    graph = normalize(lowered)
-    recognition = recognize(graph, progress)
-    return (ir.to_proto(graph) if recognition.matches else lowered), recognition
-
-
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
     declared = [getattr(m, "max_length", None) for m in module.modules()]
     learned = [length for length in declared if isinstance(length, int) and length > 0]
-    limit = min([*learned, *own_limits(module)], default=None)
+    limit = min(learned, default=None)
     if asked is None:
         return limit
     if asked < 1:

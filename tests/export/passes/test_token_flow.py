@@ -146,6 +146,18 @@ class NormedHeads(Positions):
         return (x / x.square().sum(-1, keepdim=True).sqrt()).flatten(2)
 
 
+class FlatSoftmax(Positions):
+    """Pools by a softmax of one number for each token, over the last axis of ``[B, T]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head((x * self.score(x).squeeze(-1).softmax(-1)[..., None]).sum(1))
+
+
 class RepeatedMean(Positions):
     """Adds the sum of the document to each head, once more for each token."""
 
@@ -163,6 +175,7 @@ class RepeatedMean(Positions):
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
         (HeadsOverTokens, "ReduceSum .* is not known to act on each token alone"),
+        (FlatSoftmax, "Softmax .* is not known to act on each token alone"),
         (HeadsByPosition, "uses the positions of tokens"),
         (Centered, "attends to tokens that depend on the pooled document"),
         (RepeatedMean, "brings the pooled document back to its tokens"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from tokenizers import Tokenizer, models
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import TraceError, UsageError
+from aftexport.errors import EngineError, TraceError, UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity.comparison import compare
 from aftexport.pipeline.export import export
+from aftexport.pipeline.results import parity_error
 
 
 @pytest.fixture(scope="session")
@@ -254,6 +257,14 @@ def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_parity_error_names_long_document(bundle_folder: Path) -> None:
+    """The bundle does not keep that case."""
+    bundle = Bundle.open(bundle_folder)
+    case = replace(bundle.golden()[0], name="beyond 65,536 tokens")
+    furthest = compare(case, {n: x + 1 for n, x in case.outputs.items()}, "fp16")[0]
+    assert "case 'beyond 65,536 tokens'" in str(parity_error(furthest, bundle, "fp16"))
+
+
 class BranchBeforeLgamma(tiny_models.Bag):
     """Up to 25 tokens it can be captured, but not translated."""
 
@@ -274,6 +285,14 @@ class OffsetPositions(tiny_models.Bag):
         return self.head((self.embedding(input_ids) + self.positions(places)).mean(1))
 
 
+class FarToken(OffsetPositions):
+    """Reads a token that short documents lack, so that no maximum length is enough."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        place = torch.clamp(input_ids[:, :1] - 200, min=0)
+        return super().forward(input_ids) + input_ids.gather(1, place)
+
+
 def test_length_is_tried_before_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="branch at 25 tokens") as refused:
         export(factory=f"{__name__}:BranchBeforeLgamma", out=tmp_path / "b")
@@ -285,6 +304,38 @@ def test_length_of_computed_positions_is_named(tmp_path: Path) -> None:
         export(factory=f"{__name__}:OffsetPositions", out=tmp_path / "b")
     bundle = export(factory=f"{__name__}:OffsetPositions", out=tmp_path / "b", max_length=28)
     assert bundle.manifest.max_tokens == 28
+
+
+def test_length_that_fails_is_tried_once(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="index out of range") as refused:
+        export(factory=f"{__name__}:FarToken", out=tmp_path / "b")
+    assert "--max-length" not in str(refused.value)
+
+
+class WindowsOfLibraryModel(tiny_models.Bag):
+    """A model of the library for windows of a document, whose own maximum is 8 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=300,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=8,
+        )
+        self.encoder = BertModel(config, add_pooling_layer=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder.embeddings.word_embeddings(input_ids).mean(1))
+
+
+def test_part_for_windows_sets_no_limit(tmp_path: Path) -> None:
+    bundle = export(factory=f"{__name__}:WindowsOfLibraryModel", out=tmp_path / "b")
+    assert bundle.manifest.max_tokens is None
 
 
 def test_cheap_checks_come_before_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """Exports to 16 bits of models whose rare words, positions or constants exceed 16 bits."""
 
+from io import StringIO
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -148,3 +150,14 @@ def test_long_documents_are_bounded_or_compared() -> None:
     assert long_inputs(bounded) is None
     with pytest.raises(UsageError, match="100000"):
         bounded_spec(graph, SPEC, 100_000, can_compare=False)
+
+
+def test_bound_of_float16_is_not_the_models(tmp_path: Path) -> None:
+    program = capture(RareWord(hidden=10).eval(), dtype=torch.float16, max_tokens=None)
+    torch.export.save(program, tmp_path / "m.pt2")
+    console = Console(file=StringIO(), width=300)
+    bundle = export(tmp_path / "m.pt2", console=console)
+    assert bundle.manifest.max_tokens == MAX_FLOAT16
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "more than 65504 tokens were not compared" in text
+    assert "limit of the model" not in text
