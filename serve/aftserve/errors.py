@@ -25,14 +25,9 @@ def document_failures(*expected: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        AftexportError,
-        CancelledError,
-        GeneratorExit,
-        KeyboardInterrupt,
-        SystemExit,
-        *expected,
-    ):
+    except (AftexportError, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except expected:
         raise
     except BaseException as error:
         logger.exception("a document failed unexpectedly")
