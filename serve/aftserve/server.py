@@ -188,7 +188,7 @@ def _check_effects(settings: Settings, bundles: Sequence[Bundle]) -> None:
     """Raise UsageError if a setting that was given has no effect on any of the models."""
     own = {name: settings.of_model(name) for name in settings.models}
     for name, given in settings.models.items():
-        unused = [field for field in given.model_fields_set if getattr(given, field)]
+        unused = [f for f in given.model_fields_set - {"shadow"} if getattr(given, f)]
         if unused and own[name].reference is None:
             raise UsageError(
                 f"{section(name)} {unused[0]} needs a reference of the model, got none.",
@@ -198,6 +198,7 @@ def _check_effects(settings: Settings, bundles: Sequence[Bundle]) -> None:
     if not manifests:
         return
     has_reference = bool(settings.reference or any(one.reference for one in own.values()))
+    may_share = any(one.batching for one in manifests)
     has_features = any(one.features is not None for one in manifests)
     stores = (
         has_features
@@ -209,15 +210,15 @@ def _check_effects(settings: Settings, bundles: Sequence[Bundle]) -> None:
     )
     only_tensorrt = settings.engine == "tensorrt" and settings.on_breach == "unready"
     effects = {
-        "shadow": (has_reference, "a model with --reference"),
+        "shadow": (
+            has_reference or may_share,  # a document of a shared run is compared with its own run
+            "a model with --reference, or whose documents may share a run",
+        ),
         "reference_factory": (has_reference, "--reference"),
         "reference_allow_pickle": (has_reference, "--reference"),
         "reference_trust_remote_code": (has_reference, "--reference"),
         "threads": (not only_tensorrt, "ONNX Runtime"),
-        "budget_tokens": (
-            any(one.batching for one in manifests),
-            "a model whose documents may share a run",
-        ),
+        "budget_tokens": (may_share, "a model whose documents may share a run"),
         "spill": (stores, "a model that runs in chunks, takes features or answers for tokens"),
         "max_array_mib": (has_features, "a model of features"),
         "max_arrays_mib": (has_features, "a model of features"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from bundles import changed_manifest
 from rich.console import Console
 
 from aftexport.errors import UsageError
@@ -23,15 +24,16 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--shadow", "0.1"), "--shadow needs a model with --reference"),
+        (("--shadow", "0.1"), "--shadow needs a model with --reference, or whose documents may"),
         (("--reference-factory", "a:b"), "--reference-factory needs --reference"),
         (("--max-array-mib", "8"), "--max-array-mib needs a model of features"),
     ],
 )
 def test_setting_without_effect_is_refused(
-    words: tuple[str, ...], message: str, bundle_folder: Path
+    words: tuple[str, ...], message: str, bundle_copy: Path
 ) -> None:
-    settings = Settings.read([str(bundle_folder), *words])
+    changed_manifest(bundle_copy, {"batching": False})
+    settings = Settings.read([str(bundle_copy), *words])
     with pytest.raises(UsageError, match=message):
         load(settings, Console(quiet=True))
 

@@ -20,6 +20,7 @@ from aftexport.system.installation import install_command
 from aftserve.observability.query_redaction import QueryRedaction, redacted
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+OTHER_TRACE = TRACE[::-1]
 SECRET = "sk-a5fe"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -55,9 +56,11 @@ def test_request_span_has_stage_spans(
         with serving(bundle_folder, tmp_path / "log") as (server, process):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"texts": ["An invoice.", "abc"]}
-            url = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
-            answer = http.post(url, json=body, headers=headers)
+            answer = http.post(f"{server}/infer?evidence=0", json=body, headers=headers)
             assert answer.status_code == 200
+            refused = {"traceparent": f"00-{OTHER_TRACE}-{PARENT}-01"}
+            url = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
+            assert http.post(url, json=body, headers=refused).status_code == 422
             accepted = {"Accept": "application/openmetrics-text"}
             metrics = http.get(f"{server}/metrics", headers=accepted).text
             assert f'trace_id="{TRACE}"' in metrics
@@ -68,11 +71,13 @@ def test_request_span_has_stage_spans(
     resources = [group for request in received for group in request.resource_spans]
     names = {item.key: item.value.string_value for item in resources[0].resource.attributes}
     assert names["service.name"] == "aftserve"
-    spans = [span for group in resources for scope in group.scope_spans for span in scope.spans]
-    spans = [span for span in spans if span.trace_id.hex() == TRACE]
+    every = [span for group in resources for scope in group.scope_spans for span in scope.spans]
+    spans = [span for span in every if span.trace_id.hex() == TRACE]
     (request,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
     assert attributes(request)["http.route"] == "/infer"
-    assert attributes(request)["url.query"] == "evidence=0&REDACTED"
+    assert attributes(request)["url.query"] == "evidence=0"
+    (other,) = [span for span in every if span.trace_id.hex() == OTHER_TRACE]
+    assert attributes(other)["url.query"] == "evidence=0&REDACTED"
     stages = [span for span in spans if span is not request]
     assert {span.parent_span_id for span in stages} == {request.span_id}
     assert sorted(span.name for span in stages) == [
