@@ -282,7 +282,6 @@ def test_inspect_of_pickle_needs_permission(
     [
         (("--factory", "tiny_models:Bag", "--to", "onnx", "--allow-pickle"), "--allow-pickle"),
         (("--factory", "tiny_models:Bag", "--to", "onnx", "--trust-remote-code"), "--trust-remote"),
-        (("CHECKPOINT", "--to", "onnx", "--allow-pickle"), "--allow-pickle"),
         (("CHECKPOINT", "--to", "onnx", "--trust-remote-code"), "--trust-remote-code"),
         (("CHECKPOINT", "--to", "trt", "--no-batching", "--max-batch", "4"), "--max-batch 4"),
         (("inspect", "BUNDLE", "--allow-pickle"), "--allow-pickle"),
