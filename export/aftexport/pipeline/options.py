@@ -68,7 +68,7 @@ class ExportOptions:
 
     @property
     def source_file(self) -> Path | None:
-        """The model file or folder; None for the module of a factory, whose name is no path."""
+        """The model file or folder; None for the module of a factory."""
         return None if self.is_from_factory else self.source
 
     @property

@@ -48,7 +48,7 @@ class TokenizerPool:
         return await self.run(text, partial(classifier.encode_marked, text))
 
     async def check(self, classifier: Classifier, document: Document) -> Tokens:
-        """Return the checked tokens of a document that is no text; see ``Classifier.check``."""
+        """Return the checked tokens of token ids or features; see ``Classifier.check``."""
         if _count_numbers(document) <= _INLINE_NUMBERS:
             await self._turns.take()
             return classifier.check(document)

@@ -264,7 +264,7 @@ def test_axes_of_one_size_stay_distinct() -> None:
 
 
 def test_missing_batch_named_for_any_features() -> None:
-    """Other features than elu and relu are no reason: they stay in the graph."""
+    """The reason is never another feature than elu or relu, since features stay in the graph."""
 
     class Tokens(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
 
 
 def _addition(denominator: Plus) -> str:
-    """Return the reason why a sum of weights to which terms are added is no denominator."""
+    """Return the reason why terms that are added to a sum of weights prevent a rewrite."""
     total = next(t for t in denominator.terms if sums(t.factors, 1.0))
     others = [a for a, _ in total.factors if not isinstance(a, Sum)]
     constants = [t.coefficient for t in denominator.terms if not t.factors]

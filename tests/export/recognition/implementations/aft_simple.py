@@ -84,7 +84,7 @@ def simple_weights_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def simple_keys_of_unit_norm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The norm has a minimum, which is no clamp of the keys."""
+    """The norm has a minimum, and the keys are not clamped."""
     weight = (8 * nn.functional.normalize(k, dim=-1)).softmax(1)
     return q.sigmoid() * (weight * v).sum(1, keepdim=True)
 
