@@ -12,6 +12,7 @@ import aftexport
 from aftexport.bundle.bundle import PARITY_PAGE
 from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
+from aftexport.capture.model_outputs import single_numbers
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
@@ -107,7 +108,7 @@ def cases_of(step: Step, *, batching: bool = True) -> None:
     program = capture(module)
     spec = input_spec(program)
     reference = ReferenceModule(module, spec.names)
-    model_cases(reference, spec, None, program, batching=batching)
+    model_cases(reference, spec, None, program, batching=batching, ranks=single_numbers(program))
 
 
 @pytest.mark.parametrize("name", OVER_THE_BATCH)
