@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import aftexport
+import aftserve
 from aftexport.errors import AftexportError
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     failed = False
-    with aftexport.Predictor(arguments.bundle) as predictor:
+    with aftserve.Predictor(arguments.bundle) as predictor:
         answers = predictor.infer_each(file.read_text("utf-8") for file in arguments.files)
         for file, answer in zip(arguments.files, answers, strict=True):
             if isinstance(answer, AftexportError):  # the other documents may still have answers

@@ -24,18 +24,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from aftexport.errors import LibraryError
-from aftexport.internals.torch_shapes import example_sizes
-from aftexport.internals.torch_translation import ONNXRegistry
-from aftexport.internals.versions import Versions
+from aftexport.system.internals.torch_shapes import example_sizes
+from aftexport.system.internals.torch_translation import ONNXRegistry
+from aftexport.system.internals.versions import Versions
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
-    "aftexport.internals.onnxscript_rules",
-    "aftexport.internals.python_exit",
-    "aftexport.internals.torch_composites",
-    "aftexport.internals.torch_operators",
-    "aftexport.internals.torch_shapes",
-    "aftexport.internals.torch_translation",
+    "aftexport.system.internals.onnxscript_rules",
+    "aftexport.system.internals.python_exit",
+    "aftexport.system.internals.torch_composites",
+    "aftexport.system.internals.torch_operators",
+    "aftexport.system.internals.torch_shapes",
+    "aftexport.system.internals.torch_translation",
     "aftserve.http.uvicorn_internals",
 )
 TRANSLATIONS = "aftexport.capture.module_translations.function_translation"

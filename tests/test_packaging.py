@@ -84,7 +84,7 @@ def test_extra_cpu_needs_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
         done = run_in(python, *words, cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)
     assert (tmp_path / "fused.onnx").is_file()
-    code = f"import aftexport; print(aftexport.Predictor({str(bundle_folder)!r})('a').label)"
+    code = f"import aftserve; print(aftserve.Predictor({str(bundle_folder)!r})('a').label)"
     done = run_in(python, "-c", code, cwd=tmp_path)
     assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import aftexport
+import aftserve
 from aftexport.errors import AftexportError, ParityError
 from aftexport.nn import (
     AftLocal,
@@ -59,7 +60,7 @@ def convert(path: Path) -> Path:
 
 
 def predict(bundle: Path) -> list[str | None]:
-    with aftexport.Predictor(bundle, threads=2) as predictor:
+    with aftserve.Predictor(bundle, threads=2) as predictor:
         one = predictor("a text", evidence=3)
         reveal_type(one)
         several = predictor(["a text", [1, 2], np.zeros((3, 4), np.float32)], progress=False)

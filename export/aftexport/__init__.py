@@ -4,7 +4,6 @@
 """
 
 import os
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from aftexport._version import __version__
@@ -13,9 +12,8 @@ if TYPE_CHECKING:
     from aftexport.checkpoint import load, save
     from aftexport.chunked.incremental_model import IncrementalModel
     from aftexport.pipeline.export import export
-    from aftserve.predictor import Predictor
 
-__all__ = ["IncrementalModel", "Predictor", "__version__", "export", "load", "save"]
+__all__ = ["IncrementalModel", "__version__", "export", "load", "save"]
 
 # ONNX Runtime's wheels report usage and store an identifier in the home folder on import. A tool
 # that handles private documents must not do this.
@@ -35,9 +33,4 @@ def __getattr__(name: str) -> Any:
         from aftexport.chunked.incremental_model import IncrementalModel
 
         return IncrementalModel
-    if name == "Predictor":
-        # It lies in aftserve, which this package does not import: an entry point registers it.
-        entries = metadata.distribution("aftexport").entry_points
-        (entry,) = entries.select(group="aftexport", name=name)
-        return entry.load()
     raise AttributeError(f"module 'aftexport' has no attribute {name!r}")

@@ -10,8 +10,8 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
-from aftexport.contract import AXES, EVIDENCE, MAX_FEATURES, MAX_VOCABULARY
 from aftexport.errors import UsageError
+from aftexport.system.contract import AXES, EVIDENCE, MAX_FEATURES, MAX_VOCABULARY
 from aftexport.system.validation import problem
 
 Array = NDArray[Any]

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from rich.console import Console
 
-from aftexport.console import document_progress
 from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import AnyHead
+from aftexport.system.console import document_progress
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.batch.python_values import checked_document, plain_fields
 from aftserve.client.request import Fields, Names

@@ -19,9 +19,9 @@ import uvicorn
 from rich.console import Console
 
 from aftexport.bundle.bundle import TOKENIZER, Bundle
-from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
+from aftexport.system.console import escape, operator_table, stage
 from aftexport.system.installation import check_installed
 from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app

@@ -26,8 +26,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftexport.system.contract import MAX_TOKENS
 from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, check_adapters
 from aftserve.setting_sources import (
     PREFIX,

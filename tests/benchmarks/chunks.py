@@ -15,7 +15,7 @@ from aftexport.bench.timing import peak_mib
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.passes.finish import finish
+from aftexport.lowering.finish import finish
 from benchmarks.contenders.contender import Contender
 from benchmarks.processor import read_processor
 from benchmarks.record import (

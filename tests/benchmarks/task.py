@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from aftexport.capture.capture import capture
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.passes.finish import finish
 from benchmarks.workloads import HEADS, SOFTMAX, TAPS, WINDOW, Workload, plain_form
 
 DEPTH, VOCABULARY = 4, 8_192

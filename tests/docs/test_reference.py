@@ -86,7 +86,7 @@ def test_python_names_are_listed(html: Path) -> None:
     page = (html / "python.html").read_text("utf-8")
     names = [f"aftserve.client.{name}" for name in aftserve.client.__all__]
     names += [f"aftexport.{name}" for name in ("save", "load", "export", "errors.ParityError")]
-    names += ["aftexport.Predictor", "aftexport.Predictor.infer_each"]
+    names += ["aftserve.Predictor", "aftserve.Predictor.infer_each"]
     names += [f"aftexport.nn.{name}" for name in aftexport.nn.__all__ if name != "LAYERS"]
     assert [name for name in names if f'id="{name}"' not in page] == []
 

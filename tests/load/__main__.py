@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.console import stage
+from aftexport.system.console import stage
 from load.documents import bare_engine, count_ambiguous_pairs, export_model, make_documents
 from load.parts import LOAD, PARTS, SOAK, Setting
 from load.report import Report

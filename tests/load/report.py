@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.setup import cpu_name
 from rich.console import Console
 
-from aftexport.console import plain_table
+from aftexport.system.console import plain_table
 
 
 @dataclass(frozen=True)

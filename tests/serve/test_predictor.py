@@ -1,4 +1,4 @@
-"""``aftexport.Predictor``: the server's answers in this process."""
+"""``aftserve.Predictor``: the server's answers in this process."""
 
 import dataclasses
 import io
@@ -18,7 +18,7 @@ from biased_model import always
 from commands import run_python
 from rich.console import Console
 
-import aftexport
+import aftserve
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, InputError, ParityError, UsageError
 from aftexport.pipeline.export import export
@@ -33,7 +33,7 @@ TEXTS = ["an invoice of ten", "a letter", "a long document " * 300, "x"]
 
 @pytest.fixture(scope="module")
 def predictor(bundle_folder: Path) -> Iterator[Predictor]:
-    with aftexport.Predictor(bundle_folder, threads=1) as loaded:
+    with aftserve.Predictor(bundle_folder, threads=1) as loaded:
         yield loaded
 
 
@@ -308,8 +308,8 @@ def test_import_needs_no_server_and_no_torch(bundle_folder: Path, tmp_path: Path
         "for name in ('torch', 'fastapi', 'uvicorn', 'httpx', 'ray', 'pyarrow', 'onnx_ir',\n"
         "             'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
-        "import aftexport\n"
-        f"print(aftexport.Predictor({str(bundle_folder)!r}, threads=1)('a').label)"
+        "import aftserve\n"
+        f"print(aftserve.Predictor({str(bundle_folder)!r}, threads=1)('a').label)"
     )
     outcome = run_python("-c", code, cwd=tmp_path)
     assert outcome.out.strip() in ("invoice", "contract", "letter"), outcome.err

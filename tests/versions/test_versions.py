@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from aftexport.internals import torch_operators, torch_shapes, torch_translation
+from aftexport.system.internals import torch_operators, torch_shapes, torch_translation
 from versions.installation import free_constraints
 from versions.lowest import LOWEST, lower_bounds, read_bounds
 from versions.matrix import ROOT, Known, digest_tests, read_matrix

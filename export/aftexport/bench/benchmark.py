@@ -11,13 +11,13 @@ import numpy as np
 from aftexport.bench.timing import peak_mib, sample
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
-from aftexport.contract import MAX_TOKENS
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime.profile import operator_shares
 from aftexport.engines.product_methods import product_methods
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
+from aftexport.system.contract import MAX_TOKENS
 from aftexport.verify.documents import as_inputs, random_document
 from aftplugins.methods import MethodChoice
 

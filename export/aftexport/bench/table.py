@@ -11,9 +11,9 @@ import aftplugins
 from aftexport.bench.benchmark import Result, Timing, benchmark, check_lengths, chosen_others
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
-from aftexport.console import escape, operator_table, plain_table, stage
 from aftexport.engines import Engine
 from aftexport.engines.product_methods import method_table
+from aftexport.system.console import escape, operator_table, plain_table, stage
 from aftexport.system.cores import usable_cores
 from aftexport.system.files import replacing_file, write_json
 

@@ -20,14 +20,14 @@ from aftexport.bundle.chunked_archive import check_plan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
 from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
-from aftexport.contract import EVIDENCE
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
-from aftexport.onnx_io import MODEL, files_beside
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
+from aftexport.system.contract import EVIDENCE
 from aftexport.system.files import sha256, sha256_of, write_json
+from aftexport.system.onnx_files import MODEL, files_beside
 from aftexport.system.validation import problem
 
 MANIFEST = "manifest.json"

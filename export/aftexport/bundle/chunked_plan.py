@@ -12,8 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from aftexport.contract import LOGITS, MAX_TOKENS
 from aftexport.engines.tensorrt.settings import Count
+from aftexport.system.contract import LOGITS, MAX_TOKENS
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""

@@ -8,8 +8,8 @@ from annotated_types import Len
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from aftexport.contract import MAX_FEATURES
 from aftexport.errors import UsageError
+from aftexport.system.contract import MAX_FEATURES
 from aftexport.system.validation import problem
 
 _MAX_BYTES = 16 << 20

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import LOGITS, main_input
 from aftexport.operators.schema import STATE_OUTPUT
+from aftexport.system.contract import LOGITS, main_input
 
 Array = NDArray[np.generic]
 OPERATOR_OUTPUT = "output"

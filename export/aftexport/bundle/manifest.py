@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Tokens
 from aftexport.bundle.features import Features
-from aftexport.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_VOCABULARY, main_input
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
+from aftexport.system.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_VOCABULARY, main_input
 
 SCHEMA_VERSION = 2
 ONNX_FILE = "ONNX file"

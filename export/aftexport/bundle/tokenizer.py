@@ -9,8 +9,8 @@ from typing import Any
 from pydantic_core import from_json
 from tokenizers import Tokenizer
 
-from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import UsageError, panics_as_errors
+from aftexport.system.contract import MAX_VOCABULARY
 
 _MAX_GROWTH = 4096
 """Maximum characters into which a tokenizer may turn one character before it is split in tokens."""

@@ -9,7 +9,7 @@ from aftexport.bundle.bundle import CALIBRATION, PARITY_PAGE, Bundle, write_mani
 from aftexport.bundle.output_path import check_output_path
 from aftexport.errors import BundleError, UsageError
 from aftexport.heads.calibration import Calibration
-from aftexport.report.calibration import replace_section, section_of
+from aftexport.parity.calibration import replace_section, section_of
 from aftexport.system.files import aside_folder, move_into_place, write_json
 
 

@@ -9,7 +9,7 @@ from aftexport.calibration.bands import band_masks, bins_of
 from aftexport.calibration.calibrate import FOLDS, CalibratedHead
 from aftexport.calibration.fit import TREND_LEVEL, Fit
 from aftexport.heads.calibration import Calibration, Scaling
-from aftexport.report.calibration import threshold_sentence
+from aftexport.parity.calibration import threshold_sentence
 from aftexport.system.files import sha256
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from aftexport.capture.complaints import violation
 from aftexport.capture.shape_guards import ShapeGuard
-from aftexport.contract import FEATURES, IDS, MAX_TOKENS
+from aftexport.system.contract import FEATURES, IDS, MAX_TOKENS
 
 _RECURRENT = (
     "torch.export captures recurrent layers for one length only: replace them by attention layers."

@@ -16,7 +16,7 @@ from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
 from aftexport.capture.tracing_questions import answered_as_in_pytorch
-from aftexport.internals.torch_shapes import allow_sizes_of_one
+from aftexport.system.internals.torch_shapes import allow_sizes_of_one
 
 _MAX_BATCH = 1 << 16
 

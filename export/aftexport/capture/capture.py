@@ -23,9 +23,9 @@ from aftexport.capture.module_translations.caches import switch_off_caches
 from aftexport.capture.module_translations.replaced_functions import refuse_unknown_functions
 from aftexport.capture.torch_script import scripted_parts
 from aftexport.capture.type_constants import trained_limits, trained_type
-from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
+from aftexport.system.contract import MAX_TOKENS
 
 
 def capture(

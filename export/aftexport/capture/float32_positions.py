@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.contract import LENGTHS, main_input
-from aftexport.internals.torch_operators import OpOverload, pytree
+from aftexport.system.contract import LENGTHS, main_input
+from aftexport.system.internals.torch_operators import OpOverload, pytree
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

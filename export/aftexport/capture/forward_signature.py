@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.capture.padding_mask import given_mask
-from aftexport.contract import AXES, FEATURES, IDS, LENGTHS, main_input
 from aftexport.errors import TraceError
 from aftexport.extra_inputs import KINDS
+from aftexport.system.contract import AXES, FEATURES, IDS, LENGTHS, main_input
 
 MASK = "attention_mask"
 """The parameter with a mask, int64 ``[batch, tokens]``: 1 for a token, 0 for padding."""

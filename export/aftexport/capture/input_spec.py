@@ -12,9 +12,9 @@ from torch.fx import Node
 
 from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.vocabulary import read_maximum, read_vocabulary
-from aftexport.contract import FEATURES, INPUTS, MAX_TOKENS, main_input
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.system.contract import FEATURES, INPUTS, MAX_TOKENS, main_input
 
 _aten = torch.ops.aten
 

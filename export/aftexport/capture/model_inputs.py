@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from aftexport.contract import AXES, FEATURES, IDS, LENGTHS, MAX_FEATURES
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.system.contract import AXES, FEATURES, IDS, LENGTHS, MAX_FEATURES
 
 
 @dataclass(frozen=True)

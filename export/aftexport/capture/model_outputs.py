@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from aftexport.contract import AXES, EVIDENCE, LOGITS, main_input
 from aftexport.errors import TraceError
-from aftexport.internals.torch_operators import pytree
+from aftexport.system.contract import AXES, EVIDENCE, LOGITS, main_input
+from aftexport.system.internals.torch_operators import pytree
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _EXPECTED = "a tensor from the model's forward, or a dict or NamedTuple of tensors by name"

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from aftexport.contract import main_input
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.system.contract import main_input
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from aftexport.internals.torch_operators import pytree
+from aftexport.system.internals.torch_operators import pytree
 
 
 @dataclass(frozen=True)

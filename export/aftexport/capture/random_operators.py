@@ -8,7 +8,7 @@ from torch import fx
 
 from aftexport.capture.shape_guards import is_the_users, last_own_line, line_of
 from aftexport.errors import TraceError
-from aftexport.internals.torch_operators import OpOverload
+from aftexport.system.internals.torch_operators import OpOverload
 
 _SWITCHES = ("train", "training")
 """Arguments whose value False switches drawing off."""

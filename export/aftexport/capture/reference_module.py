@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aftexport.capture.complaints import cause
 from aftexport.capture.forward_signature import with_plain_inputs
 from aftexport.capture.type_constants import TrainedConstants, trained_limits, trained_type
-from aftexport.internals.torch_operators import TorchDispatchMode, pytree
+from aftexport.system.internals.torch_operators import TorchDispatchMode, pytree
 
 
 class ReferenceModule(nn.Module):

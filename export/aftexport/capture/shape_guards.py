@@ -21,8 +21,8 @@ import torch
 from torch.overrides import resolve_name
 
 from aftexport.capture.size_conditions import Ranges, decide_condition, find_step
-from aftexport.contract import MAX_TOKENS
-from aftexport.internals.torch_shapes import (
+from aftexport.system.contract import MAX_TOKENS
+from aftexport.system.internals.torch_shapes import (
     FAKE_CONVOLUTION,
     ShapeEnv,
     example_sizes,

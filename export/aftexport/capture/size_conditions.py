@@ -12,8 +12,8 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from aftexport.contract import MAX_TOKENS
-from aftexport.internals.torch_shapes import sympy_functions as torch_functions
+from aftexport.system.contract import MAX_TOKENS
+from aftexport.system.internals.torch_shapes import sympy_functions as torch_functions
 
 Numbers = NDArray[np.generic]
 Ranges = tuple[tuple[sympy.Symbol, int, int], ...]

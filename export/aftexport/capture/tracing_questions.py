@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType, FunctionType
 
 from aftexport.capture.shape_guards import is_the_users, line_of
-from aftexport.internals.torch_operators import tracing_questions
+from aftexport.system.internals.torch_operators import tracing_questions
 
 _LIBRARY = "transformers"
 """A library whose captured branch is the general one: it keeps every mask, whatever its values."""

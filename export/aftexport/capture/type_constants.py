@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aftexport.internals.torch_operators import TorchDispatchMode
+from aftexport.system.internals.torch_operators import TorchDispatchMode
 
 _aten = torch.ops.aten
 _OWN = ("aftexport", "torch")

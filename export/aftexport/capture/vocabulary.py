@@ -6,10 +6,10 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from aftexport.capture.id_ranges import IdRanges, Lookup
-from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
-from aftexport.internals.torch_operators import HigherOrderOperator
+from aftexport.system.contract import MAX_VOCABULARY
+from aftexport.system.internals.torch_operators import HigherOrderOperator
 
 MAX_IDS = MAX_VOCABULARY
 """The number of ids for a model that accepts every id, e.g. by clamping or by a modulus."""

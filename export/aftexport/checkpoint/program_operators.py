@@ -9,7 +9,7 @@ import re
 
 import torch
 
-from aftexport.internals.torch_operators import OpOverload
+from aftexport.system.internals.torch_operators import OpOverload
 
 _FUNCTIONAL = frozenset(
     """

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aftexport.contract import IDS
 from aftexport.errors import CheckpointError, first_line
+from aftexport.system.contract import IDS
 from aftexport.system.json_files import read_json_object
 
 if TYPE_CHECKING:

@@ -37,5 +37,5 @@ through all layers, and a state of constant size replaces the earlier chunks.
 ``state_bytes``        saves and loads a state
 ``token_digest``       the digest of the tokens so far
 
-``aftexport.passes.token_flow`` checks that a graph can run in chunks.
+``aftexport.chunked.token_flow`` checks that a graph can run in chunks.
 """

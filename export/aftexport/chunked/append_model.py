@@ -23,7 +23,7 @@ from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.chunked.spill import Array
 from aftexport.chunked.state_bytes import StateReader
 from aftexport.chunked.token_digest import TokenDigest
-from aftexport.contract import FEATURES, IDS, LENGTHS
+from aftexport.system.contract import FEATURES, IDS, LENGTHS
 
 Values = dict[str, Array]
 """Values per token by name, ``[1, n, *]``."""

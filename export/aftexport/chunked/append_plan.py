@@ -9,8 +9,8 @@ from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
-from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.errors import EngineError
+from aftexport.system.contract import EXPLAINED, LENGTHS
 
 _SUMMARIES = ("other_keys", "other_values")
 _SUMMARY = ("few_keys", "few_values")

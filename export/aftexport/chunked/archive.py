@@ -16,15 +16,15 @@ import onnx_ir as ir
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import rewrite_as_means
+from aftexport.chunked.softmax_attention import count_softmax_attention
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.engines.explained_input import take_choice
-from aftexport.onnx_io import MAX_MODEL_BYTES
-from aftexport.passes.evidence import add_direction
-from aftexport.passes.finish import finish
-from aftexport.passes.graph_values import constants_of, names_of
-from aftexport.passes.softmax_attention import count_softmax_attention
-from aftexport.passes.summed_heads import NoEvidence
-from aftexport.passes.token_kinds import NotChunkable
+from aftexport.lowering.evidence import add_direction
+from aftexport.lowering.finish import finish
+from aftexport.lowering.graph_values import constants_of, names_of
+from aftexport.lowering.summed_heads import NoEvidence
 from aftexport.system.files import sha256_of
+from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _SMALL_BYTES = 1024

@@ -15,9 +15,9 @@ from aftexport.chunked.graph_parts import (
 )
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
+from aftexport.lowering.graph_values import names_of
+from aftexport.lowering.new_nodes import NewNodes
 from aftexport.operators.constants import MASKED
-from aftexport.passes.graph_values import names_of
-from aftexport.passes.new_nodes import NewNodes
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.chunked.spill import Array, Rows
-from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues
+from aftexport.system.contract import FEATURES, IDS, LENGTHS
 
 FIRST_POSITION = "chunk_first_position"
 """The input with the position of a run's first token in the document, int64 ``[1]``."""

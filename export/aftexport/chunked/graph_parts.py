@@ -7,13 +7,13 @@ import onnx_ir as ir
 
 from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
-from aftexport.contract import LENGTHS
+from aftexport.chunked.token_flow import classify, is_position_embedding
+from aftexport.chunked.token_kinds import Kind
+from aftexport.lowering.graph_values import constants_of, dims_of, main_input_of, names_of
+from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import remove
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.graph_values import constants_of, dims_of, main_input_of, names_of
-from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.nodes import remove
-from aftexport.passes.token_flow import classify, is_position_embedding
-from aftexport.passes.token_kinds import Kind
+from aftexport.system.contract import LENGTHS
 
 FLOAT = ir.DataType.FLOAT
 ANY_TOKENS = (1, None, None)

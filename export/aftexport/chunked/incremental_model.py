@@ -18,10 +18,10 @@ from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.state_bytes import check_bundle, to_bytes
 from aftexport.chunked.token_digest import TokenDigest
-from aftexport.contract import MAX_TOKENS
 from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.heads import AnyHead
 from aftexport.heads.answer import Answer
+from aftexport.system.contract import MAX_TOKENS
 
 Document = Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
 """Token ids ``[n]``, or features ``[n, F]``."""
@@ -72,7 +72,7 @@ class IncrementalModel:
         except NotAppendable as reason:
             raise UsageError(
                 f"{opened.path}: the model cannot append tokens: {reason}.",
-                "Use aftexport.Predictor, which runs whole documents.",
+                "Use aftserve.Predictor, which runs whole documents.",
             ) from reason
         self._manifest = manifest
         self._digest = opened.digest

@@ -10,12 +10,12 @@ from aftexport.bundle.chunked_plan import Pooling
 from aftexport.chunked.attention_stage import Stage, make_stage
 from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
 from aftexport.chunked.recurrence_stage import RecurrenceStage, make_recurrence_stage
+from aftexport.chunked.token_flow import is_recurrence
+from aftexport.chunked.token_kinds import OF_TOKENS, Kind, NotChunkable
+from aftexport.lowering.evidence import DIRECTION, add_products
+from aftexport.lowering.graph_values import names_of
+from aftexport.lowering.token_reductions import pooling
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.evidence import DIRECTION, add_products
-from aftexport.passes.graph_values import names_of
-from aftexport.passes.token_flow import is_recurrence
-from aftexport.passes.token_kinds import OF_TOKENS, Kind, NotChunkable
-from aftexport.passes.token_reductions import pooling
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Partition:
         widths: each output per token, with its width.
         tokens_use_last_stage: whether ``tokens`` has results of the last stage among its inputs.
         explain: the graph from the values kept after the last stage, and the directions, to the
-            evidence of each token, see ``aftexport.passes.evidence``; None if the tokens are not
+            evidence of each token, see ``aftexport.lowering.evidence``; None if the tokens are not
             summed.
     """
 

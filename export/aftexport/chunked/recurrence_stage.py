@@ -13,10 +13,10 @@ import onnx_ir as ir
 from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.chunked.graph_parts import FLOAT, GraphParts, given, number_of_tokens
 from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE, RIGHT_STATE
+from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.lowering.graph_values import names_of
+from aftexport.lowering.new_nodes import NewNodes
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
-from aftexport.passes.graph_values import names_of
-from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.token_kinds import NotChunkable
 
 _LENGTHS = -1
 """The place of the lengths, the last input of each operator."""

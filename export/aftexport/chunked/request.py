@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from aftexport.bundle.chunked_plan import ChunkedPlan
-from aftexport.contract import largest
 from aftexport.errors import UsageError
+from aftexport.system.contract import largest
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from aftexport.chunked.recurrence_run import RecurrenceRun, advances
 from aftexport.chunked.request import Request
 from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
 from aftexport.chunked.token_outputs import Sink, TokenOutputs
-from aftexport.contract import EVIDENCE, EXPLAINED
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import Provider
 from aftexport.errors import EngineError, InputError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
+from aftexport.system.contract import EVIDENCE, EXPLAINED
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
@@ -107,7 +107,7 @@ class ChunkedModel:
         Returns:
             By name, each output per document ``[1, width]``, each output per token without a sink
             ``[1, T, width]`` and, if requested, ``evidence [1, chosen * T]``, see
-            ``aftexport.passes.evidence``.
+            ``aftexport.lowering.evidence``.
 
         Raises:
             InputError: if the document has no tokens.

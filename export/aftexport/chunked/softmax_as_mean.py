@@ -18,10 +18,10 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.lowering.graph_values import axes_of, constants_of, main_input_of
+from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.graph_values import axes_of, constants_of, main_input_of
-from aftexport.passes.new_nodes import NewNodes
-from aftexport.passes.token_reductions import is_reduction_over_tokens, is_sum_over_tokens
 
 
 def rewrite_as_means(model: onnx.ModelProto) -> ir.Model:

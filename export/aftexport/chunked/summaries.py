@@ -24,9 +24,9 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.passes.token_kinds import NotChunkable
 
 DOMAIN = "aftexport.summary"
 

@@ -34,9 +34,9 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import Bundle
-    from aftexport.console import escape, stage
     from aftexport.deploy.build_engine import build
     from aftexport.deploy.engine_table import engine_table
+    from aftexport.system.console import escape, stage
 
     console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):

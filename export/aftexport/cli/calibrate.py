@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from aftexport.console import escape, stage
 from aftexport.errors import UsageError
 from aftexport.system.arguments import make_parser, path
+from aftexport.system.console import escape, stage
 
 if TYPE_CHECKING:
     from aftexport.calibration.calibrate import CalibratedHead
@@ -115,7 +115,7 @@ def budget(text: str) -> float:
 
 def _print_head(console: Console, name: str, head: "CalibratedHead") -> None:
     from aftexport.calibration.report import sentences
-    from aftexport.report.calibration import error_table
+    from aftexport.parity.calibration import error_table
 
     console.print(f"\n[bold]{escape(name)}[/] ({head.sample.head.task})")
     console.print(error_table(head.calibration))

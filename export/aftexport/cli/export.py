@@ -11,9 +11,9 @@ from rich.console import Console
 from aftexport._version import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options
-from aftexport.console import escape
 from aftexport.errors import UsageError
 from aftexport.system.arguments import lengths, make_parser, positive
+from aftexport.system.console import escape
 from aftexport.system.gc import collection_paused
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.output_path import check_can_be_made, check_reports
-    from aftexport.console import escape, stage
     from aftexport.recognition.onnx_file import fuse_file
     from aftexport.recognition.report import show_recognition, write_report
+    from aftexport.system.console import escape, stage
 
     check_reports({"--report": options.report}, (options.source, options.target))
     check_can_be_made("OUT", options.target)

@@ -25,8 +25,8 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import MANIFEST, is_bundle
+    from aftexport.deploy.inspection import show_bundle, show_checkpoint
     from aftexport.errors import BundleError, UsageError
-    from aftexport.report.inspection import show_bundle, show_checkpoint
 
     if is_bundle(options.path):
         given = [name for name in _LOADING if getattr(options, name)]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from aftexport.console import escape, stage
 from aftexport.errors import ParityError
+from aftexport.system.console import escape, stage
 
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle

@@ -41,8 +41,8 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.output_path import check_can_be_made
-    from aftexport.console import escape, plain_table, stage
     from aftexport.recognition.standard_file import unfuse_file
+    from aftexport.system.console import escape, plain_table, stage
 
     check_can_be_made("OUT", options.target)
     console = Console(emoji=False)

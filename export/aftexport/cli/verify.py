@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from aftexport.cli.options import add_reference_options
-from aftexport.console import escape, stage
 from aftexport.system.arguments import lengths, make_parser, positive
+from aftexport.system.console import escape, stage
 
 if TYPE_CHECKING:
-    from aftexport.report.report import Report
+    from aftexport.parity.report import Report
 
 _EPILOG = """\
 Without --model, the reference is the float64 outputs of PyTorch that the bundle contains, and
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print_report(console: Console, report: "Report", reference: str) -> None:
-    from aftexport.report.tables import parity_table, print_meanings
+    from aftexport.parity.tables import parity_table, print_meanings
 
     name = report.manifest.reference_name
     console.print(parity_table(report.comparisons, reference, name=name))
@@ -112,7 +112,7 @@ def _print_report(console: Console, report: "Report", reference: str) -> None:
 
 def _write_files(report: "Report", *, page: Path | None, record: Path | None) -> None:
     """Write the report as a page and in JSON, each if a path is given."""
-    from aftexport.report.page import write_page
+    from aftexport.parity.page import write_page
     from aftexport.system.files import replacing_file, write_json
 
     if record is not None:

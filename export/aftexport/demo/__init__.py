@@ -11,7 +11,6 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from aftexport.checkpoint import save
-from aftexport.console import escape, stage
 from aftexport.demo.documents import Document, Example, tokenized
 from aftexport.demo.judging import HeldOut, hold_out
 from aftexport.demo.options import BUNDLE, DemoOptions, Size
@@ -23,6 +22,7 @@ from aftexport.demo.tokenizer import train_tokenizer
 from aftexport.demo.training import build, fit, predict
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
+from aftexport.system.console import escape, stage
 from aftexport.system.files import replacing_file
 
 __all__ = ["DemoOptions", "Size", "run"]

@@ -15,7 +15,6 @@ from sklearn.preprocessing import StandardScaler
 
 from aftexport.bundle.features import Features
 from aftexport.checkpoint import save
-from aftexport.console import escape, plain_table, stage
 from aftexport.demo.documents import Example
 from aftexport.demo.options import BUNDLE, DemoOptions
 from aftexport.demo.series import (
@@ -33,6 +32,7 @@ from aftexport.demo.server import HOST, ask_features, serving
 from aftexport.demo.training import Crops, build, fit, predict
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
+from aftexport.system.console import escape, plain_table, stage
 from aftexport.system.files import replacing_file
 
 SERIES = "series.npy"

@@ -12,7 +12,6 @@ from rich.progress import Progress, TaskID
 import aftplugins
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.golden import Case
-from aftexport.console import escape
 from aftexport.engines.cuda import Device, device
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.cache import engine_cache
@@ -23,6 +22,7 @@ from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, ParityError, UsageError
 from aftexport.parity import Comparison, worst
 from aftexport.parity.run_cases import verify_engine
+from aftexport.system.console import escape
 from aftexport.system.files import sha256
 
 

@@ -2,9 +2,9 @@
 
 from rich.table import Table
 
-from aftexport.console import escape, plain_table
 from aftexport.engines.tensorrt.engine_file import EngineRecord
 from aftexport.engines.tensorrt.runtimes import TITLES
+from aftexport.system.console import escape, plain_table
 
 _WAYS = {"plugin": "plugin", "portable": "portable body"}
 

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.manifest import EnginePlan, Manifest
-from aftexport.console import escape
 from aftexport.deploy.build_engine import gpu_for, make, wanted_here
 from aftexport.deploy.engine_table import engine_table
 from aftexport.engines.tensorrt.runtimes import EXTRAS, load
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
 from aftexport.parity import Comparison
+from aftexport.system.console import escape
 from aftexport.system.installation import install_command
 
 _BFLOAT16 = (

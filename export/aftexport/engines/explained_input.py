@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.contract import EXPLAINED, largest
+from aftexport.system.contract import EXPLAINED, largest
 
 
 def take_choice(model: onnx.ModelProto) -> bool:

@@ -15,8 +15,8 @@ import onnx.inliner
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from aftexport.contract import MAX_TOKENS
 from aftexport.operators.domain import DOMAIN
+from aftexport.system.contract import MAX_TOKENS
 
 _FIRST_TOKENS = 32
 _LENGTH_RATIO = 4

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 from rich.table import Table
 
-from aftexport.console import plain_table
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name
+from aftexport.system.console import plain_table
 from aftplugins.methods import METHOD_VARIABLE, MethodChoice, MethodVariableError, choose
 
 _WEIGHT_INPUTS = {

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from aftexport.capture.model_outputs import named_tensors
-from aftexport.contract import main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.errors import EngineError, TraceError, first_line
+from aftexport.system.contract import main_input
 
 
 class TorchEngine:

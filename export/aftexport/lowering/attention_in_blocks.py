@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
-from aftexport.internals.torch_translation import call_op
 from aftexport.lowering.constant_numbers import constant, ints
 from aftexport.lowering.graph_body import GraphBody
+from aftexport.system.internals.torch_translation import call_op
 
 BLOCK = 128
 """The maximum number of queries of a block: a product with it is as fast as a longer one."""

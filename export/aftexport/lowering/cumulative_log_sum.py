@@ -12,10 +12,10 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
-from aftexport.internals.torch_translation import call_op
 from aftexport.lowering.constant_numbers import ints
 from aftexport.lowering.graph_body import GraphBody
 from aftexport.operators.constants import MAX_BLOCK
+from aftexport.system.internals.torch_translation import call_op
 
 _SIDE_BY_SIDE = 16
 """The number of blocks of a short sequence, which reduces the steps of its scans."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxscript.rewriter.pattern import Constant, RewriteRule
 
-from aftexport.internals.onnxscript_rules import (
+from aftexport.system.internals.onnxscript_rules import (
     DEFAULT_RULES,
     DROPOUT_RULES,
     NO_OP_RULES,

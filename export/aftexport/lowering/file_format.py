@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
-from aftexport.contract import DEFAULT_OPSET
 from aftexport.errors import UsageError
+from aftexport.system.contract import DEFAULT_OPSET
 
 OPSETS = range(18, min(onnx.defs.onnx_opset_version(), 25) + 1)
 """Opsets that the portable bodies and the installed onnx support, and torch.onnx can produce."""

@@ -17,7 +17,7 @@ from onnxscript import opset18 as op
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.internals.torch_operators import OpOverload, sym_sqrt
+from aftexport.system.internals.torch_operators import OpOverload, sym_sqrt
 
 _aten = torch.ops.aten
 _DOUBLE, _INTEGER = ir.DataType.DOUBLE, ir.DataType.INT64

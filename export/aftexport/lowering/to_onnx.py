@@ -16,10 +16,7 @@ from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
-from aftexport.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.errors import TraceError
-from aftexport.internals.torch_composites import list_composites_once
-from aftexport.internals.torch_shapes import allow_sizes_of_one
 from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import check_opset, lower_format
 from aftexport.lowering.output_names import name_outputs, passing_names
@@ -29,7 +26,10 @@ from aftexport.lowering.translation_table import shared_table
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import bfloat16_error, untranslated
 from aftexport.operators.domain import opset_of
+from aftexport.system.contract import AXES, DEFAULT_OPSET, main_input
 from aftexport.system.gc import collection_paused
+from aftexport.system.internals.torch_composites import list_composites_once
+from aftexport.system.internals.torch_shapes import allow_sizes_of_one
 
 _aten = torch.ops.aten
 _FILLS = (

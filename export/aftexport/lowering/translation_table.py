@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from aftexport.internals.torch_translation import ONNXRegistry
+from aftexport.system.internals.torch_translation import ONNXRegistry
 
 _METHOD = "from_torchlib"
 _ORIGINAL = vars(ONNXRegistry)[_METHOD]

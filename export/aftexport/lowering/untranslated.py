@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 from aftexport.capture.random_operators import draws, error_of_node
 from aftexport.capture.shape_guards import last_own_line
 from aftexport.errors import TraceError, first_line
-from aftexport.internals.torch_operators import OpOverload
-from aftexport.internals.torch_translation import DispatchError
+from aftexport.system.internals.torch_operators import OpOverload
+from aftexport.system.internals.torch_translation import DispatchError
 
 _aten = torch.ops.aten
 _MOVES = (_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.embedding.default)

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from aftexport.contract import AXES, EVIDENCE
 from aftexport.errors import UsageError
 from aftexport.heads import Head
 from aftexport.nn.encoder_config import EncoderConfig, required_tokens
 from aftexport.nn.head_config import HeadConfig
 from aftexport.nn.settings import check_entries
+from aftexport.system.contract import AXES, EVIDENCE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 

@@ -19,12 +19,12 @@ import onnx.shape_inference
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from aftexport.contract import LENGTHS
 from aftexport.engines import Tensors
 from aftexport.engines.cast_graph import widen
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.onnx_io import MODEL, write_model
 from aftexport.operators.domain import opset_of
+from aftexport.system.contract import LENGTHS
+from aftexport.system.onnx_files import MODEL, write_model
 
 FIRST_INFINITE = 65520.0
 """The smallest number that becomes infinite in float16."""

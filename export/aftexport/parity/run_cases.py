@@ -10,7 +10,6 @@ import onnx
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, EXPLAINED, largest
 from aftexport.engines import Engine
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
@@ -18,6 +17,7 @@ from aftexport.errors import EngineError
 from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
 from aftexport.parity import Comparison, compare
+from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
 
 _OF_SHAPES = re.compile(r"dimension|\bdim\b|reshaped|data bounds", re.IGNORECASE)
 """Words of the runtime's errors about inputs of a node whose sizes do not fit."""

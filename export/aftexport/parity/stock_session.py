@@ -22,9 +22,9 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.cast_graph import has_bfloat16
 from aftexport.errors import EngineError
-from aftexport.onnx_io import files_beside
 from aftexport.parity import stock_child
 from aftexport.parity.comparison import Comparison, compare
+from aftexport.system.onnx_files import files_beside
 
 SUBJECT = "model in a stock session"
 _MAX_TOKENS = 2048

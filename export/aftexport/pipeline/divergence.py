@@ -10,9 +10,9 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
 from aftexport.capture.shape_guards import last_own_line
-from aftexport.contract import main_input
-from aftexport.internals.torch_operators import OpOverload
 from aftexport.parity.comparison import Differences
+from aftexport.system.contract import main_input
+from aftexport.system.internals.torch_operators import OpOverload
 
 _BOUND = 1e-3
 """Bound of a difference: the program may be in float16, and a batch sums in another order."""

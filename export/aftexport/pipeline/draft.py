@@ -13,21 +13,21 @@ from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
 from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.archive import write_chunked
-from aftexport.contract import DEFAULT_OPSET
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
-from aftexport.onnx_io import write_model
+from aftexport.lowering.evidence import Explainable
+from aftexport.lowering.position_bias import position_biases
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
-from aftexport.passes.evidence import Explainable
-from aftexport.passes.position_bias import position_biases
-from aftexport.passes.token_kinds import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
 from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.files import sha256
 from aftexport.system.memory import give_back
+from aftexport.system.onnx_files import write_model
 
 if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
     from aftexport.checkpoint import Checkpoint

@@ -3,8 +3,8 @@
 import onnx
 import onnx_ir as ir
 
-from aftexport.passes.evidence import Explainable, add_evidence
-from aftexport.passes.summed_heads import NoEvidence
+from aftexport.lowering.evidence import Explainable, add_evidence
+from aftexport.lowering.summed_heads import NoEvidence
 
 
 def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:

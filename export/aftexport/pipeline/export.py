@@ -13,7 +13,6 @@ from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
-from aftexport.console import escape, stage
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.product_methods import forced_methods, usable_methods
@@ -21,6 +20,7 @@ from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, bu
 from aftexport.extra_inputs import parse_inputs
 from aftexport.heads import Head
 from aftexport.parity import TOLERANCES, Comparison, worst
+from aftexport.parity.page import write_page
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
@@ -41,7 +41,7 @@ from aftexport.pipeline.source_tokenizer import tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.recognition.report import show_recognition
-from aftexport.report.page import write_page
+from aftexport.system.console import escape, stage
 from aftexport.system.files import aside_folder, move_into_place, write_json
 from aftexport.system.memory import give_back
 

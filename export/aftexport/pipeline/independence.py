@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from aftexport.bundle.golden import Array
 from aftexport.bundle.random_tokens import random_tokens
 from aftexport.capture.model_spec import InputSpec
-from aftexport.contract import main_input
 from aftexport.engines import Engine
 from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences
+from aftexport.system.contract import main_input
 
 DOUBLE_BOUND = 1e-7
 """Bound of the error of a float64 reference, whose order of sums differs in a batch."""

@@ -1,6 +1,6 @@
 """The notes on unexpected properties of an export."""
 
-from aftexport.passes.softmax_attention import count_softmax_attention
+from aftexport.chunked.softmax_attention import count_softmax_attention
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16
 

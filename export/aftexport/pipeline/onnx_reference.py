@@ -12,7 +12,7 @@ from aftexport.engines.cast_graph import widen, widened_bytes
 from aftexport.engines.float64_operators import add_float64_operators
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, first_line
-from aftexport.onnx_io import MAX_MODEL_BYTES
+from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
 

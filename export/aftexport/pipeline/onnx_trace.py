@@ -10,32 +10,32 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
-from aftexport.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.failures import is_out_of_memory, reason
 from aftexport.errors import EngineError, TraceError, UsageError
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.finish import finish
+from aftexport.lowering.float32_sums import accumulate_in_float32
+from aftexport.lowering.value_names import rename_inner_values
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
-from aftexport.passes.float32_sums import accumulate_in_float32
-from aftexport.passes.id_tables import id_table, position_sizes
-from aftexport.passes.plain_inputs import use_plain_inputs
-from aftexport.passes.plain_outputs import add_width, name_axes, use_plain_outputs
-from aftexport.passes.standard_recurrence.expansion import runnable_form
-from aftexport.passes.standard_recurrence.value_shapes import infer_shapes
-from aftexport.passes.value_names import rename_inner_values
 from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.explained import explained_model
+from aftexport.pipeline.id_tables import id_table, position_sizes
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 from aftexport.pipeline.onnx_limits import longest_document
 from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.plain_inputs import use_plain_inputs
+from aftexport.pipeline.plain_outputs import add_width, name_axes, use_plain_outputs
 from aftexport.pipeline.source_tokenizer import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
 from aftexport.recognition.onnx_file import read_onnx
 from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.value_shapes import infer_shapes
+from aftexport.system.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 
 
 def trace_onnx(

@@ -9,12 +9,12 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
-from aftexport.console import operator_table, size_table
 from aftexport.deploy.export_engine import show_engine
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
-from aftexport.report.report import Report, inputs_of
-from aftexport.report.tables import parity_table, print_meanings, subject_of
+from aftexport.parity.report import Report, inputs_of
+from aftexport.parity.tables import parity_table, print_meanings, subject_of
+from aftexport.system.console import operator_table, size_table
 
 
 def parity_record(

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from aftexport.bundle.features import Features
-from aftexport.console import stage
-from aftexport.contract import DEFAULT_OPSET
 from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
+from aftexport.system.console import stage
+from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.memory import give_back
 
 if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch

@@ -25,21 +25,20 @@ from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
-from aftexport.contract import IDS, MAX_TOKENS
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.lowering.finish import finish
+from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
-from aftexport.passes.finish import finish
-from aftexport.passes.float32_sums import accumulate_in_float32
-from aftexport.passes.plain_outputs import add_width
 from aftexport.pipeline.case_inputs import LONG
 from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
+from aftexport.pipeline.plain_outputs import add_width
 from aftexport.pipeline.source_tokenizer import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import (
@@ -51,6 +50,7 @@ from aftexport.pipeline.value_ranges import (
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
+from aftexport.system.contract import IDS, MAX_TOKENS
 from aftexport.system.memory import give_back
 
 _FEW_TOKENS = 5

@@ -7,8 +7,8 @@ import onnx
 
 from aftexport.bundle.golden import Case
 from aftexport.capture.model_spec import InputSpec
+from aftexport.lowering.evidence import Explainable
 from aftexport.parity.activations import Beyond
-from aftexport.passes.evidence import Explainable
 from aftexport.recognition.result import Recognition
 
 

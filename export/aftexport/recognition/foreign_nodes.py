@@ -6,16 +6,16 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.errors import UsageError
-from aftexport.passes.opset_change import lower_opset
-from aftexport.passes.standard_recurrence.expansion import runnable_form
-from aftexport.passes.standard_recurrence.node_values import is_standard
-from aftexport.passes.standard_recurrence.translation import (
+from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
+from aftexport.recognition.opset_change import lower_opset
+from aftexport.recognition.result import NearMiss, Recognition
+from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.node_values import is_standard
+from aftexport.recognition.standard_recurrence.translation import (
     Translation,
     check_foreign_nodes,
     translate,
 )
-from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
-from aftexport.recognition.result import NearMiss, Recognition
 
 
 def replace_foreign_nodes(

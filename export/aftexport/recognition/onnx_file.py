@@ -13,19 +13,19 @@ from aftexport.bundle.golden import OPERATOR_OUTPUT, Case
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.optimizer_faults import avoid_optimizer_faults
 from aftexport.lowering.random_nodes import random_node
-from aftexport.onnx_io import MAX_MODEL_BYTES, files_beside, load_weights
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
-from aftexport.passes.opset_change import check_known
-from aftexport.passes.optimizer_faults import avoid_optimizer_faults
 from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph
+from aftexport.recognition.opset_change import check_known
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
 from aftexport.system.files import replacing_file
+from aftexport.system.onnx_files import MAX_MODEL_BYTES, files_beside, load_weights
 
 
 def fuse_file(

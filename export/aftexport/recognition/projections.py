@@ -12,9 +12,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.lowering import nodes as matching
+from aftexport.lowering.new_nodes import NewNodes
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes import nodes as matching
-from aftexport.passes.new_nodes import NewNodes
 from aftexport.recognition.graph.convolution_rows import (
     LAYOUTS,
     SEQUENCE_RANK,

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.lowering import nodes as matching
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.passes import nodes as matching
 from aftexport.recognition.cuts import Cuts
 from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import multiply

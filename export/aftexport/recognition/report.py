@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from aftexport.console import escape, plain_table
 from aftexport.recognition.result import Recognition
+from aftexport.system.console import escape, plain_table
 from aftexport.system.files import replacing_file, write_json
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from aftexport.passes.standard_recurrence.translation import Replacement
 from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.standard_recurrence.translation import Replacement
 
 
 @dataclass(frozen=True)

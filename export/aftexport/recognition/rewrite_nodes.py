@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from aftexport.lowering import nodes as matching
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.passes import nodes as matching
 from aftexport.recognition.formula.axes import Dims, flat
 from aftexport.recognition.patterns.pattern import Operand, Rewrite, size_of
 from aftexport.recognition.writer import Writer

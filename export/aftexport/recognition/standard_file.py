@@ -7,17 +7,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.contract import IDS, LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.lowering.file_format import lower_format
-from aftexport.onnx_io import MODEL
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.passes.standard_recurrence.expansion import runnable_form
-from aftexport.passes.standard_recurrence.standard_form import StandardForm, standard_form
 from aftexport.recognition.graph.shape_probe import Arrays, NoRunnableSizes, probe
 from aftexport.recognition.onnx_file import check_outputs, load_graph, read_weights, serialized
+from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.standard_form import StandardForm, standard_form
+from aftexport.system.contract import IDS, LENGTHS
 from aftexport.system.files import replacing_file
+from aftexport.system.onnx_files import MODEL
 
 
 def unfuse_file(source: Path, target: Path, opset: int | None = None) -> StandardForm:

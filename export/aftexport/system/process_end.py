@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from aftexport.internals.python_exit import (
+from aftexport.system.internals.python_exit import (
     flush_c_streams,
     join_threads,
     run_exit_functions,

@@ -16,7 +16,6 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.tokenizer import parse_tokenizer
-from aftexport.console import stage
 from aftexport.deploy.build_engine import compare as compare_engine
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.engines import Engine
@@ -25,14 +24,15 @@ from aftexport.engines.tensorrt.engine import TensorrtEngine
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
-from aftexport.onnx_io import read_model
 from aftexport.parity.activations import Extremes, find_extremes
+from aftexport.parity.calibration import read_details
 from aftexport.parity.comparison import Comparison, compare, worst
+from aftexport.parity.layers import Layers
+from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
-from aftexport.report.calibration import read_details
-from aftexport.report.layers import Layers
-from aftexport.report.report import Report, environment, inputs_of, tolerance_of
+from aftexport.system.console import stage
+from aftexport.system.onnx_files import read_model
 from aftexport.verify.documents import as_inputs, random_documents, read_documents
 
 if TYPE_CHECKING:  # the import needs torch

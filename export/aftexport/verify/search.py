@@ -17,8 +17,8 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.engines import Engine
 from aftexport.extra_inputs import sample_values
-from aftexport.onnx_io import read_model
 from aftexport.parity.comparison import compare
+from aftexport.system.onnx_files import read_model
 from aftexport.verify.documents import as_inputs, random_document
 
 MAX_DOCUMENT_TOKENS = 1024

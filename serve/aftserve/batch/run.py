@@ -11,8 +11,8 @@ import pyarrow as pa
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.console import document_progress, escape
 from aftexport.errors import AftexportError
+from aftexport.system.console import document_progress, escape
 from aftexport.system.signals import Interruption
 from aftserve.batch import documents, output
 from aftserve.batch.answering import OfflineClassifier

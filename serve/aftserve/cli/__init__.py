@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from aftexport import __version__
-from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
+from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.signals import exit_status
 from aftexport.system.suggestions import check_command

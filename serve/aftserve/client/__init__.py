@@ -47,7 +47,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        # Only the client needs httpx: aftexport.Predictor gives the same answers without it.
+        # Only the client needs httpx: aftserve.Predictor gives the same answers without it.
         from aftserve.client.client import Client
 
         return Client

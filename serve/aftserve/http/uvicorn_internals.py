@@ -1,6 +1,6 @@
 """Parts of uvicorn that it does not promise to keep: those of a connection's protocol."""
 
-from aftexport.internals.versions import Versions
+from aftexport.system.internals.versions import Versions
 
 VERSIONS = Versions("uvicorn", "0.46", "0.54")
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.spill import storing
-from aftexport.contract import EVIDENCE
 from aftexport.errors import EngineError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult
 from aftexport.heads.column import Column, OpenFile, file_opener
 from aftexport.heads.token_head import Mask
+from aftexport.system.contract import EVIDENCE
 from aftserve.model.inline_limit import numbers_per_token
 from aftserve.model.wanted import EVERY_HEAD, ChosenLogit, Wanted
 
@@ -53,7 +53,7 @@ NO_MARKS = Decoding()
 
 @dataclass(frozen=True)
 class ExplainedLogit:
-    """A logit as a sum over the tokens; see ``aftexport.passes.evidence``.
+    """A logit as a sum over the tokens; see ``aftexport.lowering.evidence``.
 
     Attributes:
         head: name of its head.

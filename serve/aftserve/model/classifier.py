@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE, EXPLAINED, LENGTHS
 from aftexport.engines import Engine, Stop
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.peak_memory import PeakMemory
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, stacked
+from aftexport.system.contract import EVIDENCE, EXPLAINED, LENGTHS
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
 from aftserve.model.document_checks import DocumentChecks

@@ -12,9 +12,9 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
 from aftexport.bundle.tokenizer import normalizer_growth
-from aftexport.contract import FEATURES, IDS, MAX_TOKENS
 from aftexport.errors import InputError, panics_as_errors
 from aftexport.extra_inputs import ExtraValues, check_values
+from aftexport.system.contract import FEATURES, IDS, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import AnswerBuilder
 from aftserve.model.feature_tokens import FeatureTokens

@@ -1,6 +1,6 @@
 """The passages of a document that support a label or raise a value.
 
-The model returns the contribution of each token to a logit (``aftexport.passes.evidence``). A
+The model returns the contribution of each token to a logit (``aftexport.lowering.evidence``). A
 passage is a run of tokens that contributes more than as many average tokens. The passages are the
 maximal scoring subsequences of the contributions minus their average. The algorithm is by Ruzzo and
 Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).

@@ -1,7 +1,7 @@
 """The documents and choices for which a loaded model has evidence."""
 
-from aftexport.contract import largest
 from aftexport.errors import InputError
+from aftexport.system.contract import largest
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_EVIDENCE_NUMBERS, Wanted
 

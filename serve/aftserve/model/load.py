@@ -13,7 +13,6 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.console import stage
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
@@ -23,6 +22,7 @@ from aftexport.errors import BundleError, UsageError
 from aftexport.extra_inputs import blank_values
 from aftexport.parity import TOLERANCES, Comparison
 from aftexport.parity.run_cases import verify, verify_engine
+from aftexport.system.console import stage
 from aftplugins.methods import METHOD_VARIABLE, MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier

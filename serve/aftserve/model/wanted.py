@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aftexport.bundle.manifest import Manifest
-from aftexport.contract import largest
 from aftexport.errors import InputError
 from aftexport.heads import (
     BinaryClassification,
@@ -15,6 +14,7 @@ from aftexport.heads import (
     MultiLabelClassification,
     Regression,
 )
+from aftexport.system.contract import largest
 
 _MAX_EXPLAINED = 32
 """Maximum logits of a document with evidence: each has a number for each token."""
@@ -34,7 +34,7 @@ class ChosenLogit:
     Attributes:
         head: name of its head.
         number: its number in the graph, or that of the head's largest logit; see
-            ``aftexport.contract.EXPLAINED``.
+            ``aftexport.system.contract.EXPLAINED``.
         index: its index in the head; None for the largest.
         sign: -1 for the first of two labels of one logit, whose logit is the negative one.
         must_hold: whether it has evidence only if its label holds.

@@ -5,7 +5,7 @@ import logging
 import time
 from typing import Any
 
-from aftexport.console import one_line
+from aftexport.system.console import one_line
 
 ADDRESS_LOGGER = "aftserve.address"
 """Logger of the line with the server's addresses, which programs read to find the port."""

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from aftexport.bundle.bundle import GOLDEN, PARITY, Bundle, is_bundle
 from aftexport.errors import BundleError
-from aftexport.onnx_io import MODEL
+from aftexport.system.onnx_files import MODEL
 
 
 def put(name: str, content: bytes) -> Callable[[Path], object]:

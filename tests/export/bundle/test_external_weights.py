@@ -13,8 +13,8 @@ from commands import assert_refused, listing, run_here
 from aftexport.bundle.bundle import PARITY, Bundle, write_manifest
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import AftexportError, BundleError, EngineError
-from aftexport.onnx_io import MODEL, MODEL_DATA, read_model, write_model
 from aftexport.parity.run_cases import verify
+from aftexport.system.onnx_files import MODEL, MODEL_DATA, read_model, write_model
 from aftexport.verify.search import token_norms
 
 

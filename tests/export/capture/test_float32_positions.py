@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.finish import finish
+from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
-from aftexport.passes.float32_sums import accumulate_in_float32
 
 TOKENS = 70_000
 WIDTH = 8

@@ -13,8 +13,8 @@ from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 
 
 class PositionsOfTheRest(tiny_models.Positions):

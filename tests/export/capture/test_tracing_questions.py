@@ -12,7 +12,7 @@ from transformers.utils import is_torchdynamo_compiling
 
 from aftexport.capture.capture import capture
 from aftexport.errors import TraceError
-from aftexport.internals.torch_operators import tracing_questions
+from aftexport.system.internals.torch_operators import tracing_questions
 
 IDS = torch.arange(12).reshape(3, 4)
 

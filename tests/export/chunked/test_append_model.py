@@ -22,13 +22,13 @@ from aftexport.chunked.document import FIRST_POSITION
 from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.recurrence_states import LEFT_STATE
-from aftexport.contract import LENGTHS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.nn.pooling import AttentionPooling
 from aftexport.parity import TOLERANCES
+from aftexport.system.contract import LENGTHS
 
 WINDOWED = ("aft_conv", "aft_local")
 SUMMARIZED = ("aft_simple", "efficient_attention", "fastformer", "linear_attention")

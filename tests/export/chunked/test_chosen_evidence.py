@@ -15,11 +15,11 @@ from aftexport.bundle.bundle import CHUNKED
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import largest
 from aftexport.errors import UsageError
+from aftexport.lowering.evidence import add_evidence
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import HeadConfig, MultiHeadClassifier, MultiHeadConfig
-from aftexport.passes.evidence import add_evidence
+from aftexport.system.contract import largest
 
 TOKENS = 150
 

@@ -17,13 +17,13 @@ from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.torch import TorchEngine
 from aftexport.extra_inputs import parse_inputs, sample_values
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
-from aftexport.passes.token_kinds import NotChunkable
 
 STATIC = {"static": f"vector:{extra_models.WIDTH}"}
 MODELS = {

@@ -26,11 +26,11 @@ from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.errors import EngineError, InputError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_kinds import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

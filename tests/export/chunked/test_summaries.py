@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sampling import fewer
 
 from aftexport.chunked.summaries import DOMAIN, summary, window_of
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.numerics import MASKED
 from aftexport.operators.torch_ops import OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_kinds import NotChunkable
 
 OPSET = 20
 HEADS, DIM = 2, 8

@@ -8,7 +8,7 @@ import torch
 from sampling import part_of
 from token_models import Chunks, Encoded, Tagger, TopicAndTags, document
 
-from aftexport.passes.token_kinds import NotChunkable
+from aftexport.chunked.token_kinds import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

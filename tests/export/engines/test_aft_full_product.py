@@ -21,12 +21,12 @@ from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.onnxruntime import sessions
 from aftexport.engines.onnxruntime.providers import PROVIDERS
 from aftexport.engines.onnxruntime.session_model import Adaptation
+from aftexport.lowering.finish import finish
+from aftexport.lowering.position_bias import choose_precisions
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
-from aftexport.passes.position_bias import choose_precisions
 
 TOKENS = 40
 LIBRARY = "onnxruntime_cuda"

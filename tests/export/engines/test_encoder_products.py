@@ -13,15 +13,15 @@ from bfloat16_products import with_float32_sums
 
 from aftexport.capture.capture import capture
 from aftexport.capture.precision import PRECISIONS
-from aftexport.contract import DEFAULT_OPSET
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.encoder_products import narrow_products
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
+from aftexport.system.contract import DEFAULT_OPSET
 
 MECHANISMS = ("aft_full", "aft_local", "aft_conv", "aft_simple", "efficient_attention",
               "linear_attention", "fastformer")  # fmt: skip

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.capture.capture import capture
+from aftexport.chunked.softmax_attention import count_softmax_attention
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.attention_in_blocks import BLOCK
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import MAX_WHOLE_TOKENS
-from aftexport.passes.softmax_attention import count_softmax_attention
 
 
 class Causal(nn.Module):

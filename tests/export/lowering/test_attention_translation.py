@@ -8,8 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 
 TOKENS = 6
 Form = Callable[[Tensor], Tensor]

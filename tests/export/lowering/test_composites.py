@@ -8,8 +8,8 @@ import torch
 from torch._export import utils
 
 from aftexport.capture.capture import capture
-from aftexport.internals.torch_composites import list_composites_once
 from aftexport.lowering.to_onnx import lower
+from aftexport.system.internals.torch_composites import list_composites_once
 
 
 def test_operators_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:

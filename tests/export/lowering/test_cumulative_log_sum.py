@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.capture.torch_logs import quiet
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import translations
-from aftexport.passes.finish import finish
 from aftexport.verify.layers.float64 import run_bodies
 
 ROWS = {

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 
 _SCALES = (1e-38, 1e-30, 1e-22, 1e-10, 1.0, 1e10, 1e18, 1e19, 1e20, 1e30, 1e37, 3e38)
 _OFFSETS = (0.0, 1.0, 100.0)

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 
 _F32 = np.finfo(np.float32)
 _POSITIVE = (

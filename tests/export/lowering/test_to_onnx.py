@@ -20,6 +20,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering import translation_table
 from aftexport.lowering.file_format import OPSETS
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
@@ -27,7 +28,6 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name,
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import operator
 import pytest
 
 from aftexport.capture.capture import capture
-from aftexport.internals.torch_translation import ONNXRegistry
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translation_table import shared_table
 from aftexport.nn import DocumentClassifier
+from aftexport.system.internals.torch_translation import ONNXRegistry
 
 
 def test_second_export_parses_nothing(

@@ -13,8 +13,8 @@ from torch.nn import functional
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
 

@@ -14,11 +14,11 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture
 from aftexport.errors import EngineError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.onnx_io import write_model
 from aftexport.parity import stock_child
 from aftexport.parity.stock_session import SUBJECT, _run, verify_stock
-from aftexport.passes.finish import finish
+from aftexport.system.onnx_files import write_model
 
 CRASHING = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 HANGING = "import time; time.sleep(60)"

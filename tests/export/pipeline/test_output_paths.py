@@ -13,10 +13,10 @@ from commands import assert_refused, listing, run_here, run_python
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import EngineError, UsageError
+from aftexport.parity.page import write_page
+from aftexport.parity.report import Report
 from aftexport.pipeline import export as exporter
 from aftexport.pipeline.export import export
-from aftexport.report.page import write_page
-from aftexport.report.report import Report
 
 
 def text_file(path: Path) -> None:

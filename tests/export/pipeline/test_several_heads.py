@@ -13,13 +13,13 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import CHUNKED, PARITY, PARITY_PAGE, Bundle
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.contract import EVIDENCE
 from aftexport.deploy.triton.repository import write_repository
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.heads import HEADS
 from aftexport.pipeline.export import export
 from aftexport.pipeline.head import HeadOptions, choose_heads
+from aftexport.system.contract import EVIDENCE
 from aftexport.verify.check import Request, check
 
 FACTORY = "several_heads:Documents"

@@ -11,10 +11,9 @@ import torch
 from commands import assert_refused, run_here
 from rich.console import Console
 
-import aftexport
+import aftserve
 from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.golden import Case
-from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.heads import HEADS, Regression, VectorsAnswer
@@ -22,6 +21,7 @@ from aftexport.heads.regression import Value
 from aftexport.parity import compare
 from aftexport.pipeline.export import export
 from aftexport.pipeline.head import HeadOptions, choose_heads
+from aftexport.system.contract import EVIDENCE
 from aftexport.verify.check import Request, check
 from aftexport.verify.layers.compare import compare_layers
 from aftexport.verify.layers.torch_program import Program
@@ -177,7 +177,7 @@ def test_single_numbers_need_no_axis(numbers: Bundle) -> None:
 def test_values_of_tokens_are_answered(numbers: Bundle) -> None:
     """In their units, in one run and in parts."""
     text = "one number for each byte"
-    with aftexport.Predictor(numbers.path) as predictor:
+    with aftserve.Predictor(numbers.path) as predictor:
         (answer,) = predictor([list(text.encode())])
     with torch.no_grad():
         ids = torch.tensor([list(text.encode())])

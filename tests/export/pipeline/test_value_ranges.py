@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.capture.model_spec import InputSpec
 from aftexport.errors import UsageError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 from aftexport.pipeline.export import export
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, bounded_spec, find_unusual, long_inputs
 

@@ -15,9 +15,9 @@ from recurrent_graphs import RULES, causal_conv, inputs_of, linear_attention
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.passes.standard_recurrence.standard_form import StandardForm, standard_form
 from aftexport.recognition.onnx_file import fuse_file
 from aftexport.recognition.standard_file import unfuse_file
+from aftexport.recognition.standard_recurrence.standard_form import StandardForm, standard_form
 
 Arrays = dict[str, np.ndarray]
 

@@ -16,12 +16,12 @@ from aftexport.capture.precision import PRECISIONS
 from aftexport.chunked import runner
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.contract import EVIDENCE, EXPLAINED
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
+from aftexport.system.contract import EVIDENCE, EXPLAINED
 
 CHUNKABLE = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
              "linear_attention", *RECURRENT_LAYERS)  # fmt: skip

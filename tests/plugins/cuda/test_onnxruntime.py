@@ -23,10 +23,10 @@ from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.aft_full_rule import Row
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime.package import onnxruntime
+from aftexport.lowering.finish import finish
+from aftexport.lowering.position_bias import safe_precision
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
-from aftexport.passes.position_bias import safe_precision
 
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer

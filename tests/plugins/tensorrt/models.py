@@ -10,12 +10,12 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.contract import DEFAULT_OPSET
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, EncoderLayer
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import OPERATORS
-from aftexport.passes.finish import finish
+from aftexport.system.contract import DEFAULT_OPSET
 
 CHANNELS, HEADS = 16, 2
 PARAMETERS = {

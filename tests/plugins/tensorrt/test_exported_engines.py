@@ -21,11 +21,11 @@ from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import operators_in
 from aftexport.operators.torch_ops import OPERATORS
-from aftexport.passes.finish import finish
 from aftexport.pipeline.export import export
 from aftexport.system.files import sha256
 

@@ -12,9 +12,9 @@ from grpc_servers import GrpcServer, ids_request, serving_grpc
 from rich.console import Console
 from softmax_bundle import softmax_bundle
 
-from aftexport import Predictor
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
+from aftserve import Predictor
 from aftserve.batch.sharing import shared_runs
 from aftserve.errors import DocumentTooLongError
 from aftserve.grpc.wire_types import SERVICE

@@ -11,10 +11,10 @@ from bundles import changed_manifest, resealed
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
-from aftexport.contract import EXPLAINED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
 from aftexport.heads import HEADS, Head
+from aftexport.system.contract import EXPLAINED
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.classifier import Classifier
 from aftserve.model.evidence_limits import check_evidence

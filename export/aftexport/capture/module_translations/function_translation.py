@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from aftexport.internals.versions import Versions
+from aftexport.system.internals.versions import Versions
 
 VERSIONS = Versions("transformers", "5.16", "5.24")
 _PLACE = "transformers.models."

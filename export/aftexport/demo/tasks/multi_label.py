@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from aftexport.console import escape
 from aftexport.demo.baseline import byte_labels
 from aftexport.demo.corpus import Corpus
 from aftexport.demo.documents import Document
@@ -32,6 +31,7 @@ from aftexport.heads.multi_label_classification import (
     DEFAULT_THRESHOLD,
     MultiLabelClassification,
 )
+from aftexport.system.console import escape
 
 
 class _Uses:

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from aftexport.console import escape, stage
 from aftexport.demo.baseline import byte_regression, majority
 from aftexport.demo.corpus import Corpus, cap, installed_packages
 from aftexport.demo.documents import Document
@@ -18,6 +17,7 @@ from aftexport.demo.own_documents import read_documents
 from aftexport.demo.split import Split
 from aftexport.demo.tasks.task import Outputs, Task, numbers_table, show_counts
 from aftexport.demo.training import STEPS
+from aftexport.system.console import escape, stage
 
 _PER_CLASS = 250
 _LABELS_SHOWN = 20

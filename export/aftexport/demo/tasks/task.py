@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from aftexport.console import escape, plain_table, stage
 from aftexport.demo.corpus import Corpus, installed_packages
 from aftexport.demo.documents import Document, Target
 from aftexport.demo.judging import HeldOut
@@ -18,6 +17,7 @@ from aftexport.demo.python_source import is_readable
 from aftexport.demo.split import Split
 from aftexport.demo.training import Crops
 from aftexport.heads import Head
+from aftexport.system.console import escape, plain_table, stage
 
 Outputs = Sequence[NDArray[np.float32]]
 """The output of a model for each document."""

@@ -7,7 +7,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from aftexport.bundle.features import Features
-from aftexport.contract import FEATURES
+from aftexport.system.contract import FEATURES
 
 _NORMALIZED = f"{FEATURES}_normalized"
 

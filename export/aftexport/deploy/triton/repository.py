@@ -25,9 +25,9 @@ from aftexport.deploy.triton.normalization import add_normalization
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.heads import Head
-from aftexport.onnx_io import MODEL, MODEL_DATA
 from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.system.files import aside_folder, move_into_place
+from aftexport.system.onnx_files import MODEL, MODEL_DATA
 
 CONFIG = "config.pbtxt"
 LABELS = "labels.txt"

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import EXPLAINED, LENGTHS
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime.failures import FAILURES, is_out_of_memory, reason
@@ -15,6 +14,7 @@ from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.sessions import session, session_options
 from aftexport.errors import EngineError
+from aftexport.system.contract import EXPLAINED, LENGTHS
 from aftexport.system.memory import give_back
 
 _CHOICE_OF_FILE = padded_choices([()])

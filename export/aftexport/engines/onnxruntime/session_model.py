@@ -12,9 +12,9 @@ from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.explained_input import take_choice
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, ExecutionProvider
-from aftexport.onnx_io import read_model, without_links
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.system.onnx_files import read_model, without_links
 
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAX_CONSTANT_BYTES = "optimization.constant_folding_max_output_size_in_bytes"

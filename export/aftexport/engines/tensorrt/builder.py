@@ -14,13 +14,13 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from aftexport.contract import FEATURES, IDS, LENGTHS
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.tensorrt.plugin_library import plugins_loaded
 from aftexport.engines.tensorrt.runtimes import EXTRAS, LOGIT_TYPES, TensorRt, element
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
+from aftexport.system.contract import FEATURES, IDS, LENGTHS
 from aftexport.system.files import replacing_file
 from aftexport.system.installation import install_command
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.contract import AXES, LENGTHS, main_input
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
 from aftexport.engines.tensorrt.deserialization import deserialize
 from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
 from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
+from aftexport.system.contract import AXES, LENGTHS, main_input
 
 _MAX_BUCKETS = 32
 """Maximum number of cached graphs; the least recently used graph is dropped."""

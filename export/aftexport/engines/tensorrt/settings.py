@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftexport.system.contract import MAX_TOKENS
 
 MAX_COUNT = (1 << 31) - 1
 """The largest number in a bundle, because runtimes store sizes in 32 bits."""

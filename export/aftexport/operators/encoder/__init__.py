@@ -1,7 +1,7 @@
 """Operators of the encoder around the attention: norms, products and the feed-forward network.
 
 One more operator computes a whole Fastformer layer, whose attention commutes with its products.
-PyTorch models do not call these operators; ``aftexport.passes`` finds them in exported graphs.
+PyTorch models do not call these operators; ``aftexport.lowering`` finds them in exported graphs.
 """
 
 from aftexport.operators.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from aftexport.internals.torch_operators import OpOverload
 from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
 from aftexport.operators.schema import INTEGER_INPUTS, Attribute
+from aftexport.system.internals.torch_operators import OpOverload
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
 _Shapes = Sequence[Sequence[int | torch.SymInt]]

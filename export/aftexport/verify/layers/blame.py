@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aftexport.bundle.golden import Array
 from aftexport.engines.onnxruntime import Provider
 from aftexport.parity.comparison import Differences
-from aftexport.report.layers import Blame
+from aftexport.parity.layers import Blame
 from aftexport.verify.layers.steps import Steps, Verdict, judge
 from aftexport.verify.layers.subgraph import Subgraph
 from aftexport.verify.layers.torch_program import Program, Span

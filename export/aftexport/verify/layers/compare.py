@@ -10,10 +10,10 @@ import onnx
 from aftexport.bundle.golden import Array, Case
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
-from aftexport.onnx_io import MODEL, read_model, write_model
 from aftexport.operators.domain import DOMAIN
 from aftexport.parity.comparison import Differences
-from aftexport.report.layers import Layer, Layers
+from aftexport.parity.layers import Layer, Layers
+from aftexport.system.onnx_files import MODEL, read_model, write_model
 from aftexport.verify.layers.blame import find_blame
 from aftexport.verify.layers.torch_program import Program
 

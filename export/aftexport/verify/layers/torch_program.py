@@ -21,9 +21,9 @@ from aftexport.capture.model_outputs import output_names, output_nodes
 from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
-from aftexport.contract import DEFAULT_OPSET, main_input
 from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.to_onnx import decomposed
+from aftexport.system.contract import DEFAULT_OPSET, main_input
 
 Double = NDArray[np.float64]
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from aftexport.bundle.manifest import Manifest
-from aftexport.contract import FEATURES, IDS, main_input
 from aftexport.errors import InputError
+from aftexport.system.contract import FEATURES, IDS, main_input
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.columns import (
     TOKEN_FIELDS,

@@ -17,8 +17,8 @@ from aftexport.engines.tensorrt.builder import BuiltEngine, build, network_types
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.passes.finish import finish
 from aftexport.system.installation import install_command
 
 

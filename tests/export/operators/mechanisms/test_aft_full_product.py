@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from aft_full_product import DTYPES, rounded, run_around_product
 
+from aftexport.lowering.position_bias import MAX_RANGE
 from aftexport.parity import TOLERANCES
-from aftexport.passes.position_bias import MAX_RANGE
 
 from .cases import Inputs, error, run_reference, variant_of
 

@@ -16,10 +16,10 @@ import aftplugins
 from aftexport.bundle.golden import Case
 from aftexport.capture.capture import capture
 from aftexport.engines import onnxruntime as ort
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import EncoderLayer
 from aftexport.parity import TOLERANCES
-from aftexport.passes.finish import finish
 from aftexport.verify.layers import compare
 from aftexport.verify.layers.compare import Layers, compare_layers
 from aftexport.verify.layers.torch_program import Program

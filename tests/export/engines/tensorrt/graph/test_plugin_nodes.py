@@ -8,9 +8,9 @@ import torch
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.graph.network import Network
 from aftexport.engines.tensorrt.graph.plugin_nodes import name_plugins, remove_plugins
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
-from aftexport.passes.finish import finish
 
 
 @pytest.fixture

@@ -1,0 +1,328 @@
+"""The kind of every value in a graph, for documents in chunks.
+
+A graph can be computed in chunks if each of its nodes acts on every token separately, is one of our
+attentions or recurrences, or reduces the tokens by an associative operation. After the last
+attention, a node may also act on every token together with the pooled document. A chunk has no
+padding, so its own length can replace the document's only in masks of padding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from aftexport.chunked._token_operators import (
+    ELEMENTWISE,
+    acts_on_each_token,
+    check_scale,
+    has_no_tokens,
+)
+from aftexport.chunked.token_kinds import (
+    EACH_TOKEN,
+    OF_TOKENS,
+    SIZES,
+    Kind,
+    NotChunkable,
+    Step,
+    refused,
+)
+from aftexport.lowering.graph_values import (
+    Array,
+    axes_of,
+    constants_of,
+    dims_of,
+    main_input_of,
+    names_of,
+)
+from aftexport.lowering.token_reductions import pooling
+from aftexport.operators.domain import DOMAIN
+from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.system.contract import LENGTHS
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
+
+
+def classify(graph: ir.Graph) -> dict[str, Kind]:
+    """Return the kind of every value of a graph.
+
+    Raises:
+        NotChunkable: if a node needs the whole document; the message names the node.
+    """
+    constants = constants_of(graph)
+    dims = dims_of(graph)
+    document = axes_of(main_input_of(graph))[:2]
+    kinds = dict.fromkeys(constants, Kind.CONSTANT)
+    for name in names_of(graph.inputs):
+        kinds[name] = Kind.TOKENS if dims[name][:2] == document else Kind.GIVEN
+    kinds.update({"": Kind.CONSTANT, LENGTHS: Kind.LENGTH})
+    for node in graph:
+        if any(a.type in _GRAPHS for a in node.attributes.values()):
+            raise refused(node, "branches or loops")
+        kind = _kind(Step(node, kinds, constants, dims, document))
+        outputs = names_of(node.outputs)
+        kinds.update(dict.fromkeys(outputs, kind))
+        if is_recurrence(node):
+            kinds.update(dict.fromkeys(outputs[1:], Kind.STATE))
+    for name in names_of(graph.outputs):
+        if kinds[name] not in (Kind.POOLED, *OF_TOKENS):
+            raise NotChunkable(
+                f"{name} is neither pooled from the tokens nor computed for each token"
+            )
+    return kinds
+
+
+def _kind(step: Step) -> Kind:
+    """Return the kind of a node's outputs, by the first rule that applies."""
+    kinds = (rule(step) for rule in _RULES)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if kind is None:
+        raise refused(step.node, "is not known to act on each token alone")
+    return kind
+
+
+def is_recurrence(node: ir.Node) -> bool:
+    """Return whether an operator passes a state from each token to the next."""
+    return node.domain == DOMAIN and node.op_type in RECURRENT_OPERATORS
+
+
+def _state(step: Step) -> Kind | None:
+    if Kind.STATE in step.operands:
+        raise refused(step.node, "uses the last state of a recurrence")
+    return None
+
+
+def _attention(step: Step) -> Kind | None:
+    node, kinds = step.node, step.kinds
+    if node.domain != DOMAIN:
+        return None
+    operands = {kinds[name] for name in _sequences(step)}
+    if Kind.COMBINED in operands:
+        raise refused(node, "attends to tokens that depend on the pooled document")
+    if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
+        raise refused(node, "attends to values that are not computed token by token")
+    if kinds[step.inputs[-1]] is not Kind.LENGTH:
+        raise refused(node, "attends to other tokens than the document has")
+    return Kind.TOKENS
+
+
+def _sequences(step: Step) -> Sequence[str]:
+    """Return the inputs of an operator of ours that have to be computed token by token."""
+    node = step.node
+    if not is_recurrence(node):
+        return step.inputs[:3]
+    if "past_state" in RECURRENT_OPERATORS[node.op_type].present_in(ir.to_proto(node)):
+        raise refused(node, "gets its first state from the model")
+    if node.op_type == "CausalDepthwiseConv":
+        if any(step.kinds[name] is not Kind.CONSTANT for name in step.inputs[1:3]):
+            raise refused(node, "has computed weights")
+        return step.inputs[:1]
+    return [name for name in step.inputs[:-1] if name]
+
+
+def _constant(step: Step) -> Kind | None:
+    return Kind.CONSTANT if step.operands <= {Kind.CONSTANT} else None
+
+
+def _shape(step: Step) -> Kind | None:
+    if step.node.op_type != "Shape":
+        return None
+    axes = {name: a.value for name, a in step.node.attributes.items()}
+    is_tokens = step.operands <= EACH_TOKEN and axes == {"start": 1, "end": 2}
+    return Kind.LENGTH if is_tokens else Kind.DOCUMENT
+
+
+def _layout(step: Step) -> Kind | None:
+    """Return the kind of the same values of each token with other axes behind ``[B, T]``."""
+    node, document = step.node, step.document
+    if node.op_type not in ("Reshape", "Squeeze", "Unsqueeze") or not step.inputs[0]:
+        return None
+    if step.kinds[step.inputs[0]] not in EACH_TOKEN:
+        return None
+    before, after = (step.dims.get(name, []) for name in (step.inputs[0], step.result))
+    if before[:2] != document or after[:2] != document:
+        return None
+    return Kind.HEADS if len(after) > 3 else Kind.TOKENS
+
+
+def _positions(step: Step) -> Kind | None:
+    node = step.node
+    if Kind.POSITIONS not in step.operands:
+        return None
+    if node.op_type in ("Cast", "Unsqueeze"):
+        return Kind.POSITIONS
+    pair = [step.kinds[name] for name in step.inputs]
+    if node.op_type in ("Greater", "LessOrEqual"):
+        pair.reverse()
+    elif node.op_type not in ("Less", "GreaterOrEqual"):
+        pair.clear()
+    # Only this comparison has the same result for all tokens of the document.
+    if pair != [Kind.POSITIONS, Kind.LENGTH]:
+        raise refused(node, "uses the positions of tokens")
+    return Kind.MASK
+
+
+def is_position_embedding(
+    node: ir.Node, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
+) -> bool:
+    """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
+
+    A Gather has the positions as indices; a Slice takes the first rows, one for each token.
+    """
+    first, *others = names_of(node.inputs)
+    table = constants.get(first)
+    if table is None or table.ndim != 2:
+        return False
+    if node.op_type == "Gather":
+        is_of_rows = node.attributes.get_int("axis", 0) == 0
+        return is_of_rows and kinds[others[0]] is Kind.POSITIONS
+    if node.op_type != "Slice" or len(others) < 3:
+        return False
+    start, end, *axes_and_step = others
+    wanted = ([0], [1])
+    has_values = all(
+        constants[name].tolist() == value if name in constants else not name
+        for name, value in zip(axes_and_step, wanted, strict=False)
+    )
+    is_first = start in constants and constants[start].tolist() == [0]
+    return is_first and has_values and kinds[end] is Kind.LENGTH
+
+
+def _position_embedding(step: Step) -> Kind | None:
+    """Return the kind of an embedding of positions, or of tokens to which one is added."""
+    node, kinds = step.node, step.kinds
+    if is_position_embedding(node, kinds, step.constants):
+        return Kind.POSITION_EMBEDDING
+    if Kind.POSITION_EMBEDDING not in step.operands:
+        return None
+    shape = step.dims.get(step.result, [])
+    others = [name for name in step.inputs if kinds[name] is not Kind.POSITION_EMBEDDING]
+    if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
+        return Kind.POSITION_EMBEDDING
+    if node.op_type in ELEMENTWISE and others:
+        if all(kinds[name] is Kind.TOKENS for name in others) and shape[:2] == step.document:
+            return Kind.TOKENS
+        if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
+            return Kind.POSITION_EMBEDDING
+    raise refused(node, "uses the positions of tokens")
+
+
+def _size(step: Step) -> Kind | None:
+    node, kinds, constants = step.node, step.kinds, step.constants
+    if not step.operands <= SIZES:
+        return None
+    first, *rest = step.inputs
+    match node.op_type:
+        case "Range":
+            limit, increment = rest
+            counts = constants.get(first) == 0 and constants.get(increment) == 1
+            return Kind.POSITIONS if counts and kinds[limit] is Kind.LENGTH else Kind.DOCUMENT
+        case "Clip":
+            # A document has at least one token.
+            low = all(n in constants and constants[n].item() <= 1 for n in rest[:1] if n)
+            high = all(kinds[n] is Kind.LENGTH for n in rest[1:] if n)
+            return kinds[first] if kinds[first] is Kind.LENGTH and low and high else Kind.DOCUMENT
+        case "ConstantOfShape":
+            return Kind.FILL
+        case "Expand" if first in constants and has_no_tokens(constants[first].shape):
+            return Kind.FILL
+        case "Reshape" if kinds[first] is Kind.LENGTH:
+            return Kind.LENGTH
+        case layout if layout in _LAYOUTS and kinds[first] in (Kind.LENGTH, Kind.FILL):
+            return kinds[first]
+        case _:
+            return Kind.DOCUMENT
+
+
+def _given(step: Step) -> Kind | None:
+    node, kinds = step.node, step.kinds
+    if Kind.GIVEN not in step.operands:
+        return None
+    if step.operands <= {Kind.GIVEN, Kind.CONSTANT}:
+        return Kind.GIVEN
+    first, *sizes = step.inputs
+    is_layout = node.op_type in ("Expand", "Reshape") and kinds[first] is Kind.GIVEN
+    if not is_layout or not all(kinds[name] in SIZES for name in sizes):
+        return None
+    if _repeats_for_tokens(step):
+        return Kind.TOKENS
+    shape = step.dims.get(step.result)
+    has_tokens = shape is None or step.document[1] in shape
+    return None if has_tokens else Kind.GIVEN
+
+
+def _combined(step: Step) -> Kind | None:
+    node, operands = step.node, step.operands
+    has_rows = step.dims.get(step.result, [])[:2] == step.document
+    has_tokens = operands & {*EACH_TOKEN, Kind.MASK} or (has_rows and Kind.FILL in operands)
+    if _repeats_document(step):
+        return Kind.COMBINED
+    if not (Kind.COMBINED in operands or (Kind.POOLED in operands and has_tokens)):
+        return None
+    check_scale(step)
+    if not (has_rows and acts_on_each_token(step)):
+        raise refused(
+            node, "brings the pooled document back to its tokens and does not act on each of them"
+        )
+    return Kind.COMBINED
+
+
+def _repeats_document(step: Step) -> bool:
+    """Return whether a node repeats ``[B, 1, C]`` of the pooled document for every token."""
+    return step.kinds[step.inputs[0]] is Kind.POOLED and _repeats_for_tokens(step)
+
+
+def _repeats_for_tokens(step: Step) -> bool:
+    """Return whether a node repeats ``[B, 1, C]`` for every token."""
+    node, dims = step.node, step.dims
+    if node.op_type != "Expand":
+        return False
+    before, after = (dims.get(name, []) for name in (step.inputs[0], step.result))
+    return len(before) == 3 and before[1] == 1 and after[:2] == step.document
+
+
+def _pooled(step: Step) -> Kind | None:
+    return Kind.POOLED if Kind.POOLED in step.operands else None
+
+
+def _mask(step: Step) -> Kind | None:
+    op_type, operands = step.node.op_type, step.operands
+    if operands & EACH_TOKEN:
+        return None
+    is_layout = op_type in (*_LAYOUTS, "Reshape")
+    if is_layout and step.kinds[step.inputs[0]] is Kind.MASK:
+        return Kind.MASK
+    is_of_masks = operands <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}
+    return Kind.MASK if op_type in ELEMENTWISE and is_of_masks else None
+
+
+def _pooling(step: Step) -> Kind | None:
+    if Kind.HEADS in step.operands:
+        return None
+    return Kind.POOLED if pooling(step.node, step.constants) is not None else None
+
+
+def _tokens(step: Step) -> Kind | None:
+    check_scale(step)
+    kinds = step.operands & EACH_TOKEN
+    if not kinds or not acts_on_each_token(step):
+        return None
+    return Kind.HEADS if Kind.HEADS in kinds else Kind.TOKENS
+
+
+_RULES: tuple[Callable[[Step], Kind | None], ...] = (
+    _state,
+    _attention,
+    _constant,
+    _shape,
+    _layout,
+    _position_embedding,
+    _positions,
+    _size,
+    _given,
+    _combined,
+    _pooled,
+    _mask,
+    _pooling,
+    _tokens,
+)
+"""Rules in their order: each returns a kind, None if it does not apply, or raises."""

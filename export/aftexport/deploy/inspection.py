@@ -1,0 +1,236 @@
+"""The printed description of a bundle or a model file."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+import aftplugins
+from aftexport.bundle.bundle import PARITY, Bundle
+from aftexport.bundle.manifest import EnginePlan, Manifest
+from aftexport.chunked.incremental_model import append_problem
+from aftexport.chunked.runner import MEMORY_BUDGET
+from aftexport.deploy.build_engine import find, wanted_here
+from aftexport.deploy.export_engine import show_engine
+from aftexport.engines.onnxruntime import operator_paths
+from aftexport.engines.peak_memory import predict_memory
+from aftexport.engines.product_methods import method_table, product_methods
+from aftexport.errors import BundleError, EngineError
+from aftexport.parity.calibration import error_table, threshold_sentence
+from aftexport.system.console import escape, operator_table, plain_table, size_table
+from aftexport.system.contract import MAX_TOKENS
+
+_SHOWN_FEATURES = 8
+
+
+def show_bundle(path: Path, console: Console) -> None:
+    """Print a bundle's manifest, its files, and the path of each operator on this machine.
+
+    Raises:
+        BundleError: if the bundle is damaged.
+    """
+    bundle = Bundle.open(path)
+    manifest = bundle.manifest
+    rows: dict[str, object] = {"bundle": path, "from": manifest.source.get("kind")}
+    rows |= manifest.config or {}
+    rows |= {
+        "inputs": ", ".join(manifest.inputs),
+        "extra inputs": _extra_inputs(manifest),
+        "vocabulary": manifest.vocab_size,
+        "features": _features(manifest),
+        "longest document": _tokens(manifest.max_tokens),
+        "longer than memory": f"no: {manifest.whole_only}"
+        if manifest.whole_only
+        else "in chunks"
+        if manifest.chunked
+        else None,
+        "memory": None if manifest.chunked else _memory(bundle),
+        "append": f"no: {reason}" if (reason := append_problem(bundle)) else "yes",
+        "batching": None if manifest.batching else "no: each document runs separately",
+        "evidence": _evidence(manifest),
+        **_heads(manifest),
+        "calibration": _calibration(manifest),
+        "precision": manifest.precision_title,
+        **_node_precisions(manifest),
+        **_position_biases(manifest),
+        "opset": manifest.opset,
+        "parity": _parity(bundle),
+        "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
+    }
+    _show(console, rows)
+    for name, calibration in (manifest.calibration or {}).items():
+        console.print(f"Calibration of {escape(name)}:")
+        console.print(error_table(calibration))
+        if calibration.threshold is not None:
+            console.print(threshold_sentence(calibration.threshold), soft_wrap=True)
+    console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
+    if methods := product_methods(bundle.model_path, bundle.manifest.precision):
+        console.print(method_table(methods))
+    if manifest.operators and (why := aftplugins.missing("onnxruntime")):
+        console.print(f"[yellow]{why}[/]")
+    if plan := manifest.engine:
+        show_engine(plan, path, console)
+        _show_fit(bundle, plan, console)
+    console.print(size_table(bundle.files))
+
+
+def _memory(bundle: Bundle) -> str:
+    """Return the predicted memory of some runs, and the longest in the default budget."""
+    fused = aftplugins.library("onnxruntime") is not None
+    most = bundle.manifest.max_tokens or MAX_TOKENS
+    memory = predict_memory(bundle.model_path, most, fused=fused)
+    lengths = sorted({min(512, most), min(8192, most)})
+    sizes = ", ".join(
+        f"{memory.bytes_of(n) / (1 << 20):,.4g} MiB for {n:,} tokens" for n in lengths
+    )
+    return f"{sizes}; {memory.longest(MEMORY_BUDGET, most):,} tokens fit {MEMORY_BUDGET >> 20} MiB"
+
+
+def show_checkpoint(
+    path: Path,
+    console: Console,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
+    """Print the kind of a model file and the number of its weights.
+
+    Args:
+        path: any of the seven kinds that ``aftexport.load`` reads.
+        console: the console of the output.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        trust_remote_code: whether code in a transformers folder is run.
+
+    Raises:
+        CheckpointError: if the file cannot be read.
+    """
+    from aftexport.checkpoint import load
+    from aftexport.nn import ClassifierConfig
+
+    checkpoint = load(
+        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
+    )
+    if checkpoint.program is not None:
+        weights = dict(checkpoint.program.state_dict)
+    else:
+        assert checkpoint.module is not None
+        weights = dict(checkpoint.module.state_dict())
+    config = getattr(checkpoint.module, "config", None)
+    rows: dict[str, object] = {"model": path, "kind": checkpoint.kind}
+    if isinstance(config, ClassifierConfig):
+        rows |= config.to_dict()
+    rows |= {
+        "weights": f"{sum(t.numel() for t in weights.values()):,} in {len(weights)}",
+        "task": checkpoint.task or "not declared",
+        "labels": ", ".join(checkpoint.labels) if checkpoint.labels else "none",
+        "tokenizer": "yes" if checkpoint.tokenizer else "none",
+    }
+    _show(console, rows)
+
+
+def _show(console: Console, rows: dict[str, object]) -> None:
+    table = plain_table("", "")
+    for name, value in rows.items():
+        # A label or a path may look like markup.
+        table.add_row(name, escape(str(value)))
+    console.print(table)
+
+
+def _show_fit(bundle: Bundle, plan: EnginePlan, console: Console) -> None:
+    try:
+        file = find(bundle, wanted_here(bundle, plan.settings))
+        console.print(f"The engine for this machine: {escape(str(file.engine))}", soft_wrap=True)
+    except EngineError as error:
+        console.print(f"[yellow]No engine for this machine:[/] {escape(error.problem)}")
+
+
+def _parity(bundle: Bundle) -> str:
+    if PARITY not in bundle.files:
+        return "not checked"
+    try:
+        record = json.loads((bundle.path / PARITY).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(
+            bundle.path, f"{PARITY} cannot be read ({error})", "Export the model again."
+        ) from error
+    checked = isinstance(record, dict) and record.get("checked")
+    return f"checked, see {PARITY}" if checked else "not checked"
+
+
+def _evidence(manifest: Manifest) -> str | None:
+    if manifest.no_evidence:
+        return f"no: {manifest.no_evidence}"
+    if manifest.evidence is None:
+        return None
+    if manifest.evidence_heads is None:
+        return f"of each token, for the largest logit of {manifest.explained}"
+    lines = [f"of each token, for {', '.join(manifest.evidence_heads)}"]
+    lines += [f"not for {name}: {why}" for name, why in manifest.refused_evidence.items()]
+    return "\n".join(lines)
+
+
+def _calibration(manifest: Manifest) -> str:
+    lines = []
+    for name, calibration in (manifest.calibration or {}).items():
+        by_length = ", by length" if calibration.depends_on_length else ""
+        line = f"{name}: {calibration.method}{by_length}, {calibration.documents:,} documents"
+        if (threshold := calibration.threshold) is not None:
+            line += f", abstains below {threshold.confidence:.4g} (budget {threshold.budget:g})"
+        lines.append(line)
+    return "\n".join(lines) or "none"
+
+
+def _node_precisions(manifest: Manifest) -> dict[str, object]:
+    if not manifest.node_precisions:
+        return {}
+    lines = []
+    for node in manifest.node_precisions:
+        errors = ", ".join(f"{p} {error:.1e}" for p, error in sorted(node.errors.items()))
+        lines.append(f"{node.node}: {node.precision}: {node.reason} (errors: {errors})")
+    return {"tolerance": manifest.tolerance, "precision of nodes": "\n".join(lines)}
+
+
+def _position_biases(manifest: Manifest) -> dict[str, object]:
+    lines = []
+    for bias in manifest.position_biases:
+        span = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
+        lines.append(f"{bias.node}: range of a row {span}, exponentials in {bias.precision}")
+    return {"position biases": "\n".join(lines)} if lines else {}
+
+
+def _features(manifest: Manifest) -> str | None:
+    features = manifest.features
+    if features is None:
+        return None
+    shown = ", ".join(features.names[:_SHOWN_FEATURES])
+    more = features.count - _SHOWN_FEATURES
+    shown += f" and {more} more" if more > 0 else ""
+    is_raw = features.mean is None and features.scale is None
+    return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
+
+
+def _extra_inputs(manifest: Manifest) -> str | None:
+    lines = []
+    for extra in manifest.extra_inputs:
+        limit = "" if extra.maximum is None else f", 0 to {extra.maximum}"
+        lines.append(f"{extra.name}: {extra.layout}{limit}")
+    return "\n".join(lines) or None
+
+
+def _heads(manifest: Manifest) -> dict[str, object]:
+    """Return the rows of the only head, or those of several under the names of their outputs."""
+    rows: dict[str, object] = {}
+    for output, head in manifest.heads.items():
+        place = "" if len(manifest.heads) == 1 else f" of {output}"
+        rows |= {
+            f"task{place}": head.task,
+            f"labels{place}": ", ".join(head.names),
+            f"scores{place}": head.meaning,
+        }
+    return rows
+
+
+def _tokens(count: int | None) -> str:
+    return f"{MAX_TOKENS if count is None else count} tokens"

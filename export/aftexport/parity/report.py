@@ -1,0 +1,187 @@
+"""The result of a parity check and its verdict."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.manifest import Manifest
+from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.layers import Layers
+from aftexport.parity.tables import meanings_of, subject_of
+from aftexport.parity.tolerance import TOLERANCES, Tolerance
+
+SCHEMA_VERSION = 1
+_SHOWN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a parity check and its verdict.
+
+    Attributes:
+        manifest: manifest of the bundle.
+        comparisons: comparisons of every case on every engine.
+        against: the reference in words; empty for PyTorch's outputs stored in the bundle.
+        notes: notes, such as reasons for missing comparisons.
+        inputs: inputs of each case of the model, by name of the case.
+        environment: software versions and hardware of the machine; empty if they do not matter.
+        layers: comparison of every intermediate tensor; None if it was not requested.
+        calibration: content of the bundle's ``calibration.json``; None if it has none.
+    """
+
+    manifest: Manifest
+    comparisons: Sequence[Comparison]
+    against: str = ""
+    notes: Sequence[str] = ()
+    inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    layers: Layers | None = None
+    calibration: Mapping[str, Any] | None = None
+
+    @property
+    def compared_with(self) -> str:
+        """The reference, in words."""
+        stored = f"{self.manifest.reference_title}, by its outputs stored in the bundle"
+        return self.against or stored
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are comparisons and all are within tolerance."""
+        return bool(self.comparisons) and all(c.passed for c in self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """``Ship``, ``Do not ship`` or ``Not checked``."""
+        if not self.comparisons:
+            return "Not checked"
+        return "Ship" if self.passed else "Do not ship"
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The comparison with the largest error relative to its bound."""
+        return worst(self.comparisons) if self.comparisons else None
+
+    @property
+    def reason(self) -> str:
+        """The reason of the verdict, in a sentence."""
+        furthest, name = self.worst, self.manifest.reference_name
+        if furthest is None:
+            return f"The comparison with {name} was turned off in the export."
+        count = len(self.comparisons)
+        outside = sum(not c.passed for c in self.comparisons)
+        place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
+        if not outside:
+            return (
+                f"All {count} comparisons with {name} are within tolerance; the largest error is "
+                f"{_percent(furthest.largest_error / furthest.bound)} of the tolerance ({place})."
+            )
+        of_scores = " in its scores or values" if furthest.error < furthest.largest_error else ""
+        fault = (
+            f"has an error of {furthest.largest_error:.1e}{of_scores}, more than "
+            f"{furthest.bound:.0e}"
+            if np.isfinite(furthest.error)
+            else "gives numbers that are not finite, or another shape"
+        )
+        return f"{outside} of {count} comparisons are outside tolerance: {place} {fault}."
+
+    @property
+    def blame(self) -> str | None:
+        """The result of the comparison by layer in a few sentences; None without a comparison."""
+        if self.layers is None:
+            return None
+        if self.layers.first is None or self.layers.blame is None:
+            count = len(self.layers.layers)
+            return (
+                f"All {count} intermediate tensors are within tolerance in the case "
+                f"{self.layers.case!r}."
+            )
+        first, blame = self.layers.first, self.layers.blame
+        return " ".join(
+            [
+                f"The first tensor out of tolerance, in the case {self.layers.case!r}, is "
+                f"{first.tensor} in {first.module or 'the model itself'}. The cause is the "
+                f"{blame.cause}: {blame.sentence}",
+                *blame.findings,
+            ]
+        )
+
+    def worst_tokens(self) -> list[int] | None:
+        """Return the first token ids of the model's worst case, from its first row.
+
+        None without cases, and for a model of features.
+        """
+        if self.manifest.features is not None:
+            return None
+        cases = [c for c in self.comparisons if c.subject.startswith("model")]
+        cases = [c for c in cases if c.case in self.inputs]
+        if not cases:
+            return None
+        row = np.asarray(self.inputs[worst(cases).case]["input_ids"])[0]
+        return [int(token) for token in row[:_SHOWN_TOKENS]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        tolerance = tolerance_of(self.manifest)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "reason": self.reason,
+            "against": self.compared_with,
+            "scores": meanings_of(self.manifest.heads),
+            "precision": self.manifest.precision,
+            "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
+            "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
+            "comparisons": [c.to_dict() for c in self.comparisons],
+            "worst_tokens": self.worst_tokens(),
+            "layers": self.layers.to_dict() if self.layers else None,
+            "calibration": self.calibration,
+            "notes": list(self.notes),
+            "environment": dict(self.environment),
+            "made_with": dict(self.manifest.versions),
+        }
+
+
+def tolerance_of(manifest: Manifest) -> Tolerance:
+    """Return the tolerance of a bundle's model: its own, or else that of its precision."""
+    if manifest.tolerance is not None:
+        return Tolerance(manifest.tolerance, "it was given as --tolerance")
+    return TOLERANCES[manifest.precision]
+
+
+def inputs_of(cases: Sequence[Case]) -> dict[str, Mapping[str, Array]]:
+    """Return the inputs of the model's cases, by name."""
+    return {case.name: case.inputs for case in cases if case.subject == "model"}
+
+
+def environment(**versions: str) -> dict[str, str]:
+    """Return a description of this machine with relevant software versions."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123, a device file
+            lines = [line.split(":", 1) for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0][1].strip() if lines else platform.processor() or platform.machine()
+
+
+def _subject(comparison: Comparison) -> str:
+    subject = subject_of(comparison)
+    return f"the {subject}" if comparison.subject == "model" else subject
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"

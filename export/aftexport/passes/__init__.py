@@ -1,1 +1,0 @@
-"""Analyses and rewrites of a lowered ONNX graph."""

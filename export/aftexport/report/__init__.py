@@ -1,1 +1,0 @@
-"""Parity as tables, JSON and an HTML page."""
