@@ -21,7 +21,11 @@ from aftserve.api.api_keys import Keys
 replace = Keys.replace
 
 def keeping(self, keys):
-    digests = {f"{name}-{len(self._digests)}": one for name, one in self._digests.items()}
+    current = keys._digests.values()
+    digests = {
+        f"{name}-{len(self._digests)}": one
+        for name, one in self._digests.items() if one not in current
+    }
     replace(self, keys)
     self._digests |= digests
 

@@ -47,6 +47,7 @@ class Classify(Protocol):
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
 LINES = "application/x-ndjson"
+_TOGETHER_SECONDS = 0.005
 _EMPTY_LINES = re.compile(rb"\n[ \t\r\n]+")
 LINES_TYPES = (
     LINES,
@@ -175,9 +176,10 @@ async def classify_lines(
     return LinesResponse(tasks, kind, deadline)
 
 
-async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
-    await asyncio.sleep(0)  # tasks that are done together have their turn
-    return await tasks[0]
+async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> None:
+    await asyncio.wait(tasks[:1])
+    # Lines that are done together, such as refused ones, make one answer with a length.
+    await asyncio.wait(tasks, timeout=_TOGETHER_SECONDS)
 
 
 async def _classify_line(request: Request, line: bytes, classify: Classify) -> bytes:

@@ -110,7 +110,7 @@ def test_lists_are_read_as_arrays() -> None:
 
 def test_files_have_no_inputs(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc", "utf-8")
-    found = documents.find(tmp_path, text="text", id=None)
+    found = documents.find(tmp_path, text=None, id=None)
     assert found.with_inputs([]) == found
     with pytest.raises(
         UsageError, match="Expected a column for each input of the model, static, got files"

@@ -142,17 +142,23 @@ def test_last_answer_read_in_part_ends_connection(loop: str) -> None:
             default=0,
         )
 
-    with running(app, 1, loop=loop) as server, socket.socket() as connection:
+    with running(app, 1, loop=loop) as server:
         listener = server.servers[0].sockets[0]
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(listener.getsockname())
-        connection.sendall(GET)
-        eventually(lambda: unsent() > 0, "the answer is in the buffer")
-        while unsent() > _RESUMED_BYTES:
-            assert connection.recv(1024)
-        assert unsent() > 0, "the client was too fast to leave a rest"
-        eventually(lambda: not server.server_state.connections, "the connection ends")
+        for _ in range(20):  # the system may take the whole rest at once
+            with socket.socket() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(listener.getsockname())
+                connection.sendall(GET)
+                eventually(lambda: unsent() > 0, "the answer is in the buffer")
+                while unsent() > _RESUMED_BYTES:
+                    assert connection.recv(1024)
+                has_rest = unsent() > 0
+                if has_rest:
+                    eventually(lambda: not server.server_state.connections, "the connection ends")
+                    break
+            eventually(lambda: not server.server_state.connections, "the connection is closed")
+        assert has_rest, "the client was too fast to leave a rest"
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
