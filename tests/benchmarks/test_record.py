@@ -67,6 +67,20 @@ def test_rows_of_other_setting_are_kept(tmp_path: Path, name: str) -> None:
     assert read_earlier(path, setting, replace=True) is None
 
 
+def test_rows_have_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "models-some.json"
+    record = make({("a", 64): 1.0, ("b", 64): 2.0}, refused="b")
+    write_record(record, path)
+    text = path.read_text("utf-8")
+    assert json.loads(text) == record
+    assert (
+        text.count("\n")
+        == len(record)
+        + sum(len(record[name]) + 1 for name in ("contenders", "commands", "cannot", "rows"))
+        + 2
+    )
+
+
 def test_commit_is_that_of_checkout() -> None:
     assert re.fullmatch(r"[0-9a-f]{12}( with changes)?|unknown", read_commit())
 

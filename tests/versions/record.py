@@ -26,4 +26,4 @@ def put_row(row: Row) -> None:
     """Add a row in place of an earlier one with its name."""
     rows = [*(r for r in read_record() if r["name"] != row["name"]), row]
     rows.sort(key=lambda r: r["name"])
-    RECORD.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+    RECORD.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")

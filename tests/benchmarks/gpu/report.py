@@ -20,6 +20,7 @@ from benchmarks.gpu.timing import (
     Seconds,
 )
 from benchmarks.gpu.workloads import Workload
+from benchmarks.record import write_record
 
 NO_TIME = "no time was left"
 _OTHERS = (PRODUCT, EAGER, COMPILED, SDPA)
@@ -66,7 +67,7 @@ def keep(record: Record, folder: Path) -> None:
     """Writes ``<gpu-name>.json``, for ``load``, and ``.log`` if a program failed that printed."""
     path = record.path(folder, ".json")
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(record), indent=1, default=str))
+    write_record(json.loads(json.dumps(asdict(record), default=str)), new)
     new.replace(path)
     printed = [f"{outcome}\n{outcome.printed}" for outcome in record.outcomes if outcome.printed]
     log = record.path(folder, ".log")
