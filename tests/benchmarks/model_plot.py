@@ -4,51 +4,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-
+from benchmarks.plot import MARKERS, Panel, Style, draw
 from benchmarks.titles import TITLES
 from benchmarks.workloads import SOFTMAX
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "models.svg"
-COLUMNS = 4
-_COLORS = {"aftexport": "#2a6f97", "openvino": "#d1495b", "ort": "#66a182", "torch": "#8d6b94"}
-_STYLES = {"fp32": "-", "bf16": "--", "int8": ":"}
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_COLORS = {"aftexport": "blue", "openvino": "red", "ort": "green", "torch": "violet"}
+_DASHES = {"fp32": "solid", "bf16": "dashed", "int8": "dotted"}
+_SOFTMAX = "softmax, best peer"
 
 
-def draw(record: Mapping[str, Any], path: Path) -> None:
-    """Draw a panel for each mechanism, and the softmax encoder in its best contender.
-
-    Args:
-        record: a record of models.
-        path: the SVG file.
-    """
-    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "aftexport", "font.size": 10})
-    rows = -(-(len(TITLES) + 1) // COLUMNS)
-    figure, panels = plt.subplots(
-        rows, COLUMNS, figsize=(13, 3.4 * rows), sharex=True, sharey=True, layout="constrained"
+def draw_models(record: Mapping[str, Any], path: Path) -> None:
+    """Draw a panel for each mechanism, with the softmax encoder in its best contender."""
+    panels = []
+    for mechanism, title in TITLES.items():
+        curves = {
+            facts["title"]: points(record, mechanism, name)
+            for name, facts in record["contenders"].items()
+        }
+        curves[_SOFTMAX] = softmax_points(record)
+        panels.append(Panel(title, {name: curve for name, curve in curves.items() if curve}))
+    title = (
+        f"Milliseconds of a four-layer model: {record['processor']['title']}, "
+        f"{record['threads']} threads, {record['date']}"
     )
-    axes = list(panels.flat)
-    for panel, (mechanism, title) in zip(axes, TITLES.items(), strict=False):
-        _draw_mechanism(panel, record, mechanism)
-        panel.set_title(title)
-    legend = axes[len(TITLES)]
-    handles, labels = _all_handles(axes[: len(TITLES)])
-    legend.legend(handles, labels, loc="center", fontsize="small", frameon=False)
-    legend.axis("off")
-    processor = record["processor"]
-    figure.suptitle(
-        f"Milliseconds of a four-layer model: {processor['title']}, {record['threads']} threads, "
-        f"{record['date']}"
-    )
-    figure.supxlabel("tokens")
-    figure.patch.set_facecolor("white")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    draw(title, panels, _styles(record), path, columns=4)
 
 
 def points(record: Mapping[str, Any], mechanism: str, contender: str) -> list[tuple[int, float]]:
@@ -70,30 +50,16 @@ def softmax_points(record: Mapping[str, Any]) -> list[tuple[int, float]]:
     return sorted(best.items())
 
 
-def _draw_mechanism(panel: Axes, record: Mapping[str, Any], mechanism: str) -> None:
+def _styles(record: Mapping[str, Any]) -> dict[str, Style]:
+    """Return a color for each family, a dash for each precision, a marker in order."""
+    styles: dict[str, Style] = {}
     shown: dict[str, int] = {}
+    markers = list(MARKERS)[:-1]
     for name, facts in record["contenders"].items():
         family = name.partition("_")[0]
-        marker = _MARKERS[shown.setdefault(family, 0) % len(_MARKERS)]
-        shown[family] += 1
-        if line := points(record, mechanism, name):
-            panel.plot(
-                *zip(*line, strict=True), label=facts["title"], color=_COLORS[family],
-                linestyle=_STYLES[facts["precision"]], marker=marker, markersize=4,
-                linewidth=2 if facts["is_ours"] else 1.2,
-            )  # fmt: skip
-    if softmax := softmax_points(record):
-        panel.plot(*zip(*softmax, strict=True), "x-.", color="#777777", label="softmax, best peer")
-    lengths = sorted({row["tokens"] for row in record["rows"]})
-    panel.set(xscale="log", yscale="log")
-    panel.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths])
-    panel.xaxis.minorticks_off()
-    panel.grid(alpha=0.3)
-
-
-def _all_handles(panels: list[Axes]) -> tuple[list[Any], list[str]]:
-    found: dict[str, Any] = {}
-    for panel in panels:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
+        place = shown[family] = shown.get(family, -1) + 1
+        styles[facts["title"]] = Style(
+            _COLORS[family], _DASHES[facts["precision"]], markers[place % len(markers)],
+            2 if facts["is_ours"] else 1.2,
+        )  # fmt: skip
+    return styles | {_SOFTMAX: Style("gray", "dashed", "cross")}

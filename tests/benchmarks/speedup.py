@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("agg")
-from matplotlib import pyplot as plt
-
+from aftexport.report.plots import LogAxis
+from benchmarks.plot import svg, text
 from benchmarks.titles import TITLES, label
 
 Row = Mapping[str, Any]
@@ -43,24 +40,28 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         rows: the rows of a record.
         path: the SVG file.
     """
-    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "aftexport", "font.size": 11})
     found = speedups(rows)
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    ticks = (1, 2, 5, 10, 20, 50)
+    bottom = 40.0 + 40 * len(TITLES)
+    axis = LogAxis(1, 60, 150, 640)
+    lines = "".join(f"M{axis.place(tick):.1f} 36V{bottom}" for tick in ticks)
+    body = [f'<path class="grid" d="{lines}"/>']
     for place, (contender, title) in enumerate(CONTENDERS.items()):
-        ratios = [found[mechanism][contender] for mechanism in TITLES]
-        heights = [row + (place - 0.5) * 0.38 for row in range(len(TITLES))]
-        bars = axes.barh(heights, ratios, 0.36, color=("#2a6f97", "#a9c7d9")[place], label=title)
-        axes.bar_label(bars, [label(ratio) for ratio in ratios], padding=3)
-    axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlim=(1, 60), xlabel="times as fast (logarithmic)")
-    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=len(CONTENDERS), frameon=False)
-    figure.patch.set_facecolor("white")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+        fill = f'style="fill: var(--{("blue", "pale")[place]})"'
+        x = 200 + 220 * place
+        body += [f'<rect x="{x}" y="10" width="14" height="14" {fill}/>', text(x + 22, 22, title)]
+        for row, mechanism in enumerate(TITLES):
+            ratio, y = found[mechanism][contender], 42 + 40 * row + 17 * place
+            width = axis.place(ratio) - axis.start
+            body.append(
+                f'<rect x="{axis.start:g}" y="{y}" width="{width:.1f}" height="15" {fill}/>'
+            )
+            body.append(text(axis.place(ratio) + 5, y + 12, label(ratio)))
+    body += [text(axis.start - 8, 63 + 40 * row, title, "e")
+             for row, title in enumerate(TITLES.values())]  # fmt: skip
+    body += [text(axis.place(tick), bottom + 18, f"{tick} times", "m") for tick in ticks]
+    body.append(text((axis.start + axis.end) / 2, bottom + 38, "as fast (logarithmic)", "m"))
+    path.write_text(svg(680, bottom + 50, body, size=13), "utf-8")
 
 
 if __name__ == "__main__":

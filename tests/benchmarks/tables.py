@@ -252,4 +252,4 @@ def _measured(record: Record, name: str) -> str:
 
 if __name__ == "__main__":
     write_tables()
-    model_plot.draw(widest(read_records("models")), model_plot.PICTURE)
+    model_plot.draw_models(widest(read_records("models")), model_plot.PICTURE)

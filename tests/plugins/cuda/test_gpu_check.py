@@ -79,7 +79,7 @@ def test_sanitizer_tools_run_or_report_skips(
 def test_kernels_need_few_packages() -> None:
     """A GPU machine has torch, NumPy and onnx, and few of the packages that this project needs."""
     absent = ("pydantic", "pydantic_core", "loky", "rich", "tensorrt", "jinja2", "filelock",
-              "safetensors", "tokenizers", "matplotlib", "onnxscript", "onnx_ir")  # fmt: skip
+              "safetensors", "tokenizers", "onnxscript", "onnx_ir")  # fmt: skip
     code = f"""
 import sys
 sys.modules |= dict.fromkeys({absent})
