@@ -1,11 +1,11 @@
-"""The workloads of ``make gpu-check`` without a GPU: the binding, the baselines, the accuracy."""
+"""The workloads of ``make gpu-check`` without a GPU: binding, baselines, accuracy, least time."""
 
 from dataclasses import replace
 from enum import IntEnum
 
 import pytest
 import torch
-from benchmarks.gpu import MECHANISMS, accuracy, timing
+from benchmarks.gpu import MECHANISMS, accuracy, roofline, timing
 from benchmarks.gpu.library import CALLS, ExpPrecision, FeatureMap, Gate, Kernels, Normalization
 from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
 
@@ -148,3 +148,21 @@ def test_outputs_with_missing_parts_disagree() -> None:
     half = workload.baseline()(inputs[0], *(x[:, : 1 << 15] for x in inputs[1:]))
     assert "half is" in timing.disagreement("half", half, whole)[0]
     assert timing.disagreement("none", whole * torch.nan, whole)
+
+
+def test_roofline_names_longer_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, dim = 65536, 512
+    words = ["--device", "H100", "--mechanism", "aft_simple", "aft_full", "--type", "bf16"]
+    monkeypatch.setattr("sys.argv", ["roofline", *words, "--tokens", str(tokens)])
+    roofline.main()
+    header, simple, _, full, _ = capsys.readouterr().out.splitlines()
+    assert header == roofline.HEADER
+    moved, flops = 2 * 4 * tokens * dim, 4 * tokens**2 * dim
+    assert simple.split()[-5:] == [
+        f"{moved / 1e6:,.0f}", "0.0", f"{moved / 3.0e12 * 1e6:,.1f}", "0.0", "memory"
+    ]  # fmt: skip
+    moved += 2 * tokens**2
+    times = [f"{moved / 3.0e12 * 1e6:,.1f}", f"{flops / 790e12 * 1e6:,.1f}"]
+    assert full.split()[-5:] == [f"{moved / 1e6:,.0f}", f"{flops / 1e9:,.1f}", *times, "products"]
