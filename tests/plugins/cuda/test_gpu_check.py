@@ -70,7 +70,7 @@ def test_kernels_need_few_packages() -> None:
     code = f"""
 import sys
 sys.modules |= dict.fromkeys({absent})
-from benchmarks.gpu import bindings, check, models, programs
+from benchmarks.gpu import check, models, programs
 print(next(models.run(programs.ROOT, ["aft_simple"])))
 """
     done = subprocess.run(

@@ -51,5 +51,5 @@ def test_table_has_no_spills() -> None:
 def test_worse_number_is_described(changed: dict[str, int], described: str) -> None:
     known = Row("aft_simple sum_kernel", 6, spilled=0, shared=1024, registers=(64,) * 4)
     assert known.worse_than(known) == []
-    worse = known._replace(**changed)  # type: ignore[arg-type]
+    worse = known._replace(**changed)
     assert worse.worse_than(known) == [f"aft_simple sum_kernel: {described}"]
