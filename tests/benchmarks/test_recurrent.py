@@ -15,7 +15,7 @@ from aftexport.bench.timing import peak_mib
 from benchmarks.recurrent import run as recurrent
 from benchmarks.recurrent.bound import bound_of, with_best_rates
 from benchmarks.recurrent.contenders import CONTENDERS, OURS, preparation
-from benchmarks.recurrent.memory import beyond_mib
+from benchmarks.recurrent.run import beyond_mib
 from benchmarks.recurrent.tables import memory_lines, recurrent_tables, time_lines
 from benchmarks.recurrent.workload import OPERATOR, RULES, Recurrence
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from benchmarks import aarch64, tables
-from benchmarks.model_plot import points, softmax_points
 from benchmarks.peers import best_peer, grouped
+from benchmarks.pictures import points, softmax_points
 
 FACTS = {
     "aftexport_fp32": ("aftexport fp32", "fp32", True),
