@@ -27,7 +27,7 @@ endif
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
-  native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-expect wheels sdist wheel-x86_64 wheel-aarch64 \
+  native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
   cuda-wheel check-wheels bench bench-model bench-quick bench-record docs load soak lint format clean
 
 ## Try it
@@ -149,9 +149,9 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 # sanitizer, and with faults planted in them that must be noticed.
 test-cuda: $(foreach kind,address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
 
-# The tests fail where the machine code of the CUDA kernels is worse than this table, which is committed.
-cuda-table: cuda  ## the table of the CUDA kernels' machine code, tests/plugins/cuda/machine_code, written again
-	PYTHONPATH=tests:tests/support $(BIN)/python -m plugins.cuda.machine_code
+# The tests fail where a CUDA kernel takes more than in this table, which is committed.
+cuda-table: cuda  ## the CUDA kernels' registers and shared memory, tests/plugins/cuda/resources.tsv, written again
+	PYTHONPATH=tests:tests/support $(BIN)/python -m plugins.cuda.resources
 
 # What the tests of CUDA kernels build by themselves, in the build's own time.
 .PHONY: cuda-emulated
@@ -172,9 +172,9 @@ cuda-mutations: $(VENV)/installed
 gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 	@PYTHONPATH=tests:tests/support:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
 
-# Expected times of the CUDA kernels on GPUs that need not be here: EXPECT=--help shows the options.
-gpu-expect: cuda  ## bytes, instructions, launches and expected times of the CUDA kernels on five GPUs
-	@PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks.gpu.expect $(EXPECT)
+# Of GPUs that need not be here: ROOFLINE=--help shows the options.
+gpu-roofline: $(VENV)/installed  ## the least time of each mechanism on five GPUs, by its bytes and products
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks.gpu.roofline $(ROOFLINE)
 
 ## Wheels
 

@@ -21,7 +21,7 @@ from benchmarks.contenders import OPERATORS as CONTENDERS
 from benchmarks.contenders.contender import CannotReadError
 from benchmarks.limits import least_seconds, rates
 from benchmarks.peers import Facts, best_peer, grouped
-from benchmarks.plot import draw
+from benchmarks.plot import Panel, compared_styles, draw
 from benchmarks.processor import read_processor
 from benchmarks.record import (
     Refusals,
@@ -74,9 +74,24 @@ def run(options: argparse.Namespace, console: Console) -> None:
     for line in refusals.left_out:
         console.print(f"left out: {line}")
     if not options.quick:
-        picture = Path("build") / out.with_suffix(".png").name
-        draw(rows, picture)
+        picture = Path("build") / out.with_suffix(".svg").name
+        draw_operators(rows, picture)
         console.print(f"plot in {picture}")
+
+
+def draw_operators(rows: Sequence[Row], path: Path) -> None:
+    """Draw time and memory against the length: ours, and torch.compile."""
+    nanoseconds, memory = Panel("nanoseconds a token"), Panel("peak MiB of a call")
+    names = {"aftexport_fp32": "", "torch_compile": ", torch.compile"}
+    for row in sorted(rows, key=lambda each: int(each["tokens"])):
+        if row["contender"] in names:
+            tokens, name = row["tokens"], row["mechanism"] + names[row["contender"]]
+            per_token = row["seconds"] / tokens * 1e9
+            nanoseconds.curves.setdefault(name, []).append((tokens, per_token))
+            if row["peak_mib"]:
+                memory.curves.setdefault(name, []).append((tokens, row["peak_mib"]))
+    styles = compared_styles(list(dict.fromkeys(r["mechanism"] for r in rows)), "torch.compile")
+    draw("", [nanoseconds, memory], styles, path, columns=3, has_common_y=False)
 
 
 def choose(

@@ -1,7 +1,6 @@
 """Graphs of other people's layers in ONNX Runtime: fused and as they were, in turn."""
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from aftexport.bench.timing import Run, sample
 from aftexport.parity import TOLERANCES
 from benchmarks.processor import read_processor
+from benchmarks.record import write_record
 
 HEADS = 4
 RANDOM_FEATURES = 256
@@ -123,8 +123,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         for form in track(forms(options.dim, tokens), "Recognized", console=console)
     ]
     out = options.out or Path("build/bench_recognized.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"tokens": tokens, "dim": options.dim, "rows": rows}, indent=1))
+    write_record({"tokens": tokens, "dim": options.dim, "rows": rows}, out)
     table = Table("form", "operators", "before, ms", "fused, ms", "times as fast", "quartiles")
     for row in rows:
         low, high = row["quartiles"]

@@ -105,9 +105,20 @@ def make_record(
 
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
-    """Write a record as JSON."""
+    """Write a record as JSON, one row a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    members = (f" {json.dumps(name)}: {_lines(value)}" for name, value in record.items())
+    path.write_text("{\n" + ",\n".join(members) + "\n}\n", "utf-8")
+
+
+def _lines(value: Any) -> str:
+    """Return a member of a record as JSON: a line for each row, or one line."""
+    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
+        rows = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in value.items()]
+        return "{\n" + ",\n".join(rows) + "\n }"
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    return json.dumps(value)
 
 
 def read_earlier(path: Path, setting: Mapping[str, Any], *, replace: bool) -> dict[str, Any] | None:

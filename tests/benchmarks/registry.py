@@ -5,12 +5,12 @@ PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.registry
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
+from benchmarks.record import FOLDER, write_record
 from benchmarks.setup import prepare
 
-REGISTRY = Path(__file__).parent / "records" / "contenders.json"
+REGISTRY = FOLDER / "contenders.json"
 
 
 def read_registry() -> dict[str, dict[str, Any]]:
@@ -28,7 +28,7 @@ def main() -> None:
     if MISSING:
         sys.exit(f"Expected every contender, got none of {', '.join(MISSING.values())}")
     facts = {name: contender.facts for name, contender in MODELS.items()}
-    REGISTRY.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    write_record(facts, REGISTRY)
 
 
 if __name__ == "__main__":

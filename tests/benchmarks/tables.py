@@ -1,4 +1,4 @@
-"""The tables of README and documentation, from the records.
+"""The tables of README and documentation, from the records; as a program also the pictures.
 
 PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.tables
 """
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import aarch64, model_plot
+from benchmarks import aarch64, pictures
 from benchmarks.peers import PRECISIONS, Row, best_peer, grouped
 from benchmarks.record import read_records
 from benchmarks.recurrent.tables import recurrent_tables
@@ -252,4 +252,4 @@ def _measured(record: Record, name: str) -> str:
 
 if __name__ == "__main__":
     write_tables()
-    model_plot.draw(widest(read_records("models")), model_plot.PICTURE)
+    pictures.draw_all(widest(read_records("models")))

@@ -1,11 +1,7 @@
 """Contenders are found by themselves, and a refusal is recorded with its reason."""
 
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 
 from benchmarks import contenders, model
@@ -14,15 +10,6 @@ from benchmarks.record import Refusals
 from benchmarks.registry import read_registry
 from benchmarks.task import Task, build, logits
 from benchmarks.workloads import Workload
-
-MODULE = """
-from benchmarks.contenders.torch_eager import TorchEager
-
-class Another(TorchEager):
-    name = "another"
-
-CONTENDERS = (Another(),)
-"""
 
 
 def relative_error(task: Task, contender: ModelContender) -> float:
@@ -56,18 +43,6 @@ def task() -> Task:
     return build(Workload("aft_simple", 1, 40, 32))
 
 
-def test_new_module_adds_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "another.py").write_text(MODULE, "utf-8")
-    (tmp_path / "broken.py").write_text("import no_such_package", "utf-8")
-    monkeypatch.setattr(contenders, "__path__", [*contenders.__path__, str(tmp_path)])
-    found, missing = contenders.discover()
-    for name in ("another", "broken"):
-        sys.modules.pop(f"benchmarks.contenders.{name}", None)
-    assert "another" in {contender.name for contender in found}
-    assert "no_such_package" in missing["broken"]
-    assert "make build/peers/installed" in missing["broken"]
-
-
 def test_registry_has_every_contender() -> None:
     """If it fails, run the command in the docstring of ``benchmarks.registry``."""
     known = {name: contender.facts for name, contender in contenders.MODELS.items()}
@@ -85,16 +60,6 @@ def test_refusals_are_recorded(task: Task) -> None:
         ("refusing", "cannot read: no Scan"),
         ("failing", "cannot run: ValueError: shape mismatch"),
     ]
-
-
-def test_register_rate_is_of_fp32_only() -> None:
-    """A precision may run by another method than that of its name."""
-    facts = {n: contenders.MODELS[n].facts for n in ("aftexport_fp32", "aftexport_int8")}
-    row = {"mechanism": "aft_conv", "tokens": 64, "seconds": 1.0, "error_float32": 0.0,
-           "error_float64": None, "peak_mib": None, "product_multiply_adds": 50e9,
-           "limits": {"fp32": 100.0, "int8": 400.0}}  # fmt: skip
-    shown = model.table([row | {"contender": name} for name in facts], facts)
-    assert list(shown.columns[6].cells) == ["50%", ""]
 
 
 def test_own_failure_stops_run(task: Task) -> None:
@@ -116,34 +81,6 @@ def test_openvino_computes_model(task: Task, name: str, bound: float) -> None:
     assert relative_error(task, contenders.MODELS[name]) < bound
 
 
-def test_openvino_reports_unreadable_graph() -> None:
-    """A node of a domain that no runtime knows stands for any graph that OpenVINO refuses."""
-    if "openvino_onnx" in contenders.MISSING:
-        pytest.skip(f"the peers of the benchmark: {contenders.MISSING['openvino_onnx']}")
-    make, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    values = [make.make_tensor_value_info(name, float32, [1]) for name in ("x", "y")]
-    node = make.make_node("Unknown", ["x"], ["y"], domain="some.domain")
-    unreadable = make.make_model(
-        make.make_graph([node], "graph", values[:1], values[1:]),
-        opset_imports=[make.make_opsetid("", 20), make.make_opsetid("some.domain", 1)],
-    )
-    openvino_onnx = import_module("benchmarks.contenders.openvino_onnx")
-    with pytest.raises(CannotReadError, match=r"some\.domain\.Unknown"):
-        openvino_onnx.read(unreadable)
-
-
-def test_softmax_runs_in_peers_and_short_documents_only() -> None:
-    chosen = list(contenders.MODELS.values())
-    refusals = Refusals()
-    longest = Workload("softmax", 1, model.SOFTMAX_MAX_TOKENS, 256)
-    allowed = model.allowed(longest, chosen, [], refusals)
-    assert allowed == [contender for contender in chosen if not contender.is_ours]
-    assert not refusals.left_out
-    longer = Workload("softmax", 1, 2 * model.SOFTMAX_MAX_TOKENS, 256)
-    assert model.allowed(longer, chosen, [], refusals) == []
-    assert "quadratic" in refusals.left_out[0]
-
-
 def test_slow_peer_gets_no_long_document() -> None:
     chosen = list(contenders.MODELS.values())
     seconds = {"torch_eager": 9.0, "ort_portable": 1.0, "torch_compile": 1.9, "aftexport_fp32": 5.0}
@@ -157,13 +94,3 @@ def test_slow_peer_gets_no_long_document() -> None:
     assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
         ("torch_eager", "left out: 9.0 times the best peer's time at 4,096 tokens")
     ]
-    del seconds["torch_eager"]
-    rows += [
-        {"mechanism": "aft_conv", "tokens": 16_384, "contender": name, "seconds": each}
-        for name, each in seconds.items()
-    ]
-    longer = model.allowed(Workload("aft_conv", 1, 65_536, 256), chosen, rows, refusals)
-    assert longer == allowed
-    assert [(row["contender"], row["tokens"]) for row in refusals.rows] == [
-        ("torch_eager", 16_384), ("torch_eager", 65_536)
-    ]  # fmt: skip

@@ -1,9 +1,7 @@
-import ctypes
 from pathlib import Path
 
 import pytest
 
-from benchmarks import register_rates
 from benchmarks.processor import read_processor
 
 CPUINFO = """processor : 0
@@ -59,27 +57,3 @@ def test_aarch64_is_told_by_part(tmp_path: Path, implementer: str, part: str, sl
     assert processor.slug == slug
     assert processor.flags == ("asimddp", "i8mm")
     assert (processor.vendor, processor.model) == (implementer, int(part, 16))
-
-
-def test_slug_has_no_separators(tmp_path: Path) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(CPUINFO.format(vendor="AuthenticAMD", family=25, model=17, flags=""), "utf-8")
-    assert read_processor(path).slug == "amd-zen-4"
-
-
-def test_machine_without_cpuinfo_is_named(tmp_path: Path) -> None:
-    assert read_processor(tmp_path / "none").title == "unknown processor"
-
-
-def test_register_rates_count_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A longer call does proportionally more work, and an absent instruction has no rate."""
-    monkeypatch.setattr(register_rates, "LIBRARY", tmp_path / "rates.so")
-    library = register_rates.compile_library()
-    assert library.fp32(10) == 10 * library.fp32(1) > 0
-    rates = register_rates.register_rates(1)
-    present = {kind for kind in register_rates.KINDS if getattr(library, kind)(1)}
-    assert rates.keys() == present | {"copy"}
-    assert isinstance(library, ctypes.CDLL)
-    seconds = dict.fromkeys(rates, 0.5)
-    found = register_rates.in_billions(rates, seconds)
-    assert found["fp32"] == pytest.approx(rates["fp32"].work / 0.5e9)

@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from benchmarks.record import (
     RecordError,
     Refusals,
     make_record,
-    read_commit,
     read_earlier,
     read_records,
     read_setting,
@@ -43,15 +41,6 @@ def test_second_run_replaces_length() -> None:
     assert merged["cannot"] == []
 
 
-def test_record_has_commands_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmarks", "--tokens", "64"])
-    first = make({("a", 64): 1.0})
-    assert first["commands"] == ["python -m benchmarks --tokens 64"]
-    monkeypatch.setattr("sys.argv", ["benchmarks"])
-    merged = make({("a", 128): 1.0}, earlier=first)
-    assert merged["commands"] == ["python -m benchmarks --tokens 64", "python -m benchmarks"]
-
-
 @pytest.mark.parametrize("name", ["date", "commit", "threads", "versions", "contenders"])
 def test_rows_of_other_setting_are_kept(tmp_path: Path, name: str) -> None:
     path = tmp_path / "models-some.json"
@@ -67,8 +56,18 @@ def test_rows_of_other_setting_are_kept(tmp_path: Path, name: str) -> None:
     assert read_earlier(path, setting, replace=True) is None
 
 
-def test_commit_is_that_of_checkout() -> None:
-    assert re.fullmatch(r"[0-9a-f]{12}( with changes)?|unknown", read_commit())
+def test_rows_have_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "models-some.json"
+    record = make({("a", 64): 1.0, ("b", 64): 2.0}, refused="b")
+    write_record(record, path)
+    text = path.read_text("utf-8")
+    assert json.loads(text) == record
+    assert (
+        text.count("\n")
+        == len(record)
+        + sum(len(record[name]) + 1 for name in ("contenders", "commands", "cannot", "rows"))
+        + 2
+    )
 
 
 def test_records_are_read_by_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,10 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from aftexport.bench.timing import peak_mib
-from benchmarks.record import Refusals
 from benchmarks.recurrent import run as recurrent
 from benchmarks.recurrent.bound import bound_of, with_best_rates
-from benchmarks.recurrent.chunked_form import Compiler
 from benchmarks.recurrent.contenders import CONTENDERS, OURS, preparation
-from benchmarks.recurrent.memory import beyond_mib
+from benchmarks.recurrent.run import beyond_mib
 from benchmarks.recurrent.tables import memory_lines, recurrent_tables, time_lines
 from benchmarks.recurrent.workload import OPERATOR, RULES, Recurrence
 
@@ -25,13 +23,6 @@ from benchmarks.recurrent.workload import OPERATOR, RULES, Recurrence
 def as_written(function: Any) -> Any:
     """Compile nothing: the chunked form itself takes milliseconds."""
     return function
-
-
-def refuse(function: Any) -> Any:
-    def call(*inputs: object) -> object:
-        raise NotImplementedError("no such loop")
-
-    return call
 
 
 @pytest.fixture(autouse=True)
@@ -82,34 +73,6 @@ def test_memory_of_kernel_is_flat() -> None:
     body = beyond_mib("body", long, 1)
     assert body is not None
     assert body > output_mib
-
-
-def test_rule_that_fails_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler: Compiler = refuse
-    monkeypatch.setattr(
-        recurrent,
-        "preparation",
-        lambda name, workload, feeds: preparation(name, workload, feeds, compiler),
-    )
-    refusals = Refusals()
-    workload = Recurrence("delta", 1, 64, 1, 16)
-    rows = recurrent.measure(workload, [OURS, "torch_compile"], [1], 1, refusals)
-    assert [row["contender"] for row in rows] == [OURS]
-    assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
-        ("torch_compile", "cannot run: NotImplementedError: no such loop")
-    ]
-
-
-def test_refusal_of_every_contender_gives_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        recurrent,
-        "preparation",
-        lambda name, workload, feeds: preparation(name, workload, feeds, refuse),
-    )
-    refusals = Refusals()
-    workload = Recurrence("delta", 1, 64, 1, 16)
-    assert recurrent.measure(workload, ["torch_compile"], [2, 1], 1, refusals) == []
-    assert [row["contender"] for row in refusals.rows] == ["torch_compile"]
 
 
 def test_run_writes_record_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
+import ctypes
 import re
 import shutil
 import subprocess
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +12,6 @@ FUNCTION = re.compile(r"(?m)^[0-9a-f]+ <.*repeat.*>:$")
 MULTIPLY_ADD = re.compile(r"\b(vfn?madd|v?dp|vpdp|vpmadd|fmla|bfmmla|smmla|sdot|smlal)")
 VECTOR = re.compile(r"%[xyz]mm\d|\b[qv]\d+\b")
 MEMORY = re.compile(r"\(%|\[(x\d|sp)")
-
-
-def test_missing_instruction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = SimpleNamespace(fp32=lambda rounds: 0 * rounds)
-    monkeypatch.setattr(register_rates, "compile_library", lambda: lacking)
-    with pytest.raises(RuntimeError, match="Expected a processor with AVX2 and FMA"):
-        register_rates.register_rate("fp32", 1)
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -33,3 +27,17 @@ def test_sums_stay_in_registers() -> None:
         assert len(places) >= 12, lines
         vectors = [line for line in lines[places[0] : places[-1] + 1] if VECTOR.search(line)]
         assert [line for line in vectors if MEMORY.search(line)] == []
+
+
+def test_register_rates_count_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer call does proportionally more work, and an absent instruction has no rate."""
+    monkeypatch.setattr(register_rates, "LIBRARY", tmp_path / "rates.so")
+    library = register_rates.compile_library()
+    assert library.fp32(10) == 10 * library.fp32(1) > 0
+    rates = register_rates.register_rates(1)
+    present = {kind for kind in register_rates.KINDS if getattr(library, kind)(1)}
+    assert rates.keys() == present | {"copy"}
+    assert isinstance(library, ctypes.CDLL)
+    seconds = dict.fromkeys(rates, 0.5)
+    found = register_rates.in_billions(rates, seconds)
+    assert found["fp32"] == pytest.approx(rates["fp32"].work / 0.5e9)

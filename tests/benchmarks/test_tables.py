@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import aarch64, table_parts, tables
-from benchmarks.model_plot import points, softmax_points
+from benchmarks import aarch64, tables
 from benchmarks.peers import best_peer, grouped
+from benchmarks.pictures import points, softmax_points
 
 FACTS = {
     "aftexport_fp32": ("aftexport fp32", "fp32", True),
@@ -75,12 +75,6 @@ def test_refusal_stays_in_tables() -> None:
     assert "| Slow | 300 | 2000 | 1e-03 |" in lines
 
 
-def test_contender_without_run_has_no_row() -> None:
-    facts = RECORD["contenders"] | {"asked": FACTS_OF_PEER | {"title": "Asked"}}
-    lines = list(tables.time_lines(RECORD | {"contenders": facts}, {"aft_simple": 64}))
-    assert not [line for line in lines if "Asked" in line]
-
-
 def test_widest_record_is_chosen() -> None:
     """Contenders and mechanisms count that were measured, not those that were asked for."""
     later = RECORD | {"date": "2027-01-01"}
@@ -146,13 +140,6 @@ def test_instructions_are_counted_between_markers() -> None:
         "IN: aft_count_end", "0x4: ret", "Trace 0: c [x] aft_count_end",
     ]  # fmt: skip
     assert aarch64.count_by_function(trace) == {"work": 4}
-
-
-def test_processor_of_aarch64_is_described() -> None:
-    processor = {"title": "Arm Neoverse N1", "vendor": "0x41", "family": 0, "model": 0xD0C}
-    text = table_parts.setting(RECORD | {"processor": processor, "commit": "unknown"})
-    assert "Arm Neoverse N1 (implementer 0x41, part 0xd0c)" in text
-    assert text.endswith("the code of an unknown commit")
 
 
 def test_marked_table_is_replaced() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import model_plot, speedup, tables
+from benchmarks import pictures, tables
 from benchmarks.record import FOLDER, read_records
-from benchmarks.titles import label
+from benchmarks.titles import TITLES, label
 
 from docs.pages import PAGES, REPOSITORY
 
@@ -38,9 +38,9 @@ def seconds_of(rows: Iterable[Mapping[str, Any]]) -> Seconds:
 
 def curves(picture: Path) -> list[str]:
     """The coordinates of everything that a picture draws."""
-    found = re.findall(r' d="([^"]+)"', picture.read_text("utf-8"))
-    assert found
-    return [" ".join(path.split()) for path in found]
+    found = re.findall(r' (?:points|width)="([^"]+)"', picture.read_text("utf-8"))
+    assert len(found) > 2 * len(TITLES)
+    return found
 
 
 def has_row(title: str, cells: Iterable[str]) -> bool:
@@ -87,13 +87,13 @@ def test_tables_match_records(page: str) -> None:
 
 def test_model_picture_matches_record(tmp_path: Path) -> None:
     record = tables.widest(read_records("models"))
-    model_plot.draw(record, tmp_path / "again.svg")
-    for picture in (model_plot.PICTURE, tmp_path / "again.svg"):
+    pictures.draw_models(record, tmp_path / "again.svg")
+    for picture in (pictures.MODELS, tmp_path / "again.svg"):
         text = html.unescape(picture.read_text("utf-8"))
         assert f"{record['processor']['title']}, {record['threads']} threads" in text
         assert record["date"] in text
         assert all(facts["title"] in text for facts in record["contenders"].values())
-    assert curves(model_plot.PICTURE) == curves(tmp_path / "again.svg")
+    assert curves(pictures.MODELS) == curves(tmp_path / "again.svg")
 
 
 def test_model_picture_shows_times(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_model_picture_shows_times(tmp_path: Path) -> None:
     record = tables.widest(read_records("models"))
     changed = copy.deepcopy(record)
     changed["rows"][0]["seconds"] *= 1.1
-    model_plot.draw(changed, tmp_path / "changed.svg")
-    assert curves(model_plot.PICTURE) != curves(tmp_path / "changed.svg")
+    pictures.draw_models(changed, tmp_path / "changed.svg")
+    assert curves(pictures.MODELS) != curves(tmp_path / "changed.svg")
 
 
 def test_chunks_match_record() -> None:
@@ -117,13 +117,13 @@ def test_chunks_match_record() -> None:
 
 def test_picture_matches_record(tmp_path: Path) -> None:
     rows = rows_of("operators-amd-zen-5")
-    found = speedup.speedups(rows)
+    found = pictures.speedups(rows)
     labels = [label(ratio) for pair in found.values() for ratio in pair.values()]
-    speedup.draw(rows, tmp_path / "again.svg")
-    for picture in (speedup.PICTURE, tmp_path / "again.svg"):
+    pictures.draw_speedups(rows, tmp_path / "again.svg")
+    for picture in (pictures.SPEEDUPS, tmp_path / "again.svg"):
         texts = re.findall(r">([\d.]+)</text>", picture.read_text("utf-8"))
         assert Counter(labels) <= Counter(texts)
-    assert curves(speedup.PICTURE) == curves(tmp_path / "again.svg")
+    assert curves(pictures.SPEEDUPS) == curves(tmp_path / "again.svg")
 
 
 def test_pictures_are_small() -> None:

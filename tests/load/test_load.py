@@ -109,14 +109,6 @@ def test_engine_server_and_contenders_answer_alike(
     assert bare > 0
 
 
-def test_failed_contender_start_shows_log(checkpoint_file: Path, tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="No module named"),
-        speed.contender(["absent"], checkpoint_file, 1, tmp_path / "log"),
-    ):
-        pass
-
-
 def test_report_marks_values_outside_bounds(tmp_path: Path) -> None:
     report = Report({"requests": 3})
     report.shown("size", 5, "MiB")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from load import memory, storm
-from load.comparison import is_answer
 from load.documents import BOUND
 from load.every_head import Document, bare_answers, export_bundles, make_documents
 from load.interfaces import INTERFACES
+from load.storm_clients import is_answer
 from load.test_load import SWAPPING
 
 # A server that accepts every key that its file has ever had.

@@ -297,6 +297,15 @@ def _heads(num_heads: int, groups: int, d: Document) -> list[tuple[Array, Array,
     return [(query, keys[i], values[i]) for query, i in zip(queries, shared, strict=True)]
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
+    """Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4, with epsilon beside the variance.
+
+    Y = (x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias      over the channels
+    """
+    deviation = x - x.mean(-1, keepdims=True)
+    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * weight + bias
+
+
 MECHANISMS: dict[str, Callable[..., Array]] = {
     function.__name__: function
     for function in (

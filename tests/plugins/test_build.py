@@ -1,4 +1,4 @@
-"""The installation from the sources: without a compiler, and with a compiler that fails."""
+"""The installation from the sources: without a compiler, with one that fails, and with Clang."""
 
 import shutil
 import subprocess
@@ -7,8 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from sampling import any_case
 
 ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "plugins"
+SOURCES = sorted([*PLUGINS.glob("cpu/**/*.cc"), *PLUGINS.glob("onnxruntime/*.cc")])
 BIN = Path(sys.executable).parent
 """CMake and Ninja, and no compiler."""
 
@@ -65,3 +68,21 @@ PATH=/usr/bin:/bin exec c++ "$@"
     assert done.returncode != 0
     assert "expected ';' before '}' token" in done.stdout + done.stderr
     assert not list(tmp_path.rglob("*.whl"))
+
+
+@pytest.mark.table(keep=0.4, by=any_case)
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
+def test_a_source_compiles_in_clang(source: Path) -> None:
+    folders = [f"-I{PLUGINS}", f"-I{PLUGINS / 'cpu'}"]
+    command = [
+        "clang++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-DAFT_ISA=baseline",
+        '-DAFT_VERSION="0"',
+        *folders,
+        source,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

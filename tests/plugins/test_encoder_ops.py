@@ -5,7 +5,7 @@ import platform
 
 import numpy as np
 import pytest
-from oracles.layer_norm import layer_norm
+from oracles.mechanisms import layer_norm
 
 from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, outputs, run
 

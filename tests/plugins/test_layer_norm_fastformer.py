@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.layer_norm import layer_norm
-from oracles.mechanisms import fastformer
+from oracles.mechanisms import fastformer, layer_norm
 
 from .encoder_runner import BOUND, HALF_BOUND, error, run
 

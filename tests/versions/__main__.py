@@ -10,8 +10,7 @@ from interpreters import InterpreterError
 
 from versions.installation import installed, make_environment, make_wheel
 from versions.matrix import Environment, digest_tests, read_matrix, read_tests
-from versions.record import LIBRARIES, names_with, put_row, read_record
-from versions.suite import Outcome, run_suite
+from versions.suite import LIBRARIES, Outcome, names_with, put_row, read_record, run_suite
 
 WORK = Path("build/versions")
 

@@ -1,15 +1,22 @@
-"""A run of a part of the suite in an environment."""
+"""A run of a part of the suite in an environment, and the record: its last run in each."""
 
+import json
 import os
 import resource
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from versions.matrix import ROOT, Known
+
+RECORD = Path(__file__).with_name("record.json")
+LIBRARIES = ("torch", "onnxscript", "onnx", "onnxruntime", "uvicorn", "numpy")
+"""Libraries whose versions a row has."""
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,3 +72,21 @@ def read_report(report: Path, cpu_seconds: int) -> Outcome:
         failed=tuple(sorted(c.attrib["name"] for c in failed)),
         cpu_seconds=cpu_seconds,
     )
+
+
+def read_record() -> list[Row]:
+    """Return the rows in the order of the file."""
+    rows: list[Row] = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else []
+    return rows
+
+
+def names_with(digest: str, rows: Iterable[Row]) -> set[str]:
+    """Return the environments whose last run had the tests of a digest."""
+    return {row["name"] for row in rows if row["tests"] == digest}
+
+
+def put_row(row: Row) -> None:
+    """Add a row in place of an earlier one with its name."""
+    rows = [*(r for r in read_record() if r["name"] != row["name"]), row]
+    rows.sort(key=lambda r: r["name"])
+    RECORD.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")

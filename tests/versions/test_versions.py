@@ -15,8 +15,7 @@ from aftexport.system.internals import torch_operators, torch_shapes, torch_tran
 from versions.installation import free_constraints
 from versions.lowest import LOWEST, lower_bounds, read_bounds
 from versions.matrix import ROOT, Known, digest_tests, read_matrix
-from versions.record import names_with, put_row, read_record
-from versions.suite import Outcome, read_report
+from versions.suite import Outcome, names_with, put_row, read_record, read_report
 
 TESTS, ENVIRONMENTS = read_matrix()
 
@@ -94,7 +93,7 @@ def test_known_failure_must_fail() -> None:
 
 
 def test_row_replaces_earlier_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("versions.record.RECORD", tmp_path / "record.json")
+    monkeypatch.setattr("versions.suite.RECORD", tmp_path / "record.json")
     for row in ({"name": "b"}, {"name": "a"}, {"name": "b", "passed": 2}):
         put_row(row)
     assert json.loads((tmp_path / "record.json").read_text()) == [

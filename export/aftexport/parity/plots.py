@@ -35,6 +35,21 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class LogAxis:
+    """A logarithmic axis: the values low and high are at the coordinates start and end."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def place(self, value: float) -> float:
+        """Return the coordinate of a positive value."""
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+
+@dataclass(frozen=True)
 class Plot:
     """A plot of errors in units of the drawing, with both axes logarithmic or x by rank.
 
@@ -76,17 +91,15 @@ class _Scales:
     names: Sequence[str] | None
 
     def place_x(self, x: float) -> float:
+        start, end = _LEFT + 8, _WIDTH - _RIGHT - 8
         if self.names is not None:
-            share = (x - 0.5) / len(self.names)
-        else:
-            share = math.log2(x) / max(math.log2(self.last), 1)
-        return _LEFT + 8 + share * (_WIDTH - _RIGHT - _LEFT - 16)
+            return start + (x - 0.5) / len(self.names) * (end - start)
+        return LogAxis(1, max(self.last, 2), start, end).place(x)
 
     def place_y(self, error: float) -> float:
-        share = 1.0
-        if math.isfinite(error):
-            share = (min(_log(error), self.high) - self.low) / (self.high - self.low)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
+        low, high = 10.0**self.low, 10.0**self.high
+        shown = min(max(error, _MIN_ERROR), high) if math.isfinite(error) else high
+        return LogAxis(low, high, _HEIGHT - _BOTTOM, _TOP).place(shown)
 
     def x_ticks(self) -> list[Tick]:
         if self.names is not None:

@@ -6,7 +6,7 @@
 //           takes the 128 + 2 (s-1) keys of its span (128 + s-1 in causal form) as a dense product. So it spends 4BTD
 //           (126 + 2s) FLOPs and reads k and v 1 + (126 + 2s) / 128 times, all but one of the reads from the
 //           second-level cache where the batch fits. The weights are T (2s-1) elements more, written once and read by
-//           each group of 64 channels. At s = 128, `make gpu-expect` names the issue of instructions as the bound.
+//           each group of 64 channels.
 // Method:   shared/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
 //           exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
 //           exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has too few digits). The

@@ -12,13 +12,14 @@ from math import inf
 
 import torch
 
-from benchmarks.gpu import accuracy, bindings, machine, models, programs, report
+from benchmarks.gpu import accuracy, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.report import NO_TIME, Record
 from benchmarks.gpu.timing import measure
 from benchmarks.gpu.workloads import LAYER, Workload
 
+BINDINGS = "memory, copies and graphs by the CUDA bindings"
 NOT_CHECKED = Outcome("kernels", "not checked")
 PARTS = ("kernels", "long documents", "the bindings", "timing", "models", "the GPU",
          "compute-sanitizer")  # fmt: skip
@@ -117,8 +118,8 @@ class Check:
 
     def bindings(self) -> None:
         """NVIDIA's Python bindings, by which engines run."""
-        if self._is_due(bindings.WHAT):
-            self.add(bindings.check())
+        if self._is_due(BINDINGS):
+            self.add(check_bindings())
 
     def add(self, outcome: Outcome) -> None:
         """Tells and keeps it."""
@@ -206,6 +207,34 @@ def check(options: argparse.Namespace) -> Record:
     finally:
         print(f"record in {report.write(record, options.out)}", flush=True)
     return record
+
+
+def check_bindings() -> Outcome:
+    """What ``aftexport.engines.cuda`` does, there and back."""
+    try:
+        import numpy as np
+
+        from aftexport.engines import cuda
+
+        cuda.runtime()
+    except Exception as error:
+        return Outcome.skip(BINDINGS, str(error), "--no-bindings")
+    try:
+        stream, size = cuda.Stream(), 1 << 20
+        source, target, memory = cuda.Pinned(size), cuda.Pinned(size), cuda.Memory(size)
+        sent = source.array((size // 8,), np.dtype(np.int64))
+        received = target.array((size // 8,), np.dtype(np.int64))
+        graph = stream.capture(lambda: stream.to_host(target, memory, size))
+        for first in (1, 2):
+            sent[:] = np.arange(first, first + len(sent))
+            stream.to_device(memory, source, size)
+            graph.launch(stream)
+            stream.wait()
+            if not np.array_equal(sent, received):
+                return Outcome(BINDINGS, "other numbers come back", passed=False)
+        return Outcome(BINDINGS, f"{cuda.device()}")
+    except Exception as error:
+        return Outcome(BINDINGS, str(error), passed=False, printed=traceback.format_exc())
 
 
 def _software() -> list[str]:

@@ -20,6 +20,8 @@ from benchmarks.gpu.timing import (
     Seconds,
 )
 from benchmarks.gpu.workloads import Workload
+from benchmarks.plot import Panel, compared_styles, draw
+from benchmarks.record import write_record
 
 NO_TIME = "no time was left"
 _OTHERS = (PRODUCT, EAGER, COMPILED, SDPA)
@@ -66,7 +68,7 @@ def keep(record: Record, folder: Path) -> None:
     """Writes ``<gpu-name>.json``, for ``load``, and ``.log`` if a program failed that printed."""
     path = record.path(folder, ".json")
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(record), indent=1, default=str))
+    write_record(json.loads(json.dumps(asdict(record), default=str)), new)
     new.replace(path)
     printed = [f"{outcome}\n{outcome.printed}" for outcome in record.outcomes if outcome.printed]
     log = record.path(folder, ".log")
@@ -103,14 +105,14 @@ def in_microseconds(seconds: Seconds) -> str:
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Writes ``<gpu-name>.md``, and beside it a plot where matplotlib is installed."""
+    """Writes ``<gpu-name>.md``, and beside it a plot."""
     keep(record, folder)
     path = record.path(folder, ".md")
     lines = [f"# {record.gpu}", "", "; ".join(record.software) + ".", "", "## Checked", ""]
     lines += [f"- {outcome}" for outcome in record.outcomes]
     lines += ["", "## Timed", ""]
     if record.times:
-        plot = path.with_suffix(".png")
+        plot = path.with_suffix(".svg")
         lines += [_explanation(record), "", _plot(record, plot), "", *_tables(record)]
     else:
         lines += ["Nothing was timed.", ""]
@@ -168,30 +170,17 @@ def _tables(record: Record) -> Iterable[str]:
 
 
 def _plot(record: Record, path: Path) -> str:
-    """Draws nanoseconds a token; returns what the record shows in its place."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return "No plot: matplotlib is not installed."
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
-    for axes, causal in zip(panels, (False, True), strict=True):
-        chosen = [(w, seconds) for w, seconds in record.times if w.causal == causal]
-        for index, mechanism in enumerate(dict.fromkeys(w.mechanism for w, _ in chosen)):
-            for name, style in ((OURS, "o-"), (COMPILED, "x--")):
-                points = {
-                    workload.tokens: seconds[name] / workload.tokens * 1e9
-                    for workload, seconds in chosen
-                    if workload.mechanism == mechanism and name in seconds
-                }
-                label = mechanism if name == OURS else None
-                axes.plot(points.keys(), points.values(), style, color=f"C{index}", label=label)
-        axes.set(xscale="log", yscale="log", xlabel="tokens", title="causal" if causal else "")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("nanoseconds a token")
-    panels[0].legend(title=f"{OURS} —, {COMPILED} - -", fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    """Draw nanoseconds a token; return the line of the record that shows the picture."""
+    panels = []
+    for title, causal in (("not causal", False), ("causal", True)):
+        panel = Panel(title)
+        for workload, seconds in sorted(record.times, key=lambda timed: timed[0].tokens):
+            for name, suffix in ((OURS, ""), (COMPILED, f", {COMPILED}")):
+                if workload.causal == causal and name in seconds:
+                    point = (workload.tokens, seconds[name] / workload.tokens * 1e9)
+                    panel.curves.setdefault(workload.mechanism + suffix, []).append(point)
+        panels.append(panel)
+    mechanisms = list(dict.fromkeys(workload.mechanism for workload, _ in record.times))
+    styles = compared_styles(mechanisms, COMPILED)
+    draw("Nanoseconds a token", panels, styles, path, columns=3)
     return f"![nanoseconds a token]({path.name})"

@@ -1,18 +1,21 @@
-"""The times of every update rule at every size, beside the bounds of the machine."""
+"""The times and the memory of every update rule, beside the bounds of the machine."""
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from aftexport.bench.timing import Run
+from aftexport.bench.timing import Run, peak_mib
 from aftexport.parity import TOLERANCES
 from benchmarks.contenders.contender import last_line
 from benchmarks.limits import Rate, copies
@@ -27,8 +30,7 @@ from benchmarks.record import (
     write_record,
 )
 from benchmarks.recurrent.bound import bound_of, with_best_rates
-from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation
-from benchmarks.recurrent.memory import measure_memory
+from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation, session
 from benchmarks.recurrent.workload import RULES, Recurrence
 from benchmarks.register_rates import register_rate
 from benchmarks.timing import interleave
@@ -193,3 +195,51 @@ def memory_table(rows: list[Row]) -> Table:
         found = "" if row["beyond_mib"] is None else f"{row['beyond_mib']:.1f}"
         table.add_row(row["rule"], f"{row['tokens']:,}", row["contender"], found)
     return table
+
+
+def measure_memory(
+    names: Sequence[str], workloads: Sequence[Recurrence], threads: int
+) -> list[Row]:
+    """Measure the workloads with each contender, in processes of their own.
+
+    The processes are forked: call it before this process has run anything in several threads.
+
+    Args:
+        names: the contenders; each is a session of ONNX Runtime.
+        workloads: the update rules and sizes.
+        threads: number of threads.
+    """
+    rows = []
+    for name in names:
+        for workload in workloads:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+                found = pool.submit(beyond_mib, name, workload, threads).result()
+            rows.append(
+                {
+                    "contender": name,
+                    "rule": workload.rule,
+                    "tokens": workload.tokens,
+                    "beyond_mib": found,
+                }
+            )
+    return rows
+
+
+def beyond_mib(name: str, workload: Recurrence, threads: int) -> float | None:
+    """Return the maximum increase of resident memory during the first call of a session, in MiB.
+
+    The inputs and the output exist before, and the session keeps no freed memory. So the increase
+    is all that a call needs besides them. Return None if the system does not count it.
+    """
+    feeds = workload.feeds()
+    loaded, feeds = session(name, workload, feeds, threads, has_arena=False)
+    binding = loaded.io_binding()
+    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(x) for n, x in feeds.items()}
+    for input_name, value in values.items():
+        binding.bind_ortvalue_input(input_name, value)
+    output = onnxruntime.OrtValue.ortvalue_from_numpy(np.full_like(feeds["value"], np.nan))
+    binding.bind_ortvalue_output("output", output)
+    found = peak_mib(lambda: loaded.run_with_iobinding(binding))
+    if not np.isfinite(output.numpy()).all():
+        raise ArithmeticError(f"{workload}: expected numbers in the output of {name}, got NaN")
+    return found

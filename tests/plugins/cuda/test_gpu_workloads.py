@@ -1,12 +1,12 @@
-"""The workloads of ``make gpu-check`` without a GPU: the binding, the baselines, the accuracy."""
+"""The workloads of ``make gpu-check`` without a GPU: binding, baselines, accuracy, least time."""
 
 from dataclasses import replace
 from enum import IntEnum
 
 import pytest
 import torch
-from benchmarks.gpu import MECHANISMS, accuracy, timing
-from benchmarks.gpu.library import CALLS, ExpPrecision, FeatureMap, Gate, Kernels, Normalization
+from benchmarks.gpu import MECHANISMS, accuracy, roofline, timing
+from benchmarks.gpu.library import CALLS, FeatureMap, Gate, Kernels, Normalization
 from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
 
 from aftexport.operators.registry import ALL_OPERATORS
@@ -94,23 +94,6 @@ def test_aft_full_around_a_product(kernels: Kernels, precision: str) -> None:
     assert_close(output, defined(workload, tensors), precision)
 
 
-@pytest.mark.parametrize("stem", ["linear_attention", "efficient_attention"])
-def test_heads_over_kernel_maximum_are_refused(kernels: Kernels, stem: str) -> None:
-    query = torch.zeros(1, 1, 257)
-    own = {"linear_attention": {"feature_map": 0, "eps": 1.0},
-           "efficient_attention": {"normalization": 0, "scale": 1.0}}[stem]  # fmt: skip
-    call = kernels.prepare(stem, query, query, query, torch.ones(1).long(), heads=1, **own)
-    with pytest.raises(RuntimeError, match=r"refused: invalid argument \(cudaError_t 1\)"):
-        call()
-
-
-def test_refused_call_reports_refusal(kernels: Kernels) -> None:
-    workload = small("aft_full")
-    run = workload.kernel(kernels, workload.tensors("cpu"), precision=ExpPrecision.BFLOAT16)
-    with pytest.raises(RuntimeError, match="refused"):
-        run()
-
-
 @pytest.mark.parametrize("mechanism", KERNELS)
 def test_timing_baselines_compute_same_results(mechanism: str) -> None:
     workload = replace(small(mechanism), tokens=5 * WINDOW)
@@ -148,3 +131,21 @@ def test_outputs_with_missing_parts_disagree() -> None:
     half = workload.baseline()(inputs[0], *(x[:, : 1 << 15] for x in inputs[1:]))
     assert "half is" in timing.disagreement("half", half, whole)[0]
     assert timing.disagreement("none", whole * torch.nan, whole)
+
+
+def test_roofline_names_longer_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, dim = 65536, 512
+    words = ["--device", "H100", "--mechanism", "aft_simple", "aft_full", "--type", "bf16"]
+    monkeypatch.setattr("sys.argv", ["roofline", *words, "--tokens", str(tokens)])
+    roofline.main()
+    header, simple, _, full, _ = capsys.readouterr().out.splitlines()
+    assert header == roofline.HEADER
+    moved, flops = 2 * 4 * tokens * dim, 4 * tokens**2 * dim
+    assert simple.split()[-5:] == [
+        f"{moved / 1e6:,.0f}", "0.0", f"{moved / 3.0e12 * 1e6:,.1f}", "0.0", "memory"
+    ]  # fmt: skip
+    moved += 2 * tokens**2
+    times = [f"{moved / 3.0e12 * 1e6:,.1f}", f"{flops / 790e12 * 1e6:,.1f}"]
+    assert full.split()[-5:] == [f"{moved / 1e6:,.0f}", f"{flops / 1e9:,.1f}", *times, "products"]

@@ -46,7 +46,7 @@ def planted(mutation: Mutation, folder: Path) -> tuple[Path, Path]:
     file = sources / mutation.file
     if not file.exists():  # a fault of the caller
         tests = folder / "tests" / "plugins" / "cuda"
-        shutil.copytree(TESTS, tests, ignore=lambda *_: ["machine_code", "gpu"])
+        shutil.copytree(TESTS, tests, ignore=lambda *_: ["gpu"])
         (folder / "tests" / "oracles").symlink_to(TESTS.parents[1] / "oracles")
         file = tests / mutation.file
     file.write_text(file.read_text().replace(mutation.old, mutation.new))

@@ -4,65 +4,52 @@ A kernel's occupancy is claimed by its ``__launch_bounds__(threads, blocks)``: t
 registers within it, by spilling if it must, and the static shared memory must fit as well.
 """
 
-import re
-from pathlib import Path
-from typing import NamedTuple
-
 import pytest
-from benchmarks.gpu.occupancy import REGISTERS, SHARED, claims_of, source_of
 
-from . import built, emulated
+from . import emulated, resources
+from .resources import ARCHITECTURES, REGISTERS, SHARED, Row, kernels_of
 
-REPORT = re.compile(
-    r"Compiling entry function '(?P<name>\S+)' for 'sm_(?P<architecture>\d+)a?'\n"
-    r".*\n"
-    r".* (?P<spilled>\d+) bytes spill stores.*\n"
-    r".*Used (?P<registers>\d+) registers(?:.* (?P<shared>\d+) bytes smem)?"
-)
-
-
-class Kernel(NamedTuple):
-    name: str
-    architecture: str
-    spilled: int
-    registers: int
-    shared: int
-
-
-@pytest.fixture(scope="module")
-def reports(architectures: set[str]) -> Path:
-    assert architectures <= SHARED.keys()
-    return built.FOLDER / "CMakeFiles" / "aft_cuda.dir"
-
-
-def kernels_of(report: str) -> list[Kernel]:
-    return [
-        Kernel(
-            match["name"],
-            match["architecture"],
-            int(match["spilled"]),
-            int(match["registers"]),
-            int(match["shared"] or 0),
-        )
-        for match in REPORT.finditer(report)
-    ]
+WRITE = "`make cuda-table` with all architectures"
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_kernels_keep_occupancy_without_spilling(
-    reports: Path, architectures: set[str], stem: str
-) -> None:
-    source = source_of(stem)
-    claims = claims_of(source)
-    assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"
-    kernels = kernels_of(next(reports.rglob(f"{stem}.cu.o.report")).read_text())
-    assert {kernel.architecture for kernel in kernels} == architectures
-    for name, (threads, blocks) in claims.items():
-        compiled = [k for k in kernels if re.search(rf"\d{name}I?", k.name)]
-        assert {k.architecture for k in compiled} == architectures, name
-        for kernel in compiled:
-            assert kernel.spilled == 0, kernel
-            # Registers are given to warps in units of 8 a thread.
-            assert -(-kernel.registers // 8) * 8 * threads * blocks <= REGISTERS, kernel
-            available = SHARED[kernel.architecture] * 1024
-            assert (kernel.shared + 1024) * blocks <= available, kernel
+def test_kernels_keep_occupancy_without_spilling(architectures: set[str], stem: str) -> None:
+    assert architectures <= SHARED.keys()
+    kernels, claims = kernels_of(stem), resources.claims_of(stem)
+    built = {(kernel.function, kernel.architecture) for kernel in kernels}
+    assert built == {(name, each) for name in claims for each in architectures}
+    for kernel in kernels:
+        threads, blocks = claims[kernel.function]
+        assert kernel.spilled == 0, kernel
+        assert -(-kernel.registers // 8) * 8 * threads * blocks <= REGISTERS, kernel
+        assert (kernel.static + 1024) * blocks <= SHARED[kernel.architecture] * 1024, kernel
+
+
+@pytest.mark.parametrize("stem", emulated.STEMS)
+def test_resources_are_no_worse(architectures: set[str], stem: str) -> None:
+    table = {row.kernel: row for row in resources.read_table() if row.kernel.split()[0] == stem}
+    rows = {row.kernel: row for row in resources.rows_of(stem)}
+    assert {name: row.forms for name, row in rows.items()} == {
+        name: row.forms for name, row in table.items()
+    }, f"other kernels than in the table: {WRITE}"
+    worse = [found for name, row in rows.items() for found in row.worse_than(table[name])]
+    assert worse == [], f"optimize, or accept the numbers: {WRITE}"
+
+
+def test_table_has_no_spills() -> None:
+    assert [row.kernel for row in resources.read_table() if row.spilled] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "described"),
+    [
+        ({"spilled": 8}, "8 spilled, was 0"),
+        ({"shared": 2048}, "2048 shared, was 1024"),
+        ({"registers": (64, 65, 64, 64)}, f"65 registers on sm_{ARCHITECTURES[1]}, was 64"),
+    ],
+)
+def test_worse_number_is_described(changed: dict[str, int], described: str) -> None:
+    known = Row("aft_simple sum_kernel", 6, spilled=0, shared=1024, registers=(64,) * 4)
+    assert known.worse_than(known) == []
+    worse = known._replace(**changed)
+    assert worse.worse_than(known) == [f"aft_simple sum_kernel: {described}"]
