@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from aftexport.cli import main
-from aftexport.system.process_end import end_process
+from aftexport.system.process import end_process
 
 
 def run() -> NoReturn:

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from aftexport.system.process_end import end_process
+from aftexport.system.process import end_process
 from aftserve.cli import main
 
 

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from aftexport import __version__
 from aftexport.errors import InputError
-from aftexport.system.suggestions import nearest
+from aftexport.system.arguments import nearest
 from aftserve.api import infer, openapi, operations, parity
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import Keys

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
 from aftexport.errors import UsageError
-from aftexport.system.suggestions import check_options, nearest
+from aftexport.system.arguments import check_options, nearest
 
 PREFIX = "AFTSERVE_"
 """Prefix of the variables."""

@@ -348,7 +348,7 @@ class Settings(BaseSettings):
         Raises:
             UsageError: if there are several, or a folder of bundles.
         """
-        from aftexport.bundle.bundle_folder import folder_or_none  # slow: it imports onnx
+        from aftexport.bundle.output_path import folder_or_none  # slow: it imports onnx
 
         if len(self.bundles) > 1:
             raise UsageError(

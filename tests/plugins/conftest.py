@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aftexport.engines.tensorrt.cache import VARIABLE
+from aftexport.engines.tensorrt.engine_file import VARIABLE
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -6,7 +6,7 @@ from commands import run_python
 
 _RUNNING = """
 import asyncio, atexit, threading
-from aftexport.system.process_end import end_process
+from aftexport.system.process import end_process
 from aftserve import server
 from aftserve.cli import main
 from aftserve.scheduling.engine_thread import EngineThread

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from aftexport.checkpoint.transformers_module import TransformersModel
+from aftexport.checkpoint.transformers_class import TransformersModel
 
 VOCABULARY = 300
 _HYBRID: dict[str, Any] = {

@@ -13,7 +13,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.engines.onnxruntime.profile import operator_shares
+from aftexport.engines.onnxruntime.engine import operator_shares
 from aftexport.engines.product_methods import product_methods
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values

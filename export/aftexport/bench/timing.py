@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 Run = Callable[[], object]
 

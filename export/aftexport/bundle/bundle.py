@@ -2,6 +2,8 @@
 
 import json
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
-from aftexport.bundle.chunked_archive import check_plan
+from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
-from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile
+from aftexport.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
@@ -313,3 +314,108 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             "Upgrade aftexport.",
         )
     return manifest, sha256_of(raw)
+
+
+EXPORT_AGAIN = "Export the model again."
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def check_file(path: Path, file: Path, entry: FileEntry) -> None:
+    """Check the size and the digest of a file, or of the target of a link.
+
+    Args:
+        path: the bundle.
+        file: the path of the file in it.
+        entry: the description of the file in the manifest.
+
+    Raises:
+        BundleError: if the file is missing, or differs from its description.
+    """
+    check_link(path, file)
+    if not file.exists():
+        raise BundleError(path, f"{file.name} is missing", EXPORT_AGAIN)
+    if not file.is_file():
+        raise BundleError(path, f"{file.name} is not a file", EXPORT_AGAIN)
+    size = file.stat().st_size
+    if size != entry.bytes:
+        if _is_pointer(file):
+            raise BundleError(
+                path, f"{file.name} is a Git LFS pointer, not the file", "Run git lfs pull."
+            )
+        raise BundleError(
+            path, f"{file.name} must have {entry.bytes} bytes, got {size}", EXPORT_AGAIN
+        )
+    if sha256(file) != entry.sha256:
+        raise BundleError(path, f"{file.name} was changed or damaged", EXPORT_AGAIN)
+
+
+def check_link(path: Path, link: Path) -> None:
+    """Check that a link of a bundle has an existing target.
+
+    Args:
+        path: the bundle.
+        link: the bundle, or a file in it; paths that are not links pass.
+
+    Raises:
+        BundleError: if the target does not exist.
+    """
+    if not link.is_symlink() or link.exists():
+        return
+    target = link.readlink()
+    # A server sends this reason to its clients, which must not see the paths of its files.
+    shown = f".../{target.name}" if target.is_absolute() else target
+    raise BundleError(
+        path,
+        f"{'it' if link == path else link.name} is a link to {shown}, where there is no file",
+        "Fetch the targets of the bundle's links, or copy a complete bundle: cp -rL.",
+    )
+
+
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(64).startswith(_LFS_POINTER)
+
+
+DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
+"""The exceptions of zipfile for damaged archives."""
+
+
+def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
+    """Check that an archive has the graphs of a plan.
+
+    Args:
+        path: the bundle.
+        archive: the archive in the bundle.
+        plan: the plan in the bundle's manifest.
+
+    Raises:
+        BundleError: if the archive has other graphs; names the field of the manifest.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
+    except DAMAGED as error:
+        raise BundleError(path, f"{archive.name}: {error}", EXPORT_AGAIN) from error
+    stages = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
+    if stages != len(plan.stages):
+        raise BundleError(
+            path,
+            f"manifest.json: chunked.stages: expected {stages} stage{'s' * (stages != 1)}, as "
+            f"{archive.name} has, got {len(plan.stages)}",
+            EXPORT_AGAIN,
+        )
+    described = [
+        ("pooled", bool(plan.pooled), "pool"),
+        ("pooled", bool(plan.pooled), "head"),
+        ("tokens", bool(plan.tokens), "tokens"),
+        ("evidence", plan.evidence, "explain"),
+    ]
+    for field, is_described, graph in described:
+        if is_described != (graph in names):
+            some, none = ("true", "false") if field == "evidence" else ("a value", "none")
+            reason = (
+                f"expected {some}, as {archive.name} has {graph}.onnx, got {none}"
+                if graph in names
+                else f"expected {none}, as {archive.name} has no {graph}.onnx, got {some}"
+            )
+            raise BundleError(path, f"manifest.json: chunked.{field}: {reason}", EXPORT_AGAIN)

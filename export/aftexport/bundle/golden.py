@@ -1,4 +1,4 @@
-"""A case for comparisons, and the form of cases in a bundle."""
+"""A case for comparisons, the form of cases in a bundle, and random tokens for cases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,3 +91,24 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
 
 def _named(parts: Mapping[str, Array], kind: str) -> dict[str, Array]:
     return {key.removeprefix(kind): part for key, part in parts.items() if key.startswith(kind)}
+
+
+def random_tokens(
+    generator: np.random.Generator,
+    sizes: tuple[int, ...],
+    *,
+    vocab_size: int | None,
+    num_features: int | None,
+) -> Array:
+    """Return ids ``[*sizes]`` or, for a model of features, standard normal ``[*sizes, features]``.
+
+    Args:
+        generator: the source of the random numbers.
+        sizes: the numbers of documents and tokens, or of tokens.
+        vocab_size: the number of ids; None for a model of features.
+        num_features: the number of features of each token; None for a model of ids.
+    """
+    if num_features is not None:
+        return generator.standard_normal((*sizes, num_features), np.float32)
+    assert vocab_size is not None  # a model has ids or features
+    return generator.integers(0, vocab_size, sizes, np.int64)

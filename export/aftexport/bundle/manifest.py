@@ -117,7 +117,7 @@ class Manifest(BaseModel):
             the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
         evidence_heads: for each head whose logits a request can choose the same part of each
-            logit, in the order of the logits' numbers, see ``passes.evidence``; None if the model
+            logit, in the order of the logits' numbers, see ``lowering.evidence``; None if the model
             only explains the largest logit of ``explained``, as those of earlier versions do.
         refused_evidence: the reason against evidence for each other head for documents.
         calibration: the calibration of heads by their names; None if there is none.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aftexport.checkpoint.names import listed
-from aftexport.checkpoint.stand_ins import StandIn
+from aftexport.checkpoint.torch_file import StandIn
 from aftexport.errors import CheckpointError
 
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")

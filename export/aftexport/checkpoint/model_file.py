@@ -7,7 +7,8 @@ of sentence-transformers, which has ``modules.json``; and, only if the user allo
 module.
 """
 
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,18 @@ from torch import Tensor, nn
 
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
-from aftexport.checkpoint.factory import call_factory
-from aftexport.checkpoint.foreign_formats import (
-    INDEX_SUFFIX,
-    refuse_distributed,
-    refuse_other_formats,
-    refuse_shards,
-)
 from aftexport.checkpoint.holders import module_in, state_dict_in
-from aftexport.checkpoint.program_archive import is_program_archive, load_program
+from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
 from aftexport.checkpoint.sentence_config import MODULES
 from aftexport.checkpoint.sentence_folder import read_sentence_folder
-from aftexport.checkpoint.torch_file import TorchFile, read_torch_file
+from aftexport.checkpoint.torch_file import TorchFile, damaged_error, read_torch_file
 from aftexport.checkpoint.transformers_class import MODEL_TYPE, read_config
 from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
-from aftexport.system.json_files import read_json
+from aftexport.system.callables import import_callable
+from aftexport.system.files import read_json
 
 _AUTO_MAP = "auto_map"
 """The entry of a configuration that names classes in code of its folder."""
@@ -192,3 +187,108 @@ def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> Usag
         f"--factory is only for weights without a module, got --factory {factory} for {subject}.",
         f"Omit --factory{alternative}.",
     )
+
+
+def call_factory(factory: str) -> nn.Module:
+    """Build the module that ``package.module:callable`` returns.
+
+    Raises:
+        UsageError: if the callable cannot be imported or called, or does not return a module.
+    """
+    target = import_callable(factory, "--factory")
+    try:
+        module = target()
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"--factory {factory}: the call raised {type(error).__name__}: {error}.",
+            "Give a callable without required arguments."
+            if isinstance(error, TypeError)
+            else f"Call it in Python to find the line: {_call(factory)}.",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"--factory {factory} must return an nn.Module, got a {type(module).__name__}.",
+            "Give a callable that returns the module.",
+        )
+    return module
+
+
+def _call(factory: str) -> str:
+    """Return the line of Python that calls a factory."""
+    module, _, attribute = factory.partition(":")
+    return f"from {module} import {attribute.partition('.')[0]}; {attribute}()"
+
+
+INDEX_SUFFIX = ".index.json"
+"""The suffix of the file that lists the parts of a sharded state dict."""
+_PART = ".distcp"
+"""The suffix of the parts in a folder of torch.distributed.checkpoint."""
+
+
+def refuse_shards(folder: Path) -> None:
+    """Refuse a folder whose weights are in several files."""
+    index = next(iter(sorted(folder.glob(f"*{INDEX_SUFFIX}"))), None)
+    if index is not None and not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            folder,
+            f"its weights are in several files, which {index.name} lists",
+            "Join them: read each by safetensors.torch.load_file into one dict, and write the dict "
+            "by save_file.",
+        )
+
+
+def refuse_distributed(path: Path) -> None:
+    """Refuse a folder of torch.distributed.checkpoint, or a file of one."""
+    folder = path if path.is_dir() else path.parent
+    if path.suffix == _PART or (path.is_dir() and any(path.glob(f"*{_PART}"))):
+        raise CheckpointError(
+            path,
+            "a checkpoint of torch.distributed.checkpoint, which holds the weights in parts",
+            "Join them: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{folder} model.pt, and give model.pt with --factory.",
+        )
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Refuse a file that torch.save did not write, or that is not complete."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise CheckpointError(path, "the file is empty", "Save or copy it again.")
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(path, "a Git LFS pointer, not the file", "Run git lfs pull.")
+    if path.suffix == ".onnx":
+        raise CheckpointError(
+            path,
+            "an ONNX model, which holds no PyTorch module",
+            "Give its PyTorch model; or make a bundle of the file: aftexport FILE --to onnx.",
+        )
+    if head.startswith(b"PK"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                _refuse_other_archives(path, archive.namelist())
+                check_members(path, archive, path)
+        except CheckpointError:
+            raise
+        except Exception as error:  # a changed byte can cause any exception
+            raise damaged_error(path) from error
+
+
+def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
+    if any("/code/" in name or name.endswith("/constants.pkl") for name in names):
+        raise CheckpointError(
+            path,
+            "a TorchScript archive, which torch.export cannot read",
+            "Save the module's state dict, or a torch.export program.",
+        )
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointError(
+            path,
+            "a NumPy archive, which holds no tensors",
+            "Save its arrays as tensors: torch.save({name: torch.from_numpy(array) for name, array "
+            "in numpy.load(file).items()}, 'model.pt'), and give that file with --factory.",
+        )
+    if not any(name.endswith("/data.pkl") for name in names):
+        raise CheckpointError(
+            path, "a zip archive that torch.save did not write", "Give a model file."
+        )

@@ -25,8 +25,8 @@ from torch.export import ExportedProgram
 import aftexport.operators.torch_ops  # noqa: F401  registers the operators that programs call
 from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
+from aftexport.system.files import unstored_member
 from aftexport.system.internals.torch_operators import PyTorchFileReader, record_sizes
-from aftexport.system.stored_archives import unstored_member
 
 _HARMLESS_MEMBERS = re.compile(
     r"models/[^/]+\.json|data/weights/(weight_\d+|[^/]+_weights_config\.json)"

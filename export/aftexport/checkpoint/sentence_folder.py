@@ -9,25 +9,21 @@ from torch import nn
 
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.sentence_config import (
+    ACTIVATIONS,
     DenseConfig,
     Module,
+    Normalization,
+    Pooling,
+    SentenceModel,
     check_normalize,
     read_dense,
     read_max_tokens,
     read_modules,
     read_pooling,
 )
-from aftexport.checkpoint.sentence_stages import (
-    ACTIVATIONS,
-    Normalization,
-    Pooling,
-    SentenceModel,
-)
-from aftexport.checkpoint.transformers_class import read_config
+from aftexport.checkpoint.transformers_class import VECTORS, TransformersModel, read_config
 from aftexport.checkpoint.transformers_folder import read_model
-from aftexport.checkpoint.transformers_module import VECTORS, TransformersModel
-from aftexport.checkpoint.weight_files import INDEX, PICKLE, WEIGHTS, read_shapes
-from aftexport.checkpoint.weights import refuse_unusable
+from aftexport.checkpoint.weights import INDEX, PICKLE, WEIGHTS, read_shapes, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
 
 KIND = "sentence-transformers folder"

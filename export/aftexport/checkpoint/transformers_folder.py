@@ -1,5 +1,9 @@
-"""A folder that ``save_pretrained`` of the transformers library wrote."""
+"""A folder that ``save_pretrained`` of the transformers library wrote: its model and tokenizer.
 
+The model is first built without memory, and the building ends for any configuration.
+"""
+
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,19 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.modules import module as hooks
 
 from aftexport.checkpoint.checkpoint import Checkpoint
-from aftexport.checkpoint.empty_model import check_size
 from aftexport.checkpoint.names import listed
-from aftexport.checkpoint.transformers_class import find_class, is_base_class
-from aftexport.checkpoint.transformers_module import LOGITS, VECTORS, TransformersModel
-from aftexport.checkpoint.transformers_tokenizer import read_tokenizer
-from aftexport.checkpoint.weight_files import find_weight_files
-from aftexport.checkpoint.weights import refuse_unusable
+from aftexport.checkpoint.transformers_class import (
+    LOGITS,
+    VECTORS,
+    TransformersModel,
+    find_class,
+    is_base_class,
+)
+from aftexport.checkpoint.weights import WeightFiles, find_weight_files, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
 
 KIND = "transformers folder"
 _ADAPTER = "adapter_config.json"
@@ -222,3 +231,157 @@ def _quiet_library() -> Iterator[None]:
         logging.set_verbosity(before)
         if has_bars:
             logging.enable_progress_bar()
+
+
+_SPARE_NUMBERS = 1 << 26
+"""Numbers that modules may compute beside the weights in the files, such as masks."""
+_PARTS_PER_WEIGHT = 16
+"""Modules and parameters for each weight in the files; models of the library have up to 5."""
+_SPARE_PARTS = 1 << 12
+_COPIES = 4
+"""Parameters that a constructor may replace by shared ones, for each number in the files."""
+
+
+class _TooLargeError(Exception):
+    """A constructor makes more parts than a model of these weights has, as the message."""
+
+
+def check_size(
+    folder: Path, found: "type[PreTrainedModel]", config: "PreTrainedConfig", files: WeightFiles
+) -> None:
+    """Refuse a configuration of a far larger model than the weights, before memory is taken.
+
+    Args:
+        folder: the folder, for messages.
+        found: the class of the model.
+        config: the configuration.
+        files: the weights.
+
+    Raises:
+        CheckpointError: if the class refuses the configuration, or the model is too large.
+    """
+    path = folder / "config.json"
+    remedy = "Give the configuration of the training."
+    try:
+        with torch.device("meta"), _bounded(files):
+            empty = found(config)
+    except _TooLargeError as error:
+        raise CheckpointError(path, str(error), remedy) from error
+    except Exception as error:  # a configuration can make a constructor raise any exception
+        reason = f"{found.__name__} refuses the configuration: {type(error).__name__}: "
+        reason += first_line(error)
+        raise CheckpointError(path, reason, remedy) from error
+    size = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
+    if size > 2 * files.count + _SPARE_NUMBERS:
+        raise CheckpointError(path, _numbers(files, f"{size:,}"), remedy)
+
+
+@contextmanager
+def _bounded(files: WeightFiles) -> Iterator[None]:
+    """Count the modules and parameters that this thread makes, and end a constructor of too many.
+
+    Raises:
+        _TooLargeError: if there are too many of them, or too many numbers in the parameters.
+    """
+    thread, parts, size = threading.get_ident(), 0, 0
+    max_parts = _PARTS_PER_WEIGHT * len(files.shapes) + _SPARE_PARTS
+    max_size = _COPIES * files.count + _SPARE_NUMBERS
+
+    def count(_owner: nn.Module, _name: str, part: nn.Module | nn.Parameter | None) -> None:
+        nonlocal parts, size
+        if threading.get_ident() != thread:  # the hooks are those of the whole process
+            return
+        parts += 1
+        size += part.numel() if isinstance(part, torch.Tensor) else 0
+        if parts > max_parts:
+            raise _TooLargeError(
+                f"expected a model of the {len(files.shapes):,} weights in the files, got more "
+                f"than {max_parts:,} modules and parameters"
+            )
+        if size > max_size:
+            raise _TooLargeError(_numbers(files, f"more than {max_size:,}"))
+
+    handles = (
+        hooks.register_module_module_registration_hook(count),
+        hooks.register_module_parameter_registration_hook(count),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _numbers(files: WeightFiles, size: str) -> str:
+    return f"expected a model of the {files.count:,} numbers in the weights, got {size}"
+
+
+_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
+    "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+"""Usual names of a tokenizer's files."""
+_SAMPLES = (
+    "",
+    "Hello, World!  Two spaces\tand a line\nbreak.",
+    "Straße, naïve café, cafe\u0301 \u0130stanbul",  # a combining accent, a capital I with a dot
+    "日本語と中文 한국어 العربية",
+    "👩\u200d👩\u200d👧 🏳️\u200d🌈 👍🏽 \u00a0\u200b",
+    "don't can't 3.14 [MASK] <s> </s>",
+)
+"""Texts on which the JSON must give the ids of the library."""
+
+
+def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str | None:
+    """Return the JSON of the folder's tokenizer; None, with a warning, if it has no such form.
+
+    Args:
+        folder: the folder that save_pretrained wrote.
+        trust_remote_code: whether code in the folder may define the tokenizer.
+    """
+    if not any((folder / name).is_file() for name in _FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        reason = _reason_against(tokenizer)
+    except Exception as error:  # files of many forms, read by several libraries
+        reason = f"transformers cannot load it ({first_line(error)})"
+    if reason:
+        warnings.warn(
+            f"{folder}: the tokenizer is left out: {reason}. Give a tokenizer.json by "
+            "--tokenizer, or send token ids.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
+    if getattr(tokenizer, "truncation_side", "right") == "left":
+        warnings.warn(
+            f"{folder}: the tokenizer truncates on the left: start the server with "
+            "--long-documents tail to keep the end of long documents.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return str(tokenizer.backend_tokenizer.to_str())
+
+
+def _reason_against(tokenizer: Any) -> str:
+    """Return the reason why a bundle cannot have a tokenizer; empty if it can."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return f"{type(tokenizer).__name__} runs in Python, not as a fast tokenizer"
+    backend.no_padding()
+    backend.no_truncation()
+    for sample in _SAMPLES:
+        try:
+            expected = tokenizer(sample)
+        except Exception:  # a vocabulary without an unknown token refuses texts
+            continue
+        if backend.encode(sample).ids != expected["input_ids"]:
+            return f"{type(tokenizer).__name__} changes texts in Python first"
+        if any(expected.get("token_type_ids", ())):
+            return "its tokens have segments other than 0, which a bundle lacks"
+    return ""

@@ -17,7 +17,7 @@ from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
 from aftexport.lowering.graph_values import names_of
 from aftexport.lowering.new_nodes import NewNodes
-from aftexport.operators.constants import MASKED
+from aftexport.operators.domain import MASKED
 
 
 @dataclass(frozen=True)

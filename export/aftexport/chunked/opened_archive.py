@@ -11,10 +11,10 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from aftexport.bundle.chunked_archive import DAMAGED
+from aftexport.bundle.bundle import DAMAGED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
-from aftexport.system.stored_archives import unstored_member
+from aftexport.system.files import unstored_member
 
 _MAX_GRAPH_BYTES = 1 << 31
 """The maximum size of a protobuf message."""

@@ -34,8 +34,7 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import Bundle
-    from aftexport.deploy.build_engine import build
-    from aftexport.deploy.engine_table import engine_table
+    from aftexport.deploy.build_engine import build, engine_table
     from aftexport.system.console import escape, stage
 
     console = Console(emoji=False)

@@ -14,7 +14,7 @@ from aftexport.cli.options import add_loading_options
 from aftexport.errors import UsageError
 from aftexport.system.arguments import lengths, make_parser, positive
 from aftexport.system.console import escape
-from aftexport.system.gc import collection_paused
+from aftexport.system.process import collection_paused
 
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle

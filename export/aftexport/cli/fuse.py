@@ -40,7 +40,7 @@ def run(words: list[str]) -> int:
 
     from aftexport.bundle.output_path import check_can_be_made, check_reports
     from aftexport.recognition.onnx_file import fuse_file
-    from aftexport.recognition.report import show_recognition, write_report
+    from aftexport.recognition.result import show_recognition, write_report
     from aftexport.system.console import escape, stage
 
     check_reports({"--report": options.report}, (options.source, options.target))

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print_report(console: Console, report: "Report", reference: str) -> None:
-    from aftexport.parity.tables import parity_table, print_meanings
+    from aftexport.parity.report import parity_table, print_meanings
 
     name = report.manifest.reference_name
     console.print(parity_table(report.comparisons, reference, name=name))

@@ -1,4 +1,4 @@
-"""The build of a bundle's engine for this machine."""
+"""The build of a bundle's engine for this machine, and its terminal table."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,21 +8,26 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
+from rich.table import Table
 
 import aftplugins
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.golden import Case
 from aftexport.engines.cuda import Device, device
 from aftexport.engines.tensorrt import builder
-from aftexport.engines.tensorrt.cache import engine_cache
 from aftexport.engines.tensorrt.engine import TensorrtEngine
-from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord, EngineRequirements
-from aftexport.engines.tensorrt.runtimes import load
+from aftexport.engines.tensorrt.engine_file import (
+    EngineFile,
+    EngineRecord,
+    EngineRequirements,
+    engine_cache,
+)
+from aftexport.engines.tensorrt.runtimes import TITLES, load
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, ParityError, UsageError
 from aftexport.parity import Comparison, worst
 from aftexport.parity.run_cases import verify_engine
-from aftexport.system.console import escape
+from aftexport.system.console import escape, plain_table
 from aftexport.system.files import sha256
 
 
@@ -245,3 +250,26 @@ def _bars(console: Console, title: str) -> Iterator[builder.Progress]:
 
         yield advance
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+_WAYS = {"plugin": "plugin", "portable": "portable body"}
+
+
+def engine_table(record: EngineRecord) -> Table:
+    """Return a table with the record of a TensorRT engine."""
+    settings = record.settings
+    capabilities = ", ".join(f"{c // 10}.{c % 10}" for c in settings.compute_capabilities)
+    lengths = ", ".join(map(str, settings.opt_lengths))
+    table = plain_table("", "")
+    rows = {
+        "built by": f"{TITLES[record.runtime]} {record.version}",
+        "for": record.gpu or f"compute capability {capabilities}",
+        "documents": f"{settings.min_length} to {settings.max_length} tokens, best at {lengths}; "
+        f"up to {settings.max_batch} at once",
+        "types": ", ".join(f"{name} {kind}" for name, kind in record.types.items()),
+        "operators": ", ".join(f"{op} by its {_WAYS[way]}" for op, way in record.operators.items()),
+        "parity": record.parity,
+    }
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.manifest import EnginePlan, Manifest
-from aftexport.deploy.build_engine import gpu_for, make, wanted_here
-from aftexport.deploy.engine_table import engine_table
+from aftexport.deploy.build_engine import engine_table, gpu_for, make, wanted_here
 from aftexport.engines.tensorrt.runtimes import EXTRAS, load
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError

@@ -9,16 +9,21 @@ ONNX Runtime and TensorRT compute the weights once, as all nodes before the cut 
 ONNX Runtime when it loads the model, TensorRT when it builds the engine. So the weights need no
 place in the file, whose size is limited, and one implementation serves both engines. Newer
 versions of ONNX Runtime leave outputs over 1 GiB to each run by default, which are those above
-16,384 tokens in float32; ``onnxruntime.session_model`` removes this limit.
+16,384 tokens in float32; ``onnxruntime.sessions`` removes this limit.
+
+The library's product runs nearer to the peak of the GPU, but its entries pass through memory. So it
+pays for long documents only, as ``ROWS`` says. float32 has no row: a library adds all keys to one
+float32 sum, whose error grows with the tokens. The fused kernel adds segments of keys, whose error
+does not.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from aftexport.engines.aft_full_rule import is_long
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.kernel_forms import takes_form
 from aftexport.operators.portable_bodies import attach_bodies
@@ -29,7 +34,7 @@ _PRECISION: dict[tuple[int, str], str] = {
     (TensorProto.BFLOAT16, "int8"): "bf16",
 }
 """Element type and attribute ``precision`` of a node to the precision of both. Others are wider.
-``passes.position_bias`` sets the attribute, so that the range of the bias suits the precision."""
+``lowering.position_bias`` sets the attribute, so that the range of the bias suits the precision."""
 
 
 def use_products(
@@ -39,7 +44,7 @@ def use_products(
     max_tokens: int | None = None,
     capabilities: Collection[int] = (),
 ) -> bool:
-    """Replace the AFT-full nodes that a library's product computes faster; see ``aft_full_rule``.
+    """Replace the AFT-full nodes that a library's product computes faster; see ``ROWS``.
 
     Args:
         model: the graph, which is changed in place.
@@ -118,3 +123,40 @@ def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:
     for new in nodes:
         new.name = new.output[0]
     return [*nodes, finish]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the rule.
+
+    Attributes:
+        family: the major number of the compute capability; None for every other GPU.
+        precision: the precision of the product, which is that of the tensors.
+        min_tokens: the number of tokens from which on the library's product is chosen.
+    """
+
+    family: int | None
+    precision: str
+    min_tokens: int
+
+
+# All rows are estimates until they are measured. 2,048 is also ``AFT_CUDA_AFT_FULL_GEMM_TOKENS``.
+ROWS = (
+    Row(family=None, precision="fp16", min_tokens=2048),
+    Row(family=None, precision="bf16", min_tokens=2048),
+)
+
+
+def is_long(precision: str, tokens: int, capabilities: Collection[int] = ()) -> bool:
+    """Return whether documents are long enough for the library's product.
+
+    Args:
+        precision: the precision of the product; one without a row keeps the fused kernel.
+        tokens: the number of tokens of the longest document.
+        capabilities: the compute capabilities times 10 of all GPUs of an engine; none if unknown.
+    """
+    rows = {row.family: row.min_tokens for row in ROWS if row.precision == precision}
+    if None not in rows:
+        return False
+    families = [capability // 10 for capability in capabilities]
+    return tokens >= max((rows.get(f, rows[None]) for f in families), default=rows[None])

@@ -8,7 +8,7 @@ from typing import Any
 
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads import HEADS
-from aftexport.system.json_files import read_json
+from aftexport.system.files import read_json
 
 _PROBLEM_TYPE = "problem_type"
 _NAMES = "id2label"

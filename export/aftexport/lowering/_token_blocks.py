@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from aftexport.lowering import nodes as match
-from aftexport.operators.constants import MAX_BLOCK
+from aftexport.operators.domain import MAX_BLOCK
 
 
 class TokenBlocks:

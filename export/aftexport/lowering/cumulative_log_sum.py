@@ -14,7 +14,7 @@ from onnxscript import opset18 as op
 
 from aftexport.lowering.constant_numbers import ints
 from aftexport.lowering.graph_body import GraphBody
-from aftexport.operators.constants import MAX_BLOCK
+from aftexport.operators.domain import MAX_BLOCK
 from aftexport.system.internals.torch_translation import call_op
 
 _SIDE_BY_SIDE = 16

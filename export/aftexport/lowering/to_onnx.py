@@ -27,9 +27,9 @@ from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import bfloat16_error, untranslated
 from aftexport.operators.domain import opset_of
 from aftexport.system.contract import AXES, DEFAULT_OPSET, main_input
-from aftexport.system.gc import collection_paused
 from aftexport.system.internals.torch_composites import list_composites_once
 from aftexport.system.internals.torch_shapes import allow_sizes_of_one
+from aftexport.system.process import collection_paused
 
 _aten = torch.ops.aten
 _FILLS = (

@@ -1,15 +1,31 @@
-"""The ONNX operator domain that exported models and kernel libraries share."""
+"""The ONNX operator domain that exported models and kernel libraries share.
 
+Its numbers hold for every form of an operator.
+"""
+
+import math
 from collections import Counter
 
 import onnx
 
 DOMAIN = "ai.aftexport"
+
+
 VERSION = 1
+
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 """Attributes of every custom node. TensorRT's parser prefers a plugin over the
 model-local function only if the node names the plugin's namespace."""
+
+
+MASKED = -math.inf
+"""The logit of a masked key. If every key is masked, the mean is 0."""
+
+
+MAX_BLOCK = 1024
+"""The maximum number of terms that a runtime may add one by one. The error grows with their number:
+a million equal tokens would be off by 1e-2. Longer sums are computed in two levels."""
 
 
 def operator_name(op_type: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aftexport.operators.constants import MASKED, MAX_BLOCK
+from aftexport.operators.domain import MASKED, MAX_BLOCK
 
 Sums = tuple[Tensor, Tensor]
 """Numerator and denominator of a weighted mean."""

@@ -7,7 +7,7 @@ Subgraphs read names of the enclosing graph.
 
 from collections.abc import Mapping
 
-from aftexport.operators.constants import MASKED
+from aftexport.operators.domain import MASKED
 from aftexport.operators.schema import as_float
 
 SMALLEST_DENOMINATOR = 1e-25

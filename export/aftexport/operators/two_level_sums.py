@@ -9,7 +9,7 @@ reads the names that ``onnx_text.common_constants`` defines.
 """
 
 from aftexport.operators import onnx_text as text
-from aftexport.operators.constants import MAX_BLOCK
+from aftexport.operators.domain import MAX_BLOCK
 
 _SIDE_BY_SIDE = 16
 

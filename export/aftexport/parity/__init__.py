@@ -4,7 +4,6 @@ These modules do not import torch: the golden cases hold PyTorch's outputs, so t
 check any engine.
 """
 
-from aftexport.parity.comparison import Comparison, compare, worst
-from aftexport.parity.tolerance import TOLERANCES, Tolerance
+from aftexport.parity.comparison import TOLERANCES, Comparison, Tolerance, compare, worst
 
 __all__ = ["TOLERANCES", "Comparison", "Tolerance", "compare", "worst"]

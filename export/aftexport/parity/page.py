@@ -7,8 +7,7 @@ import jinja2
 from aftexport.parity import Comparison
 from aftexport.parity.calibration import section_of
 from aftexport.parity.plots import error_plot
-from aftexport.parity.report import Report, tolerance_of
-from aftexport.parity.tables import meanings_of, output_of
+from aftexport.parity.report import Report, meanings_of, output_of, tolerance_of
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.parity", "."),

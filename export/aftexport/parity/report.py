@@ -1,4 +1,4 @@
-"""The result of a parity check and its verdict."""
+"""The result of a parity check, its verdict and its terminal table."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
-from aftexport.parity.comparison import Comparison, worst
+from aftexport.heads import Head
+from aftexport.parity.comparison import TOLERANCES, Comparison, Tolerance, worst
 from aftexport.parity.layers import Layers
-from aftexport.parity.tables import meanings_of, subject_of
-from aftexport.parity.tolerance import TOLERANCES, Tolerance
+from aftexport.system.console import escape, plain_table, shape_text
+from aftexport.system.contract import LOGITS
 
 SCHEMA_VERSION = 1
 _SHOWN_TOKENS = 64
@@ -185,3 +188,59 @@ def _subject(comparison: Comparison) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
+
+
+def output_of(result: Comparison) -> str:
+    """Return ``output NAME`` if the model names the output; else an empty text."""
+    is_named = _is_of_model(result) and result.output != LOGITS
+    return f"output {result.output}" if is_named else ""
+
+
+def _is_of_model(result: Comparison) -> bool:
+    """Return whether the model was run, rather than one operator, whose output has no name."""
+    return result.subject.startswith("model")
+
+
+def subject_of(result: Comparison) -> str:
+    """Return the subject of a comparison, with the output if the model names it."""
+    return ", ".join(filter(None, (result.subject, output_of(result))))
+
+
+def meanings_of(heads: Mapping[str, Head]) -> str:
+    """Return the meaning of the scores, with the names of several heads."""
+    if len(heads) == 1:
+        (head,) = heads.values()
+        return head.meaning
+    return "; ".join(f"{name}: {head.meaning}" for name, head in heads.items())
+
+
+def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
+    """Print the meaning of the scores of each head."""
+    console.print(f"Scores: {escape(meanings_of(heads))}.")
+
+
+def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "PyTorch") -> Table:
+    """Return a table of each case's error and bound.
+
+    Args:
+        results: the comparisons.
+        reference: the type of the reference.
+        name: the model that is the reference.
+    """
+    outputs = {result.output for result in results if _is_of_model(result)}
+    named = ["output"] if len(outputs) > 1 else []
+    columns = ("input", "error", "bound", "ulps", "flips", "")
+    table = plain_table(f"parity with {name}", *named, *columns)
+    formula = "max |output - reference| / max(1, max |reference|)"
+    table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
+    table.caption_justify = "left"
+    for result in results:
+        verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
+        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
+        if result.engine != "onnxruntime":
+            subject += f", {result.engine}"
+        numbers = (f"{result.largest_error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
+        flips = str(result.label_flips) if _is_of_model(result) else ""
+        output = [result.output if _is_of_model(result) else ""] if named else []
+        table.add_row(escape(subject), *output, shape_text(result.shape), *numbers, flips, verdict)
+    return table

@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.golden import Array
-from aftexport.bundle.random_tokens import random_tokens
+from aftexport.bundle.golden import Array, random_tokens
 from aftexport.capture.model_spec import InputSpec
 from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
 

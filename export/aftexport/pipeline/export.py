@@ -40,10 +40,10 @@ from aftexport.pipeline.source import read_source, trace_source
 from aftexport.pipeline.source_tokenizer import tokenizer_text
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
-from aftexport.recognition.report import show_recognition
+from aftexport.recognition.result import show_recognition
 from aftexport.system.console import escape, stage
 from aftexport.system.files import aside_folder, move_into_place, write_json
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
     from aftexport.checkpoint import Checkpoint

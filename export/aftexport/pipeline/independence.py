@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.golden import Array
-from aftexport.bundle.random_tokens import random_tokens
+from aftexport.bundle.golden import Array, random_tokens
 from aftexport.capture.model_spec import InputSpec
 from aftexport.engines import Engine
 from aftexport.extra_inputs import ExtraInput, stacked, values_of

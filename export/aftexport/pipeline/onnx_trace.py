@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.onnxruntime.failures import is_out_of_memory, reason
+from aftexport.engines.onnxruntime.sessions import is_out_of_memory, reason
 from aftexport.errors import EngineError, TraceError, UsageError
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.finish import finish
@@ -30,11 +30,9 @@ from aftexport.pipeline.plain_outputs import add_width, name_axes, use_plain_out
 from aftexport.pipeline.source_tokenizer import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
-from aftexport.recognition.foreign_nodes import add_translation, replace_foreign_nodes
-from aftexport.recognition.onnx_file import read_onnx
+from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
 from aftexport.recognition.recognizer import recognize
-from aftexport.recognition.standard_recurrence.expansion import runnable_form
-from aftexport.recognition.standard_recurrence.value_shapes import infer_shapes
+from aftexport.recognition.standard_recurrence.expansion import infer_shapes, runnable_form
 from aftexport.system.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 
 

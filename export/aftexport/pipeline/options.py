@@ -19,7 +19,7 @@ from aftexport.heads.head_file import read_heads
 from aftexport.lowering.file_format import check_opset
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.encoder import OPERATORS
-from aftexport.parity.tolerance import TOLERANCES
+from aftexport.parity.comparison import TOLERANCES
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 _PRECISION = "precision"

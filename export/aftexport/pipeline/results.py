@@ -12,8 +12,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.deploy.export_engine import show_engine
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
-from aftexport.parity.report import Report, inputs_of
-from aftexport.parity.tables import parity_table, print_meanings, subject_of
+from aftexport.parity.report import Report, inputs_of, parity_table, print_meanings, subject_of
 from aftexport.system.console import operator_table, size_table
 
 

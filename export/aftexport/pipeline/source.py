@@ -11,7 +11,7 @@ from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.system.console import stage
 from aftexport.system.contract import DEFAULT_OPSET
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
     from aftexport.checkpoint import Checkpoint

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from aftexport.bundle.byte_tokenizer import BYTES, byte_tokenizer
-from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
+from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
 from aftexport.capture.model_spec import InputSpec
 from aftexport.errors import UsageError
 

@@ -51,7 +51,7 @@ from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
 from aftexport.system.contract import IDS, MAX_TOKENS
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 _FEW_TOKENS = 5
 """The number of tokens in the first documents that a model runs."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from aftexport.bundle.golden import Array, Case
-from aftexport.bundle.random_tokens import random_tokens
+from aftexport.bundle.golden import Array, Case, random_tokens
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.capture.model_spec import InputSpec
 from aftexport.chunked.softmax_attention import count_softmax_attention

@@ -2,20 +2,19 @@
 
 The stages, in order:
 
-    graph      ``normalize`` folds constants and inlines functions. ``shape_probe`` runs the graph
-               at several sizes, which shows all shapes and the dynamic axes. ``no_ops`` removes
-               nodes without effect.
-    read       Each value is read as a formula over named axes, up to a ``horizon``.
+    graph      ``normalize`` folds constants, inlines functions and removes nodes without effect.
+               ``shape_probe`` runs the graph at several sizes, which shows all shapes and the
+               dynamic axes.
+    read       Each value is read as a formula over named axes, up to a horizon.
     formula    ``algebra`` keeps formulas in a normal form that does not show how they were
                written, so that equal formulas have equal ``keys``.
     patterns   One pattern for each mechanism is held against formulas without their
                ``outside_factors``. A near miss raises ``NearMissFound`` with the reason.
-    writer     The layout of the inputs as nodes; ``rewrite_nodes`` adds the operator.
+    writer     The operator, and the layout of its inputs as nodes.
     proof      Original and rewrite are compared in float64 on adversarial inputs.
 
 ``recognizer`` runs them for each value, last values first, and returns a ``result``. At the end,
-``projections`` folds transposes into the convolutions beside the operators. ``cuts`` and
-``nan_guards`` refuse two kinds of rewrites that runs cannot tell apart. ``failed_conditions``
+``projections`` folds transposes into the convolutions beside the operators. ``failed_conditions``
 explains why any other weighted sum is not a mechanism. A value without a formula raises
 ``Unreadable``, the one exception that is caught across stages.
 

@@ -19,14 +19,16 @@ from aftexport.recognition.graph.convolution_rows import (
     LAYOUTS,
     SEQUENCE_RANK,
     ConvolutionRows,
+    can_leave,
     channel_dims,
     channels_of,
     convolution_rows,
+    has_sizes_of,
     is_pointwise,
     rank_of,
+    redirect_sizes,
     slice_rows,
 )
-from aftexport.recognition.graph.readers_of_sizes import can_leave, has_sizes_of, redirect_sizes
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import NearMissFound
 

@@ -2,10 +2,15 @@
 
 Every value is read as a formula and compared with the patterns. Last values come first, so that a
 gate is found together with the mean that it multiplies.
+
+Runs cannot tell two kinds of rewrites apart, which ``Cuts`` and ``reads_nan`` refuse. A slice of
+the first 1,000 tokens takes all tokens of every probed run, so a comparison of both results finds
+no difference. A row without keys is NaN in PyTorch, and ``nan_to_num`` replaces it; the operators
+return finite numbers for such a row, which a guard does not replace.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -16,18 +21,15 @@ from aftexport.lowering import nodes as matching
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.cuts import Cuts
 from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.axes import Axis, Dims
-from aftexport.recognition.formula.terms import Product
-from aftexport.recognition.formula.unreadable import Unreadable
-from aftexport.recognition.graph.no_ops import remove_no_ops
+from aftexport.recognition.formula.axes import Axis, Dims, Unreadable
+from aftexport.recognition.formula.terms import ONE, Product
+from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
-from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
 from aftexport.recognition.patterns import PATTERNS, feature_products
 from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissFound, Rewrite, Subject
+from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject
 from aftexport.recognition.patterns.weights import has_pairs
 from aftexport.recognition.projections import (
     CostlyTransposes,
@@ -35,14 +37,12 @@ from aftexport.recognition.projections import (
     transposes_cost_more,
 )
 from aftexport.recognition.proof.comparison import Verdict, compare
-from aftexport.recognition.proof.evaluator import in_float64, runner
-from aftexport.recognition.proof.part import ProofError, part_of
+from aftexport.recognition.proof.part import Part, ProofError, in_float64, part_of, runner
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.result import Match, NearMiss, Recognition
-from aftexport.recognition.rewrite_nodes import write_nodes
-from aftexport.recognition.writer import Writer
+from aftexport.recognition.writer import Writer, write_nodes
 
 _LAST_OPERATORS = frozenset({
     "Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum",
@@ -352,3 +352,72 @@ class _Recognizer:
         self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
         RemoveUnusedNodesPass()(self._model)
+
+
+class Cuts:
+    """The nodes above each value that may cut long documents."""
+
+    def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
+        """Find those nodes, once for the whole graph.
+
+        Args:
+            model: the graph, in the order of execution.
+            doubtful: the nodes that may cut.
+        """
+        self._doubtful = doubtful
+        self._above: dict[ir.Value, frozenset[ir.Node]] = {}
+        for node in model.graph if doubtful else ():
+            if node.op_type in ("Shape", "Size"):
+                continue
+            above = frozenset[ir.Node]().union(*(self._cuts_of(v) for v in node.inputs))
+            above |= {node} if node in doubtful else set()
+            self._above |= dict.fromkeys(node.outputs, above)
+
+    def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
+        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others.
+
+        Args:
+            part: the nodes that a rewrite replaces.
+            ends: the tensors that the part reads.
+        """
+        cuts = {node for node in part.nodes if node in self._doubtful}
+        sets = {self._cuts_of(end) for end in ends}
+        if len(sets) > 1:
+            cuts |= frozenset.union(*sets) - frozenset.intersection(*sets)
+        for node in cuts:
+            raise NearMissFound(
+                f"{node.outputs[0].name} may take a part of documents longer than were tried"
+            )
+
+    def _cuts_of(self, value: ir.Value | None) -> frozenset[ir.Node]:
+        return self._above.get(value, frozenset()) if value is not None else frozenset()
+
+
+_DOCUMENT_INPUTS = {"input_ids", "input_features", "lengths"}
+
+
+def reads_nan(value: ir.Value) -> bool:
+    """Return whether a guard reads a value, or a value that is computed from it."""
+    pending, seen = [value], {value}
+    while pending:
+        for node in pending.pop().consumers():
+            if node.op_type == "IsNaN" or (
+                node.op_type == "Equal" and node.inputs[0] is node.inputs[1]
+            ):
+                return True
+            after = [output for output in node.outputs if output not in seen]
+            seen.update(after)
+            pending += after
+    return False
+
+
+def may_lack_keys(model: ir.Model, rewrite: Rewrite) -> bool:
+    """Return whether a row may have no key that counts.
+
+    The model of a bundle has a key for every row, since each document has at least one token.
+    """
+    if {value.name for value in model.graph.inputs} <= _DOCUMENT_INPUTS:
+        return False
+    operands = [operand for operand in rewrite.operands if isinstance(operand, Operand)]
+    is_masked = any(operand.weights != ONE or operand.floored for operand in operands)
+    return is_masked or rewrite.extra_head

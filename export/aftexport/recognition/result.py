@@ -1,9 +1,15 @@
-"""The result of a search for mechanisms in a graph."""
+"""The result of a search for mechanisms in a graph, and its reports as a table and as JSON."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.standard_recurrence.translation import Replacement
+from aftexport.system.console import escape, plain_table
+from aftexport.system.files import replacing_file, write_json
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,57 @@ class Recognition:
     def has_changes(self) -> bool:
         """Return whether the graph differs from that of the file."""
         return bool(self.matches or self.translated)
+
+
+def show_recognition(recognition: Recognition, console: Console) -> None:
+    """Print translated nodes, matches and near misses."""
+    if recognition.translated:
+        table = plain_table("operator", "computes", "replaces")
+        for replaced in recognition.translated:
+            table.add_row(replaced.operator, escape(replaced.value), escape(replaced.source))
+        console.print(table)
+    if recognition.unexamined:
+        console.print(f"[yellow]The graph was not examined:[/] {escape(recognition.unexamined)}")
+        return
+    if recognition.matches:
+        table = plain_table("operator", "computes", "attributes", "equal in float64")
+        for match in recognition.matches:
+            attributes = ", ".join(f"{k} {_short(v)}" for k, v in match.attributes.items())
+            cases = f"in {match.cases} cases"
+            table.add_row(match.operator, escape(match.value), attributes, cases)
+        console.print(table)
+        for match in recognition.matches:
+            if match.note:
+                console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.")
+    elif recognition.translated:
+        console.print("No other mechanism was recognized.")
+    else:
+        console.print("No mechanism was recognized; the model is unchanged.")
+        if recognition.absence:
+            console.print(f"The reason: {escape(recognition.absence)}.", soft_wrap=True)
+    if recognition.near_misses:
+        table = plain_table("not replaced", "computes", "reason")
+        for miss in recognition.near_misses:
+            table.add_row(miss.mechanism, escape(miss.value), escape(miss.reason))
+        console.print(table)
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def to_dict(recognition: Recognition) -> dict[str, Any]:
+    """Return a recognition as plain data."""
+    return {
+        "translated": [asdict(replaced) for replaced in recognition.translated],
+        "matches": [asdict(match) for match in recognition.matches],
+        "near_misses": [asdict(miss) for miss in recognition.near_misses],
+        "unexamined": recognition.unexamined or None,
+        "absence": recognition.absence or None,
+    }
+
+
+def write_report(path: Path, recognition: Recognition) -> None:
+    """Write a recognition as JSON."""
+    with replacing_file(path) as aside:
+        write_json(aside, to_dict(recognition))

@@ -1,16 +1,22 @@
-"""Atomic replacement of files and folders: a failure never leaves half of a new one."""
+"""Atomic replacement of files and folders, JSON files of models, and archives without compression.
+
+A failure never leaves half of a new file or folder.
+"""
 
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from aftexport.errors import CheckpointError
 
 
 @contextmanager
@@ -140,3 +146,79 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+MAX_JSON_BYTES = 1 << 24
+"""The maximum size of a file. The tokenizer's settings of a model can take more than 1 MB."""
+MAX_SETTINGS_BYTES = 1 << 20
+"""The maximum size of a file with a few settings."""
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        path: the file.
+        max_bytes: the maximum size of the file.
+
+    Raises:
+        CheckpointError: if the file is larger, or not valid JSON.
+        OSError: if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise CheckpointError(
+            path,
+            f"expected at most {max_bytes} bytes of JSON, got more",
+            "Give the file as the library saved it.",
+        )
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
+
+
+def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the content of a JSON file that holds an object; see ``read_json``.
+
+    Raises:
+        CheckpointError: if the file cannot be used, or holds another value.
+        OSError: if the file cannot be read.
+    """
+    content = read_json(path, max_bytes=max_bytes)
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise CheckpointError(path, f"expected a JSON object, got {kind}", "Fix the file.")
+    return content
+
+
+_ENCRYPTED = 1
+
+
+def unstored_member(archive: zipfile.ZipFile, size: int) -> str | None:
+    """Return the reason why an archive could need more memory than its size.
+
+    Args:
+        archive: an open archive.
+        size: the size of its file in bytes.
+
+    Returns:
+        A reason that names the member; None if every member is stored once, without overlap.
+    """
+    names, total = set[str](), 0
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED:
+            return f"{member.filename} in it is compressed"
+        if member.file_size != member.compress_size:
+            return (
+                f"{member.filename} in it must be stored in {member.file_size} bytes, got "
+                f"{member.compress_size}"
+            )
+        if member.filename in names:
+            return f"{member.filename} is in it twice"
+        names.add(member.filename)
+        total += member.file_size
+        if total > size:
+            return f"it has {size} bytes, and its members up to {member.filename} have {total}"
+    return None

@@ -9,9 +9,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from aftexport.bundle.features import Features
-from aftexport.bundle.golden import Array
+from aftexport.bundle.golden import Array, random_tokens
 from aftexport.bundle.manifest import Manifest
-from aftexport.bundle.random_tokens import random_tokens
 from aftexport.errors import UsageError, panics_as_errors
 from aftexport.extra_inputs import ExtraValues, check_values, sample_values, stacked
 from aftexport.system.contract import MAX_TOKENS

@@ -55,7 +55,7 @@ std::string hash(const std::string& text) {
   return digits;
 }
 
-// Returns the cache of aftexport/engines/tensorrt/cache.py: $AFTEXPORT_CACHE, $XDG_CACHE_HOME/aftexport or
+// Returns the cache of aftexport/engines/tensorrt/engine_file.py: $AFTEXPORT_CACHE, $XDG_CACHE_HOME/aftexport or
 // $HOME/.cache/aftexport. Without HOME, Python takes the home of the user database, and here no file is kept: to read the
 // database, getpwuid_r() would load further libraries into the process.
 std::string cache_folder() {

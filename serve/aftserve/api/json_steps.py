@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from aftexport.errors import InputError
-from aftexport.system.gc import collection_paused
+from aftexport.system.process import collection_paused
 from aftserve.errors import DocumentTooLongError
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
-from aftexport.system.gc import collection_paused
+from aftexport.system.process import collection_paused
 from aftserve.api.json_steps import parse_in_steps, too_many_entries
 from aftserve.api.model_choice import models_of
 from aftserve.errors import ClientGoneError, RefusedError

@@ -13,7 +13,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError
 from aftexport.system.console import document_progress, escape
-from aftexport.system.signals import Interruption
+from aftexport.system.process import Interruption
 from aftserve.batch import documents, output
 from aftserve.batch.answering import OfflineClassifier
 from aftserve.batch.documents import Documents

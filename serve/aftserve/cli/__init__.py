@@ -7,10 +7,10 @@ from rich.console import Console
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
+from aftexport.system.arguments import check_command
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
-from aftexport.system.signals import exit_status
-from aftexport.system.suggestions import check_command
+from aftexport.system.process import exit_status
 from aftserve.cli import batch, deploy, health, key
 from aftserve.observability import tracing
 from aftserve.observability.output_queue import unblock_output

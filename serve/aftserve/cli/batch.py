@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from aftexport.system.arguments import make_parser, path
-from aftexport.system.signals import exit_status, interruptible
+from aftexport.system.process import exit_status, interruptible
 
 _EPILOG = """\
 INPUT is a folder in which each file is a document in UTF-8, or a Parquet file or folder. The

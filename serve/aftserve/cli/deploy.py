@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aftexport.system.arguments import make_parser
-from aftexport.system.signals import interruptible
+from aftexport.system.process import interruptible
 
 _EPILOG = """\
 Set the server's settings as flags, as AFTSERVE_* variables, or in FILE; each replica uses them.

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.byte_tokenizer import is_byte_tokenizer
-from aftexport.bundle.tokenizer import normalizer_growth
+from aftexport.bundle.tokenizer import is_byte_tokenizer, normalizer_growth
 from aftexport.errors import InputError, panics_as_errors
 from aftexport.extra_inputs import ExtraValues, check_values
 from aftexport.system.contract import FEATURES, IDS, MAX_TOKENS

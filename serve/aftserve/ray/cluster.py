@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftexport.errors import AftexportError, UsageError
-from aftexport.system.signals import TerminatedError
+from aftexport.system.process import TerminatedError
 
 _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a single machine listens only on loopback

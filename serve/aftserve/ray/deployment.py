@@ -13,7 +13,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
-from aftexport.system.signals import Interruption
+from aftexport.system.process import Interruption
 from aftserve.api.key_file import KeyFile
 from aftserve.app import create_app
 from aftserve.observability import tracing

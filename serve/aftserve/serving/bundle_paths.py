@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftexport.bundle.bundle_folder import folder_or_none, read_folder
+from aftexport.bundle.output_path import folder_or_none, read_folder
 from aftexport.errors import UsageError
 from aftserve.model.load import model_name
 from aftserve.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from aftexport.system.gc import collect_frozen
+from aftexport.system.process import collect_frozen
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.http.clients import current_client
 from aftserve.model.active import ActiveBundle

@@ -6,7 +6,7 @@ import onnxruntime
 import aftplugins
 from aftexport.bench.timing import Run
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.onnxruntime.profile import operator_shares
+from aftexport.engines.onnxruntime.engine import operator_shares
 from benchmarks.contenders.contender import Prepared
 from benchmarks.task import Task
 from benchmarks.workloads import OP_TYPES, Tensors, Workload, single_operator

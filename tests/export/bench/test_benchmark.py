@@ -18,7 +18,7 @@ from aftexport.bench.benchmark import Timing, benchmark, check_lengths
 from aftexport.bench.table import timing_table
 from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
 from aftexport.bundle.bundle import Bundle
-from aftexport.engines.onnxruntime.profile import operator_shares, shares
+from aftexport.engines.onnxruntime.engine import operator_shares, shares
 from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.verify.reference_model import load_source, torch_engine

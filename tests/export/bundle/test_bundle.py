@@ -4,9 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memory import NEEDS_PROC
+from token_models import Chunks, Tagger, TopicAndTags
 
-from aftexport.bundle.bundle import PARITY, Bundle
-from aftexport.errors import UsageError
+from aftexport.bundle.bundle import PARITY, Bundle, check_plan
+from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.errors import BundleError, UsageError
 from aftexport.system.files import write_json
 
 
@@ -56,3 +58,69 @@ def test_json_ignores_order_of_entries(tmp_path: Path) -> None:
     write_json(tmp_path / "a", {"b": np.float64(1.5), "a": "é"})
     write_json(tmp_path / "b", {"a": "é", "b": 1.5})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Chunks:
+    return Chunks(TopicAndTags(), tmp_path_factory.mktemp("both"))
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Chunks:
+    return Chunks(Tagger(), tmp_path_factory.mktemp("tagger"))
+
+
+def refused(chunks: Chunks, **changes: object) -> str:
+    path = chunks.path
+    with pytest.raises(BundleError) as caught:
+        check_plan(path.parent, path, chunks.plan.model_copy(update=changes))
+    return caught.value.reason
+
+
+def test_plan_fits_its_archive(both: Chunks, tagger: Chunks) -> None:
+    for chunks in (both, tagger):
+        check_plan(chunks.path.parent, chunks.path, chunks.plan)
+        assert ChunkedPlan.model_validate_json(chunks.plan.model_dump_json()) == chunks.plan
+
+
+def test_graphs_without_field_are_refused(both: Chunks) -> None:
+    assert "chunked.tokens: expected a value, as chunked.zip has tokens.onnx" in refused(
+        both, tokens={}
+    )
+    assert "chunked.pooled: expected a value, as chunked.zip has pool.onnx" in refused(
+        both, pooled={}
+    )
+    assert "chunked.evidence: expected true, as chunked.zip has explain.onnx" in refused(
+        both, evidence=False
+    )
+
+
+def test_fields_without_graph_are_refused(tagger: Chunks) -> None:
+    assert "chunked.pooled: expected none, as chunked.zip has no pool.onnx" in refused(
+        tagger, pooled={"x": "sum"}
+    )
+    assert "chunked.evidence: expected false, as chunked.zip has no explain.onnx" in refused(
+        tagger, evidence=True
+    )
+
+
+def test_plan_without_names_has_logits() -> None:
+    """Earlier bundles have one output per document and do not name it."""
+    old = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8, "evidence": True}
+    plan = ChunkedPlan.model_validate_json(json.dumps(old))
+    assert plan.documents == ("logits",)
+    assert plan.tokens == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"documents": []}, "expected an output per document or per token, got none"),
+        ({"pooled": {}}, "pooled: expected a value for the outputs per document, got none"),
+        ({"tokens": {"logits": 3}}, "tokens: expected outputs beside documents, got logits"),
+    ],
+)
+def test_missing_or_double_outputs_are_refused(changes: dict[str, object], reason: str) -> None:
+    plan = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8} | changes
+    with pytest.raises(ValueError, match=reason):
+        ChunkedPlan.model_validate_json(json.dumps(plan))

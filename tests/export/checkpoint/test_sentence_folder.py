@@ -16,7 +16,7 @@ from commands import within
 from sampling import any_case
 
 from aftexport.checkpoint import load
-from aftexport.checkpoint.sentence_stages import POOLINGS
+from aftexport.checkpoint.sentence_config import POOLINGS
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import CheckpointError
 from aftexport.pipeline.export import export

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, models
 
 import aftexport.checkpoint.transformers_folder
 from aftexport.checkpoint import load
-from aftexport.checkpoint.transformers_class import MAX_LAYERS
-from aftexport.checkpoint.transformers_module import TransformersModel
+from aftexport.checkpoint.transformers_class import MAX_LAYERS, TransformersModel
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.pipeline.export import export
 

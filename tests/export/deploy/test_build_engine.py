@@ -11,8 +11,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.deploy.build_engine import build, wanted_here
-from aftexport.engines.tensorrt.cache import VARIABLE, engine_cache
-from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord
+from aftexport.engines.tensorrt.engine_file import VARIABLE, EngineFile, EngineRecord, engine_cache
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 NEEDS_CUDA = pytest.mark.skipif(not HAS_CUDA, reason="ONNX Runtime has no CUDA execution provider")

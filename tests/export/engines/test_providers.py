@@ -1,18 +1,36 @@
-"""The checks of an execution provider before a session: each names what is missing."""
+"""A provider is checked before a session, and multiplies in the bits of the model's precision."""
 
 import ctypes
 import platform
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
+import onnx.inliner
 import onnxruntime
 import pytest
+import tiny_models
+import torch
+from bfloat16_products import with_float32_sums
 
 import aftplugins
+from aftexport.capture.capture import capture
+from aftexport.capture.precision import PRECISIONS
 from aftexport.engines import cuda
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine, providers
 from aftexport.engines.onnxruntime.package import native
+from aftexport.engines.onnxruntime.providers import narrow_products
 from aftexport.errors import EngineError
+from aftexport.lowering.finish import finish
+from aftexport.lowering.to_onnx import lower
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.domain import DOMAIN
+from aftexport.operators.encoder import ARITHMETIC_OPERATORS
+from aftexport.parity import TOLERANCES
+from aftexport.system.contract import DEFAULT_OPSET
 
 CUDA = PROVIDERS["cuda"]
 
@@ -147,3 +165,157 @@ def test_remedy_follows_cause_of_failed_run(
     with pytest.raises(EngineError, match=message) as failed:
         engine.run({})
     assert failed.value.remedy.startswith(remedy)
+
+
+MECHANISMS = ("aft_full", "aft_local", "aft_conv", "aft_simple", "efficient_attention",
+              "linear_attention", "fastformer")  # fmt: skip
+PRODUCTS = ("MatMul", "Gemm")
+CASTS = ("Cast", "CastLike")
+TYPE = onnx.TensorProto.DataType
+
+every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
+
+
+@cache
+def classifier(mechanism: str) -> DocumentClassifier:
+    torch.manual_seed(1)
+    settings = {"mechanism": mechanism, "depth": 2, "window": 4, "max_length": 64}
+    return DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings)).eval()
+
+
+@cache
+def exported(mechanism: str, precision: str, opset: int = DEFAULT_OPSET) -> bytes:
+    program = capture(classifier(mechanism), dtype=PRECISIONS[precision], max_tokens=64)
+    return finish(lower(program, opset=opset), precision=precision).SerializeToString()
+
+
+def rewritten(mechanism: str, precision: str) -> onnx.ModelProto:
+    model = onnx.load_from_string(exported(mechanism, precision))
+    assert narrow_products(model)
+    return model
+
+
+def around_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the nodes that run beside the CUDA kernels, whose results are passed through."""
+    bodies = [(f.domain, f.name) for f in model.functions if is_encoder(f.name)]
+    inlined = onnx.inliner.inline_selected_functions(model, bodies)
+    for node in inlined.graph.node:
+        if node.domain == DOMAIN:
+            query = node.input[0]
+            node.CopyFrom(onnx.helper.make_node("Identity", [query], node.output[:1]))
+    del inlined.functions[:]
+    return onnx.shape_inference.infer_shapes(inlined, strict_mode=True)
+
+
+def is_encoder(op_type: str) -> bool:
+    return op_type.partition("_")[0] in ARITHMETIC_OPERATORS
+
+
+def types_of(model: onnx.ModelProto, op_types: tuple[str, ...]) -> Counter[str]:
+    """Return the number of nodes by the type of their first input."""
+    graph = model.graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    types |= {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return Counter(TYPE.Name(types[n.input[0]]) for n in graph.node if n.op_type in op_types)
+
+
+@every_mechanism
+def test_float16_model_multiplies_in_float16(mechanism: str) -> None:
+    """Three casts stay: two for the mean over tokens in float32, one of the lengths."""
+    before = around_kernels(onnx.load_from_string(exported(mechanism, "fp16")))
+    after = around_kernels(rewritten(mechanism, "fp16"))
+    assert types_of(before, PRODUCTS)["FLOAT"] > 0
+    assert types_of(after, PRODUCTS) == {"FLOAT16": types_of(before, PRODUCTS).total()}
+    assert types_of(after, ("LayerNormalization", "Gelu")).keys() == {"FLOAT16"}
+    assert types_of(after, CASTS) == {"FLOAT16": 1, "FLOAT": 1, "INT64": 1}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@every_mechanism
+def test_reduced_precision_multiplies_in_bfloat16(mechanism: str, precision: str) -> None:
+    """The sums and everything between the products stay in float32; so does the head."""
+    before = around_kernels(onnx.load_from_string(exported(mechanism, precision)))
+    after = around_kernels(rewritten(mechanism, precision))
+    products = types_of(before, ("MatMul",))["FLOAT"]
+    assert types_of(after, ("MatMul",)) == {"BFLOAT16": products}
+    assert types_of(after, ("Gemm",)) == {"FLOAT": 1}
+    assert types_of(after, ("LayerNormalization", "Gelu")).keys() == {"FLOAT"}
+
+
+def test_norms_keep_statistics_in_float32() -> None:
+    for precision in ("fp16", "bf16"):
+        for node in around_kernels(rewritten("aft_simple", precision)).graph.node:
+            if node.op_type == "LayerNormalization":
+                kinds = {a.name: a.i for a in node.attribute}
+                assert kinds.get("stash_type", TYPE.Value("FLOAT")) == TYPE.Value("FLOAT")
+
+
+@every_mechanism
+def test_float32_model_stays_as_it_is(mechanism: str) -> None:
+    model = onnx.load_from_string(exported(mechanism, "fp32"))
+    assert not narrow_products(model)
+    assert model.SerializeToString() == exported(mechanism, "fp32")
+
+
+def test_each_node_has_its_own_precision() -> None:
+    """In an export with --precision auto, some products stay in float32."""
+    model = onnx.load_from_string(exported("aft_simple", "bf16"))
+    layers = [node for node in model.graph.node if node.op_type == "LayerNormFeedForward"]
+    (precision,) = (a for a in layers[0].attribute if a.name == "precision")
+    precision.s = b"fp32"
+    assert narrow_products(model)
+    names = [n.op_type for n in model.graph.node if "FeedForward" in n.op_type]
+    assert names == ["LayerNormFeedForward", "LayerNormFeedForward_bfloat16"]
+    assert {"LayerNormFeedForward", "LayerNormFeedForward_bfloat16"} <= {
+        function.name for function in model.functions
+    }
+
+
+def test_replaced_bodies_are_removed() -> None:
+    names = {function.name for function in rewritten("aft_simple", "fp16").functions}
+    assert names == {"AftSimple", "LayerNormQueryKeyValue_tensors", "LinearResidual_tensors",
+                     "LayerNormFeedForward_tensors"}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+@every_mechanism
+def test_rewritten_model_equals_pytorch(mechanism: str, precision: str) -> None:
+    model = rewritten(mechanism, precision)
+    if precision != "fp16":
+        bodies = [f.name for f in model.functions if f.name.endswith("_bfloat16")]
+        model = with_float32_sums(model, *bodies)
+    ids, lengths = np.arange(120).reshape(2, 60), np.array([60, 13])
+    with torch.inference_mode():
+        expected = classifier(mechanism).double()(torch.from_numpy(ids), torch.from_numpy(lengths))
+        classifier(mechanism).float()
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+    logits = engine.run({"input_ids": ids, "lengths": lengths})["logits"]
+    error = np.abs(logits.astype(np.float64) - expected.numpy()).max()
+    assert error <= TOLERANCES[precision].bound * max(1.0, expected.abs().max().item())
+
+
+def test_variable_keeps_bodies_of_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.load_from_string(exported("aft_simple", "fp16"))
+    assert not PROVIDERS["cpu"].adapt(model)
+    monkeypatch.setenv("AFTEXPORT_PORTABLE", "1")
+    assert not PROVIDERS["cuda"].adapt(model)
+    monkeypatch.delenv("AFTEXPORT_PORTABLE")
+    assert PROVIDERS["cuda"].adapt(model)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
+def test_opset_without_gelu_loads(precision: str) -> None:
+    """Gelu exists from opset 20 on; before, its parts run, in float32 in a float16 model too."""
+    model = onnx.load_from_string(exported("aft_simple", precision, 18))
+    assert narrow_products(model)
+    if precision != "fp16":
+        model = with_float32_sums(model, *(f.name for f in model.functions if "_bf" in f.name))
+    assert "Gelu" not in {node.op_type for f in model.functions for node in f.node}
+    ids, lengths = np.arange(120).reshape(2, 60), np.array([60, 13])
+    with torch.inference_mode():
+        expected = classifier("aft_simple")(torch.from_numpy(ids), torch.from_numpy(lengths))
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+    logits = engine.run({"input_ids": ids, "lengths": lengths})["logits"]
+    error = np.abs(logits.astype(np.float32) - expected.numpy()).max()
+    assert error <= TOLERANCES[precision].bound * max(1.0, expected.abs().max().item())

@@ -15,7 +15,7 @@ import aftplugins
 from aftexport.bundle.golden import join_outputs
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.engines.onnxruntime.profile import operator_shares
+from aftexport.engines.onnxruntime.engine import operator_shares
 from aftexport.errors import EngineError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
@@ -23,7 +23,7 @@ from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.parity.run_cases import operator_model
 from aftexport.pipeline.golden_cases import operator_cases
-from aftexport.recognition.standard_recurrence.standard_form import standard_form
+from aftexport.recognition.standard_file import standard_form
 
 from .mechanisms import recurrent_cases
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Case
 from aftexport.heads import HEADS
 from aftexport.parity import Comparison, compare
-from aftexport.parity.tables import meanings_of, parity_table, subject_of
+from aftexport.parity.report import meanings_of, parity_table, subject_of
 
 IDS = {"input_ids": np.zeros((1, 3), np.int64)}
 

@@ -6,10 +6,9 @@ import onnx_ir as ir
 import pytest
 
 from aftexport.recognition.formula.algebra import add, multiply, sum_over
-from aftexport.recognition.formula.axes import Axis
+from aftexport.recognition.formula.axes import Axis, Unreadable
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import Leaf, Product, Sum, as_product, single_atom
-from aftexport.recognition.formula.unreadable import Unreadable
 
 NAMES = [f"tensor {letter}" for letter in "abcdefghijkl"]
 

@@ -6,7 +6,7 @@ from sampling import any_case
 
 from aftexport.recognition.formula import keys
 from aftexport.recognition.graph.normalize import normalize
-from aftexport.recognition.read import horizon
+from aftexport.recognition.read import reader
 from aftexport.recognition.recognizer import recognize
 
 from .chains import CHAINS, Graph, model_of
@@ -33,9 +33,9 @@ def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", CHAINS)
 def test_keys_are_near_linear_in_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horizon, "MAX_READS", 48)
-    monkeypatch.setattr(horizon, "READS_PER_VALUE", 3)
-    monkeypatch.setattr(horizon, "MAX_LEVELS", 16)
+    monkeypatch.setattr(reader, "MAX_READS", 48)
+    monkeypatch.setattr(reader, "READS_PER_VALUE", 3)
+    monkeypatch.setattr(reader, "MAX_LEVELS", 16)
     counts = [computations(name, depth, monkeypatch) for depth in (1, 4, 8, 16)]
     for count, nodes in counts:
         assert count < 400 * nodes
@@ -56,7 +56,7 @@ def test_mechanism_above_chain_is_found(name: str, monkeypatch: pytest.MonkeyPat
 def test_thousands_of_nodes_in_a_row(
     name: str, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(horizon, "MAX_LEVELS", 8)
+    monkeypatch.setattr(reader, "MAX_LEVELS", 8)
     count, nodes = computations(name, depth, monkeypatch)
     assert count < 100 * nodes
 
@@ -75,7 +75,7 @@ def test_shared_part_beyond_horizon_is_consistent() -> None:
         return [(v, 1) for v in node.inputs if v is not None] if node is not None else []
 
     (output,) = model.graph.outputs
-    found = horizon.within_horizon(output, positions, above)
+    found = reader.within_horizon(output, positions, above)
     assert output in found
     assert 4 < len(found) < 20
     # Nearest first, with no gap: all that reads one of them is among them.

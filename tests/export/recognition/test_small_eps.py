@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.recognition import recognizer
-from aftexport.recognition.report import show_recognition, to_dict
+from aftexport.recognition.result import show_recognition, to_dict
 
 from .graphs import fused, operators, scripted
 from .layer import DIM, heads, merged

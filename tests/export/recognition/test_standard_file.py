@@ -16,8 +16,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.recognition.onnx_file import fuse_file
-from aftexport.recognition.standard_file import unfuse_file
-from aftexport.recognition.standard_recurrence.standard_form import StandardForm, standard_form
+from aftexport.recognition.standard_file import StandardForm, standard_form, unfuse_file
 
 Arrays = dict[str, np.ndarray]
 

@@ -9,7 +9,7 @@ import pytest
 
 import aftplugins
 from aftexport.engines.onnxruntime import providers
-from aftexport.engines.onnxruntime.encoder_products import narrow_products
+from aftexport.engines.onnxruntime.providers import narrow_products
 
 LIBRARY = "libaftplugins_onnxruntime_emulated.so"
 EMULATED = providers.ExecutionProvider(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import aftplugins
-from aftexport.engines.tensorrt.deserialization import deserialize
 from aftexport.engines.tensorrt.plugin_library import (
+    deserialize,
     hold_plugins,
     plugins_loaded,
     release_plugins,

@@ -187,7 +187,7 @@ def test_aborted_run_keeps_previous_output(
 
 TERMINATED_AT_START = """
 import os, signal, sys, time
-from aftexport.system.signals import exit_status
+from aftexport.system.process import exit_status
 from aftserve.ray.cluster import connected, resolve
 
 address = resolve(None)

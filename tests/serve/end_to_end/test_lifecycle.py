@@ -91,7 +91,7 @@ def test_endless_work_gets_error_at_shutdown(
 
 _PAUSING = """
 import signal, time
-from aftexport.system.process_end import end_process
+from aftexport.system.process import end_process
 from aftserve.cli import main
 
 signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1))

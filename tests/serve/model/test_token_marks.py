@@ -13,7 +13,7 @@ from transformers.pipelines.token_classification import (
     TokenClassificationPipeline,
 )
 
-from aftexport.bundle.byte_tokenizer import byte_tokenizer
+from aftexport.bundle.tokenizer import byte_tokenizer
 from aftexport.heads import TokenClassification
 from aftserve.model.results import TokenAnswers
 from aftserve.model.token_marks import TokenMarker, TokenMarks

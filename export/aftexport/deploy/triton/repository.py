@@ -7,12 +7,14 @@ Configuration", and ``model_config.proto``.
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 from rich.console import Console
 
 import aftplugins
@@ -21,11 +23,11 @@ from aftexport.bundle.bundle import TOKENIZER, Bundle, is_bundle
 from aftexport.bundle.features import Features
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.deploy.build_engine import build, wanted_here
-from aftexport.deploy.triton.normalization import add_normalization
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.heads import Head
 from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.system.contract import FEATURES
 from aftexport.system.files import aside_folder, move_into_place
 from aftexport.system.onnx_files import MODEL, MODEL_DATA
 
@@ -263,3 +265,33 @@ def start_command(folder: Path, mounted: str) -> str:
         # The engine contains its plugins. TensorRT runs code of an engine only with this option.
         words.append("--backend-config=tensorrt,version-compatible=true")
     return " ".join(words)
+
+
+_NORMALIZED = f"{FEATURES}_normalized"
+
+
+def add_normalization(model: onnx.ModelProto, features: Features) -> None:
+    """Let a model normalize its input: ``(x - mean) / scale`` in float32, as the server does."""
+    steps = [("Sub", "mean", features.mean), ("Div", "scale", features.scale)]
+    given = [(kind, name, numbers) for kind, name, numbers in steps if numbers is not None]
+    if not given:
+        return
+    _rename_uses(model.graph, FEATURES, _NORMALIZED)
+    value = FEATURES
+    for place, (kind, name, numbers) in enumerate(given):
+        constant = numpy_helper.from_array(np.array(numbers, np.float32), f"{FEATURES}_{name}")
+        result = _NORMALIZED if place == len(given) - 1 else f"{FEATURES}_{kind}"
+        model.graph.initializer.append(constant)
+        model.graph.node.insert(place, helper.make_node(kind, [value, constant.name], [result]))
+        value = result
+
+
+def _rename_uses(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a value where nodes read it, also in the graphs of their attributes."""
+    for node in graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        inner: Sequence[onnx.GraphProto] = [
+            graph for one in node.attribute for graph in (one.g, *one.graphs)
+        ]
+        for one in inner:
+            _rename_uses(one, old, new)

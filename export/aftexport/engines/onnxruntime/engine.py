@@ -1,21 +1,35 @@
 """A model in ONNX Runtime."""
 
-from collections.abc import Collection
+import json
+import tempfile
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from aftexport.engines import Stop, Tensors
+from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.explained_input import padded_choices
-from aftexport.engines.onnxruntime.failures import FAILURES, is_out_of_memory, reason
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
-from aftexport.engines.onnxruntime.sessions import session, session_options
+from aftexport.engines.onnxruntime.sessions import (
+    FAILURES,
+    is_out_of_memory,
+    reason,
+    session,
+    session_options,
+)
 from aftexport.errors import EngineError
+from aftexport.operators.domain import DOMAIN, operators_in
+from aftexport.operators.kernel_forms import choose_kernels
 from aftexport.system.contract import EXPLAINED, LENGTHS
-from aftexport.system.memory import give_back
+from aftexport.system.process import give_back
 
 _CHOICE_OF_FILE = padded_choices([()])
 """The input for a run without a choice of logits: the largest one, as the file has it."""
@@ -120,3 +134,100 @@ def _run_options() -> onnxruntime.RunOptions:
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # failures are raised, and a stop is not a failure
     return options
+
+
+_SMALL_BYTES = 1024
+
+
+def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
+    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``.
+
+    A form is fused only if all of its nodes are.
+
+    The runtime replaces a node by its portable body if no kernel is registered.
+    So the nodes that remain in its optimized graph run fused.
+
+    Raises:
+        EngineError: if the runtime refuses the model or the kernel library.
+    """
+    bare = _without_weights(onnx.load(model, load_external_data=False))
+    written = [node.op_type for node in _custom_nodes(bare)]
+    if has_bfloat16(bare):
+        widen(bare)
+    chosen = PROVIDERS[provider]
+    if chosen.kernels:
+        choose_kernels(bare, chosen.library)
+    served = [node.op_type for node in _custom_nodes(bare)]
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        options = session_options(threads=1)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = str(optimized)
+        session(bare.SerializeToString(), options, provider, fused=True)
+        left = operators_in(onnx.load(optimized))
+    before = operators_in(bare)
+    # Nodes of one form may differ in a number such as eps, which decides about the kernel as well.
+    fused: dict[str, bool] = {}
+    for op_type, name in zip(written, served, strict=True):
+        fused[op_type] = fused.get(op_type, True) and left[name] == before[name]
+    return {op_type: "fused" if fused[op_type] else "portable" for op_type in sorted(fused)}
+
+
+def _custom_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.domain == DOMAIN]
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace a model's weights by inputs: the choice of kernels depends only on types."""
+    graph = model.graph
+    weights = list(graph.initializer)
+    del graph.initializer[:]
+    for tensor in weights:
+        if tensor.ByteSize() < _SMALL_BYTES and tensor.data_location != tensor.EXTERNAL:
+            graph.initializer.append(tensor)  # small constants such as shapes and axes
+        elif all(value.name != tensor.name for value in graph.input):
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+    return model
+
+
+_RUNS = 3
+
+
+def operator_shares(
+    model: Path | bytes, inputs: Tensors, *, threads: int = 0, fused: bool = True
+) -> dict[str, float]:
+    """Return the share of each operator type in the time of the fastest run, the largest first.
+
+    Args:
+        model: path of ``model.onnx``, or the serialized model.
+        inputs: the inputs of all runs; the first run is not counted.
+        threads: number of threads per operator; 0 for ``usable_cores``.
+        fused: whether the kernel library is registered, if it is built.
+
+    Raises:
+        EngineError: if the runtime refuses the model or the kernel library.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = session_options(threads)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        profiled = session(model, options, fused=fused)
+        for _ in range(_RUNS + 1):
+            profiled.run(None, dict(inputs))
+        events = json.loads(Path(profiled.end_profiling()).read_text("utf-8"))
+    return shares(events)
+
+
+def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the shares from the profiler's events of several runs; see ``operator_shares``."""
+    ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
+    runs: list[Counter[str]] = [Counter() for _ in ends]
+    for event in events:
+        if event["name"].endswith("_kernel_time"):
+            runs[bisect_right(ends, event["ts"])][event["args"]["op_name"]] += event["dur"]
+    # In slower runs, operators waited for other work of the machine.
+    fastest = min(runs[1:], key=Counter.total)
+    # The profiler counts whole microseconds, so the total of a small model may be 0.
+    total = max(fastest.total(), 1)
+    return {op_type: spent / total for op_type, spent in fastest.most_common()}

@@ -1,27 +1,34 @@
-"""The execution providers of ONNX Runtime that run a model."""
+"""The execution providers of ONNX Runtime that run a model.
+
+``narrow_products`` serves a provider without kernels for the encoder's operators. In a file, the
+bodies of these operators compute in float32. The CUDA execution provider then multiplies in float32
+without tensor cores, which takes several times as long as the products of float16 or bfloat16 that
+the precision of the model allows.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
+from onnx import TensorProto
 
 import aftplugins
 from aftexport.engines.cuda import missing_gpu
-from aftexport.engines.onnxruntime.encoder_products import narrow_products
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.errors import EngineError
-from aftexport.operators.domain import operator_name
+from aftexport.operators.domain import DOMAIN, operator_name, opset_of
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS
+from aftexport.operators.encoder.arithmetic import Arithmetic
+from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.operators.schema import OnnxOperator
 from aftexport.system.installation import install_command
 
 Provider = Literal["cpu", "cuda"]
 """An execution provider. Operators that it does not support run on the CPU."""
-
-_CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,80 @@ class ExecutionProvider:
         if self.rewrite is None or _are_kernels_off() or precision == "fp32":
             return []
         return sorted({operator_name(name) for name in operators} & ARITHMETIC_OPERATORS.keys())
+
+
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+_GELU_OPSET = 20
+"""The first opset with the operator Gelu."""
+
+
+_WEIGHT = 1
+"""The position of an input that every one of these operators has, a parameter of the model."""
+
+
+def narrow_products(model: onnx.ModelProto) -> bool:
+    """Let every node whose precision allows it call a body with products of 16 bits.
+
+    Args:
+        model: a model whose nodes have bodies; it is changed in place.
+
+    Returns:
+        Whether there was such a node.
+    """
+    types = _element_types(model.graph)
+    bodies: dict[str, onnx.FunctionProto] = {}
+    replaced: set[str] = set()
+    for node in model.graph.node:
+        operator = ARITHMETIC_OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+        arithmetic = _arithmetic(node, types) if operator is not None else None
+        if operator is None or arithmetic is None:
+            continue
+        name = f"{operator.op_type}_{arithmetic.value}"
+        if name not in bodies:
+            bodies[name] = _body(operator, arithmetic, opset_of(model))
+            bodies[name].name = name
+        replaced.add(operator.op_type)
+        node.op_type = name
+    model.functions.extend(bodies.values())
+    _remove_unused(model, replaced)
+    return bool(bodies)
+
+
+def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the types of the values that a file declares: weights, and inputs in their place."""
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def _arithmetic(node: onnx.NodeProto, types: Mapping[str, int]) -> Arithmetic | None:
+    """Return the arithmetic of a node's body; None for that of the file."""
+    element = types.get(node.input[_WEIGHT])
+    if element in _NARROW:
+        return Arithmetic.TENSORS
+    precision = next((a.s for a in node.attribute if a.name == "precision"), b"fp32")
+    # bfloat16 keeps the bound of int8 too, without a pass that quantizes the activations.
+    if element == TensorProto.FLOAT and precision in (b"bf16", b"int8"):
+        return Arithmetic.BFLOAT16
+    return None
+
+
+def _body(operator: OnnxOperator, arithmetic: Arithmetic, opset: int) -> onnx.FunctionProto:
+    form: dict[str, Any] = {"arithmetic": arithmetic}
+    if operator is LAYER_NORM_FEED_FORWARD:
+        form["has_gelu"] = opset >= _GELU_OPSET
+    return operator.function({}, opset, **form)
+
+
+def _remove_unused(model: onnx.ModelProto, names: set[str]) -> None:
+    """Remove the functions with these names that no node calls any more."""
+    unused = names - {node.op_type for node in model.graph.node if node.domain == DOMAIN}
+    for function in [f for f in model.functions if f.domain == DOMAIN and f.name in unused]:
+        model.functions.remove(function)
+
+
+_CPU = "CPUExecutionProvider"
 
 
 def _are_kernels_off() -> bool:

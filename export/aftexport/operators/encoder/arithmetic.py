@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum
 
-from aftexport.operators.schema import as_float
+from aftexport.operators.schema import Attribute, as_float
 
 _BFLOAT16 = 16
 _FLOAT = 1
@@ -93,3 +93,13 @@ def _gelu_parts(result: str, x: str) -> str:
         twice_activated = Mul({x}, twice_weight)
         {result} = Mul(twice_activated, half)
         """
+
+
+EPSILON = Attribute("epsilon", 1e-5, "Constant that is added to the variance of the norm.")
+PRECISION = Attribute(
+    "precision",
+    "fp32",
+    "Precision of the products: fp32; bf16, with operands rounded to bfloat16; int8, with weights "
+    "quantized by column and activations by row. Sums are float32 or int32. The portable body "
+    "computes in float32.",
+)

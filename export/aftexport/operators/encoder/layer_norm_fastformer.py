@@ -16,9 +16,8 @@ import onnx
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import NUM_HEADS
-from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.schema import OnnxOperator, as_float
+from aftexport.operators.encoder.arithmetic import EPSILON, PRECISION
+from aftexport.operators.schema import NUM_HEADS, OnnxOperator, as_float
 
 
 def _pool(logits: str, weight: str, bias: str, result: str) -> str:

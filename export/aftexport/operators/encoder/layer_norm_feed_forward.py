@@ -8,8 +8,7 @@ arXiv 2002.04745) and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415).
 
 import onnx
 
-from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.encoder.arithmetic import EPSILON, PRECISION, Arithmetic, layer_norm
 from aftexport.operators.schema import OnnxOperator
 
 _INPUTS = (

@@ -7,8 +7,7 @@ Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4.
 
 import onnx
 
-from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.encoder.arithmetic import EPSILON, PRECISION, Arithmetic, layer_norm
 from aftexport.operators.schema import OnnxOperator
 
 _INPUTS = ("x", "norm_weight", "norm_bias", "weight", "bias")

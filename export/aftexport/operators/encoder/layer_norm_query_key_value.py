@@ -8,8 +8,7 @@ arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the attent
 
 import onnx
 
-from aftexport.operators.encoder._attributes import EPSILON, PRECISION
-from aftexport.operators.encoder.arithmetic import Arithmetic, layer_norm
+from aftexport.operators.encoder.arithmetic import EPSILON, PRECISION, Arithmetic, layer_norm
 from aftexport.operators.schema import OnnxOperator
 
 _OUTPUTS = ("query", "key", "value")

@@ -5,8 +5,7 @@ Y = R + X W + b
 
 import onnx
 
-from aftexport.operators.encoder._attributes import PRECISION
-from aftexport.operators.encoder.arithmetic import Arithmetic
+from aftexport.operators.encoder.arithmetic import PRECISION, Arithmetic
 from aftexport.operators.schema import OnnxOperator
 
 _INPUTS = ("x", "weight", "bias", "residual")

@@ -8,9 +8,8 @@ quadratic in the tokens; no tensor of T x T x D is allocated.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import DENOMINATOR_EPS, GATE
 from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import Attribute
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Attribute
 
 _PRECISION = Attribute(
     "precision",

@@ -10,9 +10,8 @@
 import onnx
 
 from aftexport.operators import onnx_text as text
-from aftexport.operators.attributes import GATE
 from aftexport.operators.mechanisms.aft_full import bias_corner, exact_body
-from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.schema import GATE, OnnxOperator
 
 
 def _prepare_body() -> str:

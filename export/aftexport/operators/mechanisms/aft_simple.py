@@ -12,10 +12,9 @@ from typing import Any
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import DENOMINATOR_EPS, GATE
 from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import Attribute
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Attribute
 
 _NUM_HEADS = Attribute(
     "num_heads",

@@ -12,9 +12,9 @@ poolings run over the tokens up to the query's.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.attributes import NUM_HEADS
 from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms.mechanism import Mechanism
+from aftexport.operators.schema import NUM_HEADS
 
 
 def _body(*, causal: bool) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aftexport.operators.constants import MASKED
+from aftexport.operators.domain import MASKED
 from aftexport.operators.numerics import (
     Sums,
     apply_gate,

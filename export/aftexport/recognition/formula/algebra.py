@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat
-from aftexport.recognition.formula.free_axes import free as free
-from aftexport.recognition.formula.free_axes import remembered
-from aftexport.recognition.formula.keys import key, key_of
+from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, flat
+from aftexport.recognition.formula.keys import free as free
+from aftexport.recognition.formula.keys import key, key_of, remembered
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
@@ -36,7 +35,6 @@ from aftexport.recognition.formula.terms import (
     number,
     single_atom,
 )
-from aftexport.recognition.formula.unreadable import Unreadable
 
 
 def scaled(product: Product, by: float) -> Product:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aftexport.recognition.formula.unreadable import Unreadable
+
+class Unreadable(Exception):  # noqa: N818, an outcome and not an error
+    """The reason why a value has no formula, or a formula cannot be a tensor of the graph."""
+
 
 Sizes = tuple[int, ...]
 """The size of a dim in each of the probed runs."""

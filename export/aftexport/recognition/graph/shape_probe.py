@@ -6,7 +6,7 @@ its size differs between runs, and fixed otherwise.
 
 import itertools
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.operators.domain import opset_of
-from aftexport.recognition.graph.upstream import any_above
 
 Arrays = Mapping[str, NDArray[np.generic]]
 Naming = Literal["apart", "alike", "none"]
@@ -327,3 +326,33 @@ def _run(
     # Sequences of tensors are lists without a shape.
     outputs = engine.run(inputs).items()
     return inputs | {name: array for name, array in outputs if isinstance(array, np.ndarray)}
+
+
+def any_above(
+    value: ir.Value,
+    known: MutableMapping[ir.Value, bool],
+    decide: Callable[[ir.Value], bool | None],
+) -> bool:
+    """Return whether ``decide`` holds for a value or any value that it is computed from.
+
+    Args:
+        value: a value of a graph.
+        known: the results so far; new results are added.
+        decide: a predicate that returns None if the inputs of a value's node decide.
+    """
+    pending = [value]
+    while pending:
+        last = pending[-1]
+        if last not in known:
+            answer = decide(last)
+            node = last.producer()
+            inputs = [v for v in node.inputs if v is not None] if node is not None else []
+            if answer is None and any(known.get(v) for v in inputs):
+                answer = True
+            unknown = [v for v in inputs if v not in known] if answer is None else []
+            if unknown:
+                pending += unknown
+                continue
+            known[last] = bool(answer)
+        pending.pop()
+    return known[value]

@@ -11,13 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
+from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, flat_dims
 from aftexport.recognition.formula.terms import Atom, Exp, Function, Indicator, Leaf, Plus, Product
-from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
 from aftexport.recognition.patterns.pattern import leaves
-from aftexport.recognition.proof.evaluator import run_once, runner
-from aftexport.recognition.proof.part import ProofError, part_of
+from aftexport.recognition.proof.part import ProofError, part_of, run_once, runner
 
 Sizes = Mapping[int, int]
 """The sizes of dims of constants, each with the entries of the largest constant that has it."""

@@ -13,7 +13,7 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Atom, CausalMask, Indicator, Leaf, Product
 from aftexport.recognition.patterns._constants import whole
-from aftexport.recognition.patterns._roles import Roles, roles_of
+from aftexport.recognition.patterns.channels import Roles, roles_of
 from aftexport.recognition.patterns.pattern import Division, Subject, by_dependence, without
 
 

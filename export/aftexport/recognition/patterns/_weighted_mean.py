@@ -24,7 +24,7 @@ from aftexport.recognition.formula.terms import (
 )
 from aftexport.recognition.patterns._constants import evaluated
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
-from aftexport.recognition.patterns._token_axes import packed
+from aftexport.recognition.patterns.channels import packed
 from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,

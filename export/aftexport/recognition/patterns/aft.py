@@ -1,4 +1,7 @@
-"""The AFT mechanisms, which differ in their position bias: the most special first."""
+"""The AFT mechanisms, which differ in their position bias: the most special first.
+
+It is apart because each of the three has a file of its own, and one of them imports another.
+"""
 
 from aftexport.recognition.patterns import aft_full, aft_local, aft_simple
 from aftexport.recognition.patterns._weighted_mean import constant_bias, weighted_mean

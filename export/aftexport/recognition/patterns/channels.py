@@ -1,19 +1,29 @@
-"""The channels of a tensor: the axes that the layer below it makes."""
+"""The axes of channels, tokens, batch and heads.
 
-from collections.abc import Collection
+Channels are the axes that the layer below a tensor makes. The roles of the other axes follow in
+mechanisms that contract keys and values first:
+
+sum_du query[b,t,h,g,d] key[b,u,h,d] value[b,u,h,e]
+"""
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import (
     Axis,
     Dims,
+    Unreadable,
     flat,
     flat_dims,
     fresh,
     regroup,
 )
-from aftexport.recognition.formula.terms import Leaf, Max, Product, Sum
-from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.formula.terms import Exp, Leaf, Max, Product, Sum, single_atom
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
 from aftexport.recognition.read.reader import Reader
 
 _CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
@@ -118,3 +128,156 @@ def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> D
         raise Unreadable(f"{node.op_type} may change the order of dims")
     kept = zip(dims, own, shape, strict=True)
     return tuple(axes if size == whole else fresh(whole) for axes, size, whole in kept)
+
+
+def check_tokens(
+    subject: Subject,
+    tokens: Sequence[Axis],
+    summed: Sequence[Axis],
+    keys: Product,
+    contracted: Collection[Axis] = (),
+) -> None:
+    """Raise NearMissFound unless the summed axes can only be those of the tokens.
+
+    Args:
+        subject: the value.
+        tokens: the axes of the queries' positions.
+        summed: the axes of the keys' positions.
+        keys: the factors that depend on the keys' positions.
+        contracted: the channels in which query and key meet.
+    """
+    dims = flat_dims(subject.dims)
+    if set(dims[0]) & set(tokens):
+        raise NearMissFound("the mean is over the first axis, which may be the batch")
+    reader = subject.reader
+    channels = channel_axes(keys, reader)
+    if channels & set(summed):
+        raise NearMissFound("the mean is over the channels")
+    channels |= set(contracted)
+    if not all(axis.is_fixed for axis in summed):
+        return
+    if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
+        raise NearMissFound(
+            f"the mean is over an axis that always has size {size_of(summed)}, and not over tokens"
+        )
+    for atom, _ in keys.factors:
+        inner = single_atom(atom.argument) if isinstance(atom, Exp) else atom
+        if not isinstance(inner, Leaf) or channels or are_beside_channels(summed, inner, reader):
+            continue
+        if set(flat(inner.dims[-1])) & set(summed):
+            raise NearMissFound("the mean is over the last axis, which may be the channels")
+
+
+def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Return batch and channels of the axes other than tokens."""
+    first = flat_dims(subject.dims)[0]
+    moving = tuple(axis for axis in others if not axis.is_fixed)
+    if not moving and len(others) > 1 and first:
+        moving = tuple(axis for axis in others[:1])
+    return moving, tuple(axis for axis in others if axis not in moving)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of a value by their role.
+
+    Attributes:
+        tokens: the queries' positions.
+        batch: the documents.
+        heads: the heads of keys and values.
+        groups: the heads of queries that read the same head of keys and values.
+        wide: the channels of the values.
+        are_other_tokens: whether keys may be more or fewer than queries.
+    """
+
+    tokens: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    heads: tuple[Axis, ...]
+    groups: tuple[Axis, ...]
+    wide: tuple[Axis, ...]
+    are_other_tokens: bool
+
+    @property
+    def query_heads(self) -> tuple[Axis, ...]:
+        """The heads of the queries, in the order of the operators."""
+        return (*self.heads, *self.groups)
+
+    def attributes(self, channels: int, more: int = 0) -> dict[str, int]:
+        """Return the attributes of an operator whose heads have so many channels of a key.
+
+        Its values may be of another width only if it has the number of their heads.
+
+        Args:
+            channels: the number of channels.
+            more: the number of channels that the values have beside those of ``wide``.
+        """
+        is_wide = bool(self.groups) or size_of(self.wide) + more != channels
+        of_keys = {"kv_num_heads": size_of(self.heads)} if is_wide else {}
+        return {"num_heads": size_of(self.query_heads), **of_keys}
+
+
+def roles_of(
+    subject: Subject,
+    query: Product,
+    key: Product,
+    value: Product,
+    channels: Collection[Axis],
+    summed: tuple[Axis, ...],
+) -> Roles | None:
+    """Return the roles of the axes, None if they do not fit.
+
+    Args:
+        subject: the value.
+        query: the factors of the query.
+        key: the factors of the key.
+        value: the factors of the value.
+        channels: the axes in which query and key meet.
+        summed: the axes of the keys' positions.
+    """
+    axes = subject.axes
+    asking = tuple(a for a in axes if a in free(query) and a not in free(value))
+    wide = tuple(a for a in axes if a in free(value) and a not in free(query))
+    shared = tuple(a for a in axes if a not in asking and a not in wide)
+    fits = (
+        free(query) == {*asking, *shared, *channels}
+        and free(key) == {*summed, *shared, *channels}
+        and free(value) == {*summed, *shared, *wide}
+        and asking
+        and wide
+        and all(a.is_fixed for a in (*wide, *channels))
+    )
+    if not fits:
+        return None
+    groups = _groups(subject, query, asking, summed)
+    tokens = tuple(axis for axis in asking if axis not in groups)
+    batch, heads = heads_of(subject, shared)
+    return Roles(tokens, batch, heads, groups, wide, not same_size(tokens, summed))
+
+
+def _groups(
+    subject: Subject, query: Product, asking: tuple[Axis, ...], summed: tuple[Axis, ...]
+) -> tuple[Axis, ...]:
+    """Return the heads among the axes that only the query has; the others are its positions."""
+    for groups in _fixed_parts(asking):
+        if same_size([axis for axis in asking if axis not in groups], summed):
+            return groups
+    channels = channel_axes(query, subject.reader)
+    groups = tuple(axis for axis in asking if axis.is_fixed and axis in channels)
+    return groups if len(groups) < len(asking) else ()
+
+
+def _fixed_parts(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
+    """Yield the parts of axes that are fixed and not all, the smallest first."""
+    fixed = [axis for axis in axes if axis.is_fixed]
+    for count in range(len(axes)):
+        yield from itertools.combinations(fixed, count)
+
+
+def heads_of(
+    subject: Subject, shared: tuple[Axis, ...]
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Return batch and heads of the axes that query, key and value share."""
+    if len(shared) == 1 and shared[0] in flat(subject.dims[0]):
+        return shared, ()
+    batch, heads = packed(subject, shared)
+    return batch, heads

@@ -9,8 +9,7 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
-from aftexport.recognition.patterns._roles import Roles, roles_of
-from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.patterns.channels import Roles, check_tokens, roles_of
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     NearMissFound,

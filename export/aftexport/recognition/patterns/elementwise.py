@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.terms import Indicator, Leaf, Product
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import Factor, Subject
-from aftexport.recognition.proof.evaluator import run_once, runner
-from aftexport.recognition.proof.part import part_of
+from aftexport.recognition.proof.part import part_of, run_once, runner
 
 Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

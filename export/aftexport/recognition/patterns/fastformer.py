@@ -6,6 +6,13 @@
 The operator has no mask m. A mask is passed in one additional head: in a channel of the query that
 every logit reads, and in a channel of the key that meets a query of 1. The copies of query and key
 take about as long as the operator saves, and longer if a document exceeds the caches.
+
+A condition that leaves tokens out becomes a number that is added to the logits:
+
+    where(m, x, -1e9)  ->  x - 1e30 (1 - m)          exp(x) m  ->  exp(x - 1e30 (1 - m))
+
+The number is so low that logits round to it. If a document has no token that counts, all its tokens
+have the same weight, as where one number replaces their logits.
 """
 
 from dataclasses import dataclass
@@ -16,11 +23,12 @@ from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import free, multiply, negation, substitute
-from aftexport.recognition.formula.axes import Axis, flat
+from aftexport.recognition.formula.axes import Axis, Unreadable, flat
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
     Exp,
+    Function,
     Leaf,
     Plus,
     Product,
@@ -29,11 +37,10 @@ from aftexport.recognition.formula.terms import (
     number,
     single_atom,
 )
-from aftexport.recognition.formula.unreadable import Unreadable
-from aftexport.recognition.patterns._additive_masks import MAX_FILL, additive_terms
-from aftexport.recognition.patterns._roles import heads_of
-from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.channels import check_tokens, heads_of
 from aftexport.recognition.patterns.pattern import (
+    LOWEST,
     NearMissFound,
     Operand,
     Rewrite,
@@ -326,3 +333,58 @@ def _matrix(
     if outputs or not heads:
         return matrix
     return np.asarray(np.kron(np.eye(size_of(heads)), matrix), np.float64)
+
+
+MAX_FILL = -1e4
+"""The highest number that leaves a token out, as a fill of logits or the factor of a mask."""
+
+
+def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
+    """Return the terms of logits, with the masks of their exponentials as further terms.
+
+    Args:
+        subject: the value.
+        logits: the logits.
+        mask: the conditions that multiply the exponentials of the logits.
+    """
+    lowest = -6e4 if _is_half(logits, subject.probed) else LOWEST
+    terms: list[Product] = []
+    left_out = [negation(mask)] if mask.factors else []
+    pending = [logits]
+    while pending:
+        term = pending.pop()
+        atom = single_atom(Product(term.factors))
+        filled = _filled(atom) if isinstance(atom, Function) and term.coefficient > 0.0 else None
+        if isinstance(atom, Plus) and abs(term.coefficient) < -MAX_FILL:
+            pending += [algebra.scaled(part, term.coefficient) for part in atom.terms]
+        elif filled is not None:
+            kept, condition = filled
+            pending.append(algebra.scaled(kept, term.coefficient))
+            left_out.append(condition)
+        else:
+            terms.append(_limited(term, lowest))
+    different = {key(condition): condition for condition in left_out}
+    return (*terms, *(algebra.scaled(condition, lowest) for condition in different.values()))
+
+
+def _filled(function: Function) -> tuple[Product, Product] | None:
+    """Return logits without their fill, and the condition of the fill; None without a fill."""
+    if function.name != "Where":
+        return None
+    condition, first, second = function.arguments
+    for fill, kept, left_out in (
+        (first, second, condition),
+        (second, first, negation(condition)),
+    ):
+        if not fill.factors and fill.coefficient <= MAX_FILL and kept.factors:
+            return kept, left_out
+    return None
+
+
+def _limited(term: Product, lowest: float) -> Product:
+    """Return a term whose coefficient is clipped to ``lowest`` and its negative."""
+    return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
+
+
+def _is_half(logits: Product, probed: ProbedGraph) -> bool:
+    return any(probed.has(value) and probed.dtype(value) == np.float16 for value in leaves(logits))

@@ -29,20 +29,20 @@ from aftexport.recognition.formula.terms import (
     number,
     single_atom,
 )
-from aftexport.recognition.patterns._denominators import (
-    Denominator,
-    denominator_of,
-    refuse_changed_keys,
-)
 from aftexport.recognition.patterns._linear_parts import (
     Parts,
     is_causal_mask,
     refusal_of_normalizer,
 )
-from aftexport.recognition.patterns._token_axes import check_tokens
-from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.channels import channel_axes, check_tokens
 from aftexport.recognition.patterns.elementwise import classified
-from aftexport.recognition.patterns.linear_attention import FEATURE_MAPS, LOWEST_INPUT
+from aftexport.recognition.patterns.linear_attention import (
+    FEATURE_MAPS,
+    LOWEST_INPUT,
+    Denominator,
+    denominator_of,
+    refuse_changed_keys,
+)
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,

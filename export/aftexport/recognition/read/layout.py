@@ -1,10 +1,17 @@
-"""Operators that only move or repeat entries, read as other dims of the same axes."""
+"""Operators that only move, repeat, join or pad entries, read as other dims of the same axes.
 
+A tensor that is concatenated or padded along an axis is read if it is sliced apart again.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Dims, regroup
-from aftexport.recognition.formula.terms import Product
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.formula.algebra import occurring
+from aftexport.recognition.formula.axes import Axis, Dims, Part, Sizes, flat, regroup
+from aftexport.recognition.formula.terms import Product, number
+from aftexport.recognition.read.reader import Reader, axis_index
 
 
 def _transpose(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -40,3 +47,75 @@ FORMULAS = {
     "Transpose": _transpose,
     "Unsqueeze": _reshape,
 }
+
+
+def cut(
+    reader: Reader, node: ir.Node, dims: Dims, firsts: Sequence[Sizes]
+) -> tuple[Dims, dict[Axis, Part]]:
+    """Return the dims of the input of a slice, and the parts of them that it takes with step 1.
+
+    Args:
+        reader: the reader of the graph.
+        node: the slice.
+        dims: the dims of its output.
+        firsts: the number of entries before the slice, for each dim in each run.
+    """
+    whole, own = reader.shape(reader.input(node, 0)), reader.shape(node.outputs[0])
+    inner = list(dims)
+    parts: dict[Axis, Part] = {}
+    for dim, (first, size) in enumerate(zip(firsts, own, strict=True)):
+        if size != whole[dim]:
+            axis = Axis(whole[dim])
+            inner[dim] = (axis,)
+            parts[axis] = Part(dims[dim], first, size)
+    return tuple(inner), parts
+
+
+def are_read(formula: Product, parts: Mapping[Axis, Part]) -> bool:
+    """Return whether a formula depends only on the parts of dims, and not on whole dims."""
+    return bool(parts and formula.factors) and not occurring(formula) & {*flat(parts)}
+
+
+def padded(
+    reader: Reader, node: ir.Node, dims: Dims, pads: list[tuple[int, int]], filling: float
+) -> Product | None:
+    """Read a part of a tensor that is padded with a constant at the end of one axis."""
+    changed = [axis for axis, pad in enumerate(pads) if pad != (0, 0)]
+    if len(changed) != 1 or pads[changed[0]][0] != 0:
+        return None
+    (axis,) = changed
+    source = reader.input(node, 0)
+    part, own = _part(reader, dims, axis), reader.shape(source)[axis]
+    if part is None:
+        return None
+    if all(first >= size for first, size in zip(part.firsts, own, strict=True)):
+        return number(filling)
+    if any(part.firsts) or part.sizes != own:
+        return None
+    return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
+
+
+def _concat(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
+    axis = axis_index(node.attributes.get_int("axis"), len(dims))
+    part = _part(reader, dims, axis)
+    if part is None:
+        return None
+    firsts = np.zeros(len(part.firsts), np.int64)
+    for index in range(len(node.inputs)):
+        source = reader.input(node, index)
+        own = reader.shape(source)[axis]
+        if part.firsts == tuple(firsts) and part.sizes == own:
+            array = reader.probed.constant(source)
+            if array is not None and array.size and np.all(array == array.flat[0]):
+                return number(float(array.flat[0]))
+            return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
+        firsts += own
+    return None
+
+
+def _part(reader: Reader, dims: Dims, axis: int) -> Part | None:
+    axes = flat(dims[axis])
+    return reader.parts.get(axes[0]) if len(axes) == 1 else None
+
+
+PART_FORMULAS = {"Concat": _concat}

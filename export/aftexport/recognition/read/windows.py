@@ -11,11 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.axes import Axis, Dims, fresh
+from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, fresh
 from aftexport.recognition.formula.terms import Product, Window, as_product
-from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.formula.windows import has_window, sum_over
-from aftexport.recognition.read import parts
+from aftexport.recognition.read.layout import are_read, cut, padded
 from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
@@ -85,14 +84,14 @@ def _pad(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     filling = _fixed_input(reader, node, 2)
     if pads is None or node.attributes.get_string("mode", "constant") != "constant":
         return None
-    padded = range(rank) if axes is None else [axis_index(int(a), rank) for a in axes.reshape(-1)]
+    places = range(rank) if axes is None else [axis_index(int(a), rank) for a in axes.reshape(-1)]
     widths = {
         axis: (int(before), int(after))
-        for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
+        for axis, before, after in zip(places, *pads.reshape(2, -1), strict=True)
     }
     ends = [widths.get(i, (0, 0)) for i in range(rank)]
     if filling is not None and filling.any():
-        return parts.padded(reader, node, dims, ends, float(scalar(filling)))
+        return padded(reader, node, dims, ends, float(scalar(filling)))
     if not reader.is_of_weights(source):
         return None
     return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
@@ -105,22 +104,22 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     starts, axes, steps = (_fixed_input(reader, node, i) for i in (1, 3, 4))
     if starts is None:
         return None
-    cut = range(len(starts)) if axes is None else [axis_index(int(a), rank) for a in axes]
+    moved = range(len(starts)) if axes is None else [axis_index(int(a), rank) for a in axes]
     by = np.ones_like(starts) if steps is None else steps
     if any(step < 1 for step in by):
         return None
     firsts = [(0,) * len(own) for own in sizes]
     stepped = [1] * rank
-    for axis, start, step in zip(cut, starts, by, strict=True):
+    for axis, start, step in zip(moved, starts, by, strict=True):
         firsts[axis] = tuple(
             max(min(int(start) + (size if start < 0 else 0), size), 0) for size in sizes[axis]
         )
         stepped[axis] = int(step)
     # Read without effect first, since most slices are to stay leaves.
-    own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
+    own, taken = cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
     formula = reader.read_separately(source, own, taken if set(stepped) == {1} else None)
-    if parts.are_read(formula, taken):
-        own, taken = parts.cut(reader, node, dims, firsts)
+    if are_read(formula, taken):
+        own, taken = cut(reader, node, dims, firsts)
         reader.parts |= taken
         return reader.read(source, own)
     if any(len(set(first)) != 1 for first in firsts) or not has_window(formula):
@@ -220,7 +219,7 @@ def _fixed_input(reader: Reader, node: ir.Node, index: int) -> NDArray[np.generi
     return reader.probed.fixed_value(node.inputs[index]) if len(node.inputs) > index else None
 
 
-FORMULAS = {
+WINDOW_FORMULAS = {
     "Conv": _conv,
     "Gather": _gather,
     "GatherND": _gather_nd,

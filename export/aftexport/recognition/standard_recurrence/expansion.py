@@ -4,17 +4,19 @@ No released runtime loads opset 27. The bodies need older operators only, so tha
 its own definition says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from aftexport.errors import UsageError, first_line
 from aftexport.lowering.file_format import lower_format
-from aftexport.operators.domain import opset_of
+from aftexport.operators.domain import DOMAIN, opset_of
+from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
+from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
 from aftexport.recognition.opset_change import NEWEST_OPSET, lower_opset
 from aftexport.recognition.standard_recurrence.node_values import (
     CAUSAL_CONV,
@@ -165,3 +167,27 @@ def _no_body(node: onnx.NodeProto, reason: str) -> UsageError:
         f"({node.op_type}), got none ({reason.rstrip('.')}).",
         "Correct the node, or install a newer onnx.",
     )
+
+
+def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy with inferred shapes of its values, by standard nodes of the same shapes."""
+    stand_in = onnx.ModelProto()
+    stand_in.CopyFrom(model)
+    nodes = [new for node in model.graph.node for new in _with_known_shape(node)]
+    del stand_in.graph.node[:]
+    stand_in.graph.node.extend(nodes)
+    inferred = onnx.shape_inference.infer_shapes(stand_in, data_prop=True)
+    del inferred.graph.node[:]
+    inferred.graph.node.extend(model.graph.node)
+    return inferred
+
+
+def _with_known_shape(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    if node.domain == DOMAIN and node.op_type == CAUSAL_DEPTHWISE_CONV.op_type:
+        yield helper.make_node("Identity", node.input[:1], node.output[:1])
+    elif node.domain == DOMAIN and node.op_type == RECURRENT_LINEAR_ATTENTION.op_type:
+        heads = {a.name: a.i for a in node.attribute if a.name.endswith("_num_heads")}
+        group = heads["q_num_heads"] // heads["kv_num_heads"]
+        yield helper.make_node("Concat", [node.input[2]] * group, node.output[:1], axis=2)
+    else:
+        yield node

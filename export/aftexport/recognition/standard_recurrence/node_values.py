@@ -1,7 +1,9 @@
 """A recurrent node of another domain: its attributes, the sizes of its values, and its errors."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -9,15 +11,25 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.errors import UsageError
+from aftexport.lowering.new_nodes import NewNodes
 
 MICROSOFT = "com.microsoft"
+
+
 LINEAR_ATTENTION = "LinearAttention"
+
+
 CAUSAL_CONV = "CausalConvWithState"
+
+
 FIRST_OPSET = 27
 """The first opset with both operators."""
 
+
 Arrays = Mapping[str, NDArray[np.generic]]
 """The values of a graph in one run, by name."""
+
+
 REMEDY = "Correct the node, or export the model again."
 
 
@@ -126,3 +138,114 @@ class ForeignNode:
     def error(self, expected: str, got: object) -> UsageError:
         """Return the error of a node that its own definition forbids."""
         return UsageError(f"Expected {expected} in {self.label}, got {got}.", REMEDY)
+
+
+class FullLengths:
+    """The lengths int64 ``[B]`` of documents without padding, one value for each tensor of tokens.
+
+    Args:
+        new: the place of the nodes.
+        known: the lengths by tensor, shared by the nodes of a graph.
+    """
+
+    def __init__(self, new: NewNodes, known: dict[ir.Value, ir.Value]) -> None:
+        self._new = new
+        self._known = known
+
+    def of(self, tokens: ir.Value) -> ir.Value:
+        """Return the lengths of a tensor ``[B, T, ...]``."""
+        if tokens not in self._known:
+            count = self._new.add("Shape", tokens, start=1, end=2)
+            batch = self._new.add("Shape", tokens, start=0, end=1)
+            self._known[tokens] = self._new.add("Expand", count, batch)
+        return self._known[tokens]
+
+
+def are_full(lengths: ir.Value | None, tokens: ir.Value) -> bool:
+    """Return whether lengths are those of ``FullLengths`` for a tensor ``[B, T, ...]``."""
+    node = None if lengths is None else lengths.producer()
+    if node is None or node.op_type != "Expand":
+        return False
+    sources = [None if value is None else value.producer() for value in node.inputs]
+    return all(
+        source is not None
+        and source.op_type == "Shape"
+        and source.inputs[0] is tokens
+        and _ends(source) == ends
+        for source, ends in zip(sources, ((1, 2), (0, 1)), strict=True)
+    )
+
+
+def _ends(node: ir.Node) -> tuple[int, int | None]:
+    end = node.attributes.get("end")
+    return node.attributes.get_int("start", 0), None if end is None else end.as_int()
+
+
+class Padding:
+    """The masks of a graph.
+
+    Args:
+        new: the place of the nodes.
+        known: the masks by tokens and lengths, shared by the nodes of a graph.
+    """
+
+    def __init__(self, new: NewNodes, known: dict[tuple[ir.Value, ir.Value], ir.Value]) -> None:
+        self._new = new
+        self._known = known
+
+    def valid(self, tokens: ir.Value, lengths: ir.Value) -> ir.Value:
+        """Return the mask of the tokens of ``[B, T, ...]`` within the lengths, ``[B, T, 1]``."""
+        if (tokens, lengths) not in self._known:
+            new = self._new
+            count = new.add("Squeeze", new.add("Shape", tokens, start=1, end=2))
+            zero, one = (new.constant(np.array(number)) for number in (0, 1))
+            positions = new.add("Range", zero, count, one)
+            column = new.add("Unsqueeze", lengths, new.constant([1]))
+            rows = new.add("Less", positions, column)
+            self._known[tokens, lengths] = new.add("Unsqueeze", rows, new.constant([2]))
+        return self._known[tokens, lengths]
+
+    def cleared(self, tensor: ir.Value, valid: ir.Value) -> ir.Value:
+        """Return a tensor ``[B, T, ...]`` with 0 at the tokens of padding."""
+        new = self._new
+        zero = new.add("CastLike", new.constant(np.array(0)), tensor)
+        return new.add("Where", valid, tensor, zero)
+
+
+class NodeReading(ABC):
+    """The reading of one node.
+
+    Args:
+        given: the node, with an empty run if only ``check`` is called.
+
+    Raises:
+        NotTranslatable: if the node has an attribute that our operator lacks.
+        UsageError: if an attribute has another type.
+    """
+
+    operator: ClassVar[str]
+    """The operator that the node becomes."""
+
+    @abstractmethod
+    def __init__(self, given: ForeignNode) -> None: ...
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise UsageError if attributes or the presence of inputs violate the definition."""
+
+    @abstractmethod
+    def check_sizes(self) -> None:
+        """Raise UsageError if the sizes in the run violate the definition."""
+
+    @abstractmethod
+    def translate(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
+        """Add the nodes that compute the outputs of the node, and return both outputs.
+
+        Args:
+            lengths: the source of the lengths, which the other operators lack.
+            new: the place of the nodes.
+
+        Raises:
+            UsageError: if the node violates its own definition.
+            NotTranslatable: if our operator cannot express it.
+        """

@@ -1,12 +1,15 @@
+import gc
 from pathlib import Path
 
 import pytest
 from commands import run_python
 
+from aftexport.system.process import collection_paused
+
 _PROGRAM = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from aftexport.system.process_end import end_process
+from aftexport.system.process import end_process
 
 class Ring:
     def __init__(self):
@@ -38,7 +41,7 @@ def test_end_writes_buffers_of_libraries(tmp_path: Path) -> None:
     """Output of the C library stays in its buffer, because standard output is a pipe here."""
     code = (
         "import ctypes\n"
-        "from aftexport.system.process_end import end_process\n"
+        "from aftexport.system.process import end_process\n"
         "ctypes.CDLL(None).puts(b'from C')\n"
         "end_process(lambda: 0)"
     )
@@ -50,7 +53,7 @@ def test_end_reports_unwritable_output(tmp_path: Path) -> None:
     """As Python itself does, with its status."""
     code = (
         "import sys\n"
-        "from aftexport.system.process_end import end_process\n"
+        "from aftexport.system.process import end_process\n"
         "sys.stdout = open('/dev/full', 'w')\n"
         "print('x')\n"
         "end_process(lambda: 0)"
@@ -64,7 +67,7 @@ def test_end_reports_unwritable_output(tmp_path: Path) -> None:
 def test_end_keeps_status_of_exit(code: str, status: int, tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from aftexport.system.process_end import end_process\n"
+        "from aftexport.system.process import end_process\n"
         f"end_process(lambda: sys.exit({code}))"
     )
     outcome = run_python("-c", program, cwd=tmp_path)
@@ -83,3 +86,15 @@ def test_command_ends_process(tmp_path: Path) -> None:
     )
     outcome = run_python("-c", code, cwd=tmp_path)
     assert (outcome.code, outcome.out) == (2, "ended 2\n")
+
+
+def test_collection_stops_only_within_block() -> None:
+    assert gc.isenabled()
+    with collection_paused():
+        with collection_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collection_paused():
+        _ = 1 / 0
+    assert gc.isenabled()
