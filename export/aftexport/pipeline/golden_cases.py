@@ -21,8 +21,8 @@ from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import INTEGER_INPUTS, OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.breach_error import breach_error
 from aftexport.pipeline.case_inputs import case_inputs, few_tokens
+from aftexport.pipeline.divergence import breach_error
 from aftexport.pipeline.independence import DOUBLE_BOUND, Breach, find_breach
 
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}

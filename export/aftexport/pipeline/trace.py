@@ -28,6 +28,7 @@ from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.to_onnx import lower
@@ -35,11 +36,10 @@ from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
 from aftexport.pipeline.case_inputs import LONG
-from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
-from aftexport.pipeline.plain_outputs import add_width
-from aftexport.pipeline.source_tokenizer import check_ids
+from aftexport.pipeline.onnx_interface import add_width
+from aftexport.pipeline.options import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 
 
 class FullLengths:

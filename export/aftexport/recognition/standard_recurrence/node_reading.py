@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 from aftexport.recognition.standard_recurrence.full_lengths import FullLengths
 from aftexport.recognition.standard_recurrence.node_values import ForeignNode
 

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 
 
 class Padding:

@@ -8,8 +8,7 @@ which has the same state.
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import custom_node
+from aftexport.lowering.nodes import NewNodes, custom_node
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.recognition.standard_recurrence.full_lengths import FullLengths
 from aftexport.recognition.standard_recurrence.node_reading import NodeReading

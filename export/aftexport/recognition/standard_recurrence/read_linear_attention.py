@@ -7,8 +7,7 @@ reads several states; the query is repeated here. A window of states has no coun
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import custom_node
+from aftexport.lowering.nodes import NewNodes, custom_node
 from aftexport.operators.mechanisms.recurrent_linear_attention import (
     DELTA_RULES,
     GATED_RULES,

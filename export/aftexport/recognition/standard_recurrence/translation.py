@@ -6,8 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
 from aftexport.errors import UsageError
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import take_place
+from aftexport.lowering.nodes import NewNodes, take_place
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.recognition.standard_recurrence.full_lengths import FullLengths
 from aftexport.recognition.standard_recurrence.node_reading import NodeReading

@@ -7,7 +7,7 @@ state is that after the last token within the lengths, and is gathered from the 
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 from aftexport.recognition.standard_recurrence.full_lengths import are_full
 from aftexport.recognition.standard_recurrence.node_values import CAUSAL_CONV
 from aftexport.recognition.standard_recurrence.padding import Padding

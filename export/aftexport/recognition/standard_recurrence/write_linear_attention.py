@@ -6,7 +6,7 @@ rows of padding in the output become 0 after the node.
 
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 from aftexport.recognition.standard_recurrence.full_lengths import are_full
 from aftexport.recognition.standard_recurrence.node_values import LINEAR_ATTENTION
 from aftexport.recognition.standard_recurrence.padding import Padding

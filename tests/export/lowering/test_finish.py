@@ -3,7 +3,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from aftexport.lowering.boolean_triangles import widen_boolean_triangles
+from aftexport.lowering.finish import widen_boolean_triangles
 
 TEXT = """<ir_version: 8, opset_import: ["": 18]>
 g (bool[n,n] x) => (bool[n,n] y) { y = Trilu<upper=0>(x) }"""

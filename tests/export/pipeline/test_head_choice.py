@@ -20,7 +20,7 @@ from aftexport.heads import HEADS, Regression, SingleLabelClassification
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
-from aftexport.pipeline.head import HeadOptions, check_outputs, choose_heads
+from aftexport.pipeline.head_choice import HeadOptions, check_outputs, choose_heads
 
 EXCLUSIVE = SingleLabelClassification(labels=("a", "b", "c"))
 

@@ -3,7 +3,7 @@
 import onnx.parser
 import pytest
 
-from aftexport.chunked.softmax_attention import count_softmax_attention
+from aftexport.chunked.softmaxes import count_softmax_attention
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]> g (float[b, t, 4] x, float[b, t, 4] y) => '
 ATTENTION = """
