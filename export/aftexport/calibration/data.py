@@ -13,7 +13,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads import Head, MultiLabelClassification
-from aftexport.heads.deciding_head import DecidingHead
+from aftexport.heads.head import DecidingHead
 from aftexport.verify.documents import document_of, extras_of, lines_of, object_of
 
 _FORMS = (

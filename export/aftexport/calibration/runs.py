@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.calibration.data import LabelledDocument, heads_to_calibrate, truths_by_head
-from aftexport.calibration.sample import Sample
+from aftexport.calibration.fit import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError

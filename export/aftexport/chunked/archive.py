@@ -34,7 +34,6 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import sha256_of
 from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
-
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 

@@ -15,7 +15,6 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues
 from aftexport.system.contract import FEATURES, IDS, LENGTHS
 
-
 FIRST_POSITION = "chunk_first_position"
 """The input with the position of a run's first token in the document, int64 ``[1]``."""
 

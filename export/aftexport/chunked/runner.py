@@ -30,7 +30,6 @@ from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
 
-
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
 

@@ -23,7 +23,7 @@ from aftexport.capture.input_spec import upper_bound
 from aftexport.capture.model_outputs import output_names
 from aftexport.capture.random_operators import drawing_error, drawing_node, draws, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, last_own_line, record_shape_guards
-from aftexport.capture.torch_logs import quiet
+from aftexport.capture.torch_messages import quiet
 from aftexport.errors import TraceError, first_line
 from aftexport.lowering.file_format import check_opset, lower_format
 from aftexport.lowering.graph_values import random_node

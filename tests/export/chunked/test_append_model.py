@@ -24,8 +24,8 @@ from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
+from aftexport.nn.classifier import AttentionPooling
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
-from aftexport.nn.pooling import AttentionPooling
 from aftexport.parity import TOLERANCES
 from aftexport.system.contract import LENGTHS
 

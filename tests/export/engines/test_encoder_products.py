@@ -11,8 +11,7 @@ import tiny_models
 import torch
 from bfloat16_products import with_float32_sums
 
-from aftexport.capture.capture import capture
-from aftexport.capture.precision import PRECISIONS
+from aftexport.capture.capture import PRECISIONS, capture
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.encoder_products import narrow_products
 from aftexport.lowering.finish import finish

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from aftexport.capture.capture import capture
-from aftexport.capture.torch_logs import quiet
+from aftexport.capture.torch_messages import quiet
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import translations
-from aftexport.verify.layers.float64 import run_bodies
+from aftexport.verify.layers.subgraph import run_bodies
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
 

@@ -67,7 +67,7 @@ class AskingWithNumber(tiny_models.Bag):
 
 @pytest.mark.parametrize("factory", [AskingBeforeCheck, AskingWithNumber])
 def test_refusal_names_question_and_line(factory: type[torch.nn.Module]) -> None:
-    asked = r"asks torch.compiler.is_compiling\(\) \(.*test_tracing_questions.py, line \d+, in for"
+    asked = r"asks torch.compiler.is_compiling\(\) \(.*test_attempts.py, line \d+, in for"
     with pytest.raises(TraceError, match=asked):
         capture(factory())
 

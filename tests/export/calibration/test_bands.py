@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from aftexport.calibration.bands import band_masks, bins_of
-from aftexport.calibration.calibration_error import calibration_error
+from aftexport.calibration.bands import band_masks, bins_of, calibration_error
 from aftexport.calibration.requirements import MIN_DOCUMENTS
 
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from aftexport.capture.torch_logs import quiet
+from aftexport.capture.torch_messages import quiet
 
 
 def say(name: str) -> None:

@@ -2,7 +2,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, TruncToInt
 
-from aftexport.capture.size_conditions import Ranges, decide_condition, find_step
+from aftexport.capture.shape_guards import Ranges, decide_condition, find_step
 
 BATCH, TOKENS = sympy.symbols("batch tokens", integer=True, positive=True)
 RANGES: Ranges = ((BATCH, 1, 1 << 16), (TOKENS, 1, 1 << 20))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aftexport.verify.layers.steps import Steps, Verdict, judge
+from aftexport.verify.layers.blame import Steps, Verdict, judge
 
 BOUND = 1e-5
 CLEAN = Steps(
