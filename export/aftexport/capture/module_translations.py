@@ -297,9 +297,6 @@ def switch_off_caches(model: nn.Module) -> None:
     """Make models of transformers inside a module run without a cache; results stay the same.
 
     Mamba-2 makes one by default, with branches on the number of tokens.
-
-    Args:
-        model: the module, whose configurations are changed in place.
     """
     for module in model.modules():
         config = getattr(module, "config", None)

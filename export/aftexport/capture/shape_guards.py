@@ -126,11 +126,7 @@ class ShapeGuard:
         return bool(symbols) and any(not self._holds(dict.fromkeys(symbols, n)) for n in _FEW)
 
     def step(self, limit: int) -> int | None:
-        """Return the last length before the only change of the condition; else None.
-
-        Args:
-            limit: the maximum length in tokens.
-        """
+        """Return the last length before the only change of the condition; else None."""
         symbols = self._symbols("tokens")
         others = {s: n for s, n in self.example.items() if s not in symbols}
         return find_step(self.condition.subs(others), symbols, limit) if symbols else None

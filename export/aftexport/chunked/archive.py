@@ -181,12 +181,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 
 def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
-    """Return the maximum bytes of one token during the run of a graph: products and copies.
-
-    Args:
-        model: the graph.
-        outputs: the width of each output per token.
-    """
+    """Return the maximum bytes of one token during the run of a graph: products and copies."""
     weights = constants_of(model.graph)
     widths, tables = [], []
     for node in model.graph:

@@ -123,10 +123,6 @@ class _TokenOutputs:
     def add(self, outputs: Mapping[str, Array], end: int) -> None:
         """Hand over the rows of the next chunk.
 
-        Args:
-            outputs: the rows of each output.
-            end: the token after the last of the chunk.
-
         Raises:
             EngineError: if an output is missing or has another shape.
         """

@@ -17,13 +17,7 @@ Chunk = tuple[int, int]
 
 
 class OtherSummaries:
-    """The summaries for each chunk of all tokens beside its own and those in its margins.
-
-    Args:
-        stage: the attention of the summaries.
-        merge: a function from several summaries to one.
-        summaries: the files of the summaries.
-    """
+    """The summaries for each chunk of all tokens beside its own and those in its margins."""
 
     def __init__(
         self,
@@ -101,14 +95,7 @@ def advances(recurrence: Recurrence, chunks: Sequence[Chunk]) -> Sequence[Chunk]
 
 
 class RecurrenceRun:
-    """The run of one recurrence over one document.
-
-    Args:
-        archive: the graphs.
-        number: the number of the stage.
-        recurrence: the direction and the states of the stage.
-        document: the document, with the values before the stage.
-    """
+    """The run of one recurrence over one document."""
 
     def __init__(
         self, archive: OpenedArchive, number: int, recurrence: Recurrence, document: Document

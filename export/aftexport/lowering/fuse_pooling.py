@@ -29,12 +29,7 @@ from aftexport.operators.constants import MAX_BLOCK
 
 
 class _TokenBlocks:
-    """A tape of new nodes, whose constants are added to a graph.
-
-    Args:
-        model: the graph, with float32 values.
-        name: the prefix of the constants' names.
-    """
+    """A tape of new nodes, whose constants are added to a graph."""
 
     def __init__(self, model: ir.Model, name: str) -> None:
         self._model = model
@@ -55,13 +50,7 @@ class _TokenBlocks:
         return self.tape.op("Squeeze", [self.ints(value)])
 
     def split(self, x: ir.Value, axis: int, gap: float = 0.0) -> ir.Value:
-        """Reshape ``[..., T, ...]`` to ``[..., blocks, size, ...]``, padded at the end.
-
-        Args:
-            x: the value, which has a known rank.
-            axis: the axis of T.
-            gap: the number that fills the padding.
-        """
+        """Reshape ``[..., T, ...]`` to ``[..., blocks, size, ...]``, padded at the end."""
         op = self.tape.op
         one = self.ints(1)
         tokens = op("Shape", [x], {"start": axis, "end": axis + 1})

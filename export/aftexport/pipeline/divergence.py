@@ -29,12 +29,7 @@ _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "
 
 
 def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
-    """Return the error that names the operator through which documents change each other.
-
-    Args:
-        breach: the document and its neighbors.
-        program: the captured model.
-    """
+    """Return the error that names the operator through which documents change each other."""
     operator = _first_divergence(program, breach.inputs, breach.row, breach.alone())
     if breach.is_of_padding:
         named = f": {operator} is the first whose result differs" if operator else ""

@@ -148,12 +148,7 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
 
 
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
-    """Return cases of each custom operator of ``model``, with keys and biases of a wide range.
-
-    Args:
-        model: the exported graph, whose nodes give the attributes.
-        dtype: type of the operators, float32 or float16.
-    """
+    """Return cases of each custom operator of ``model``, with keys and biases of a wide range."""
     cases = []
     for op_type in operators_in(model):
         operator = ALL_OPERATORS[operator_name(op_type)]

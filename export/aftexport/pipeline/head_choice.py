@@ -198,10 +198,6 @@ def _from_file(path: Path, outputs: Mapping[str, Array]) -> dict[str, Head]:
 def check_outputs(model: onnx.ModelProto, heads: Mapping[str, Head]) -> None:
     """Check that a model returns logits, not the result of a sigmoid or a softmax.
 
-    Args:
-        model: the exported graph.
-        heads: the head of each output.
-
     Raises:
         UsageError: if a head would apply its sigmoid or softmax to the result of one.
     """

@@ -25,9 +25,6 @@ _WRAP = "Export the model again with these inputs only."
 def use_plain_inputs(model: ir.Model) -> tuple[str, ...]:
     """Change the inputs of a model to ids or features and, if it has a use for them, lengths.
 
-    Args:
-        model: the model, which is changed in place.
-
     Returns:
         The names of its inputs.
 
@@ -87,13 +84,7 @@ def _text(shape: ir.Shape | None) -> str:
 
 
 class _Inputs:
-    """The inputs of a model, old and new.
-
-    Args:
-        model: the model.
-        main: its input with the tokens.
-        given: its inputs, without initializers.
-    """
+    """The inputs of a model, old and new."""
 
     def __init__(self, model: ir.Model, main: ir.Value, given: list[ir.Value]) -> None:
         self._graph = model.graph
@@ -211,9 +202,6 @@ _SAME_NUMBERS = ("Squeeze", "Reshape", "Flatten", "Gather")
 
 def use_plain_outputs(model: ir.Model) -> dict[str, str]:
     """Keep the outputs of numbers, under names that a bundle can have.
-
-    Args:
-        model: the model, which is changed in place.
 
     Returns:
         Each changed output with its new name; empty for one that is left out, because it holds no

@@ -62,13 +62,7 @@ def parity_report(
 
 
 def parity_error(furthest: Comparison, bundle: Bundle, precision: str) -> ParityError:
-    """Return the error of an export outside tolerance.
-
-    Args:
-        furthest: the comparison that is furthest outside.
-        bundle: the bundle that is kept for inspection.
-        precision: the precision of the export.
-    """
+    """Return the error of an export outside tolerance."""
     kept = bundle.path
     if (error := _error_of_pytorch(furthest, bundle)) is not None:
         return error

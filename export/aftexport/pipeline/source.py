@@ -41,10 +41,6 @@ class OnnxSource:
 def read_source(options: ExportOptions, console: Console) -> "Checkpoint | OnnxSource":
     """Return the model that the options name.
 
-    Args:
-        options: the options of the export.
-        console: the console for the progress.
-
     Raises:
         CheckpointError: if the file cannot be used.
     """

@@ -132,12 +132,7 @@ class Program:
         return _module(self._nodes[name])
 
     def counting(self, name: str, inputs: Mapping[str, Array]) -> NDArray[np.bool_] | None:
-        """Return the mask of a tensor's numbers outside the padding; None if all are outside.
-
-        Args:
-            name: name of the tensor.
-            inputs: the model's inputs.
-        """
+        """Return the mask of a tensor's numbers outside the padding; None if all are outside."""
         if "lengths" not in inputs:
             return None
         main = main_input(inputs)
