@@ -18,11 +18,11 @@ from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
-from aftexport.heads.head_file import read_heads
 from aftexport.lowering.file_format import check_opset
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.tolerance import TOLERANCES
+from aftexport.pipeline.head_choice import read_heads
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 _PRECISION = "precision"
