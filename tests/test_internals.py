@@ -38,7 +38,7 @@ MODULES = (
     "aftexport.system.internals.torch_translation",
     "aftserve.http.uvicorn_internals",
 )
-TRANSLATIONS = "aftexport.capture.module_translations.function_translation"
+TRANSLATIONS = "aftexport.capture.module_translations"
 """The module that names the versions of transformers whose functions are translated."""
 LIBRARIES = ("torch", "onnxscript", "onnx_ir", "uvicorn", "atexit", "threading")
 UNSTABLE = ("torch.fx.experimental", "torch.fx.traceback", "uvicorn.protocols")

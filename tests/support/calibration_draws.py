@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.calibration.sample import Sample
+from aftexport.calibration.fit import Sample
 from aftexport.heads import (
     BinaryClassification,
     Head,

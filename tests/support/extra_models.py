@@ -5,8 +5,8 @@ from tiny_models import CONFIG, VOCABULARY
 from torch import Tensor, nn
 
 from aftexport.nn import ClassifierConfig
+from aftexport.nn.classifier import MeanPooling
 from aftexport.nn.encoder import Encoder
-from aftexport.nn.pooling import MeanPooling
 
 WIDTH, REGIONS, FLAGS, TYPES = 4, 5, 3, 6
 INPUTS = {

@@ -8,8 +8,8 @@ from tiny_models import CONFIG
 from torch import Tensor, nn
 
 from aftexport.nn import ClassifierConfig
+from aftexport.nn.classifier import MeanPooling
 from aftexport.nn.encoder import Encoder
-from aftexport.nn.pooling import MeanPooling
 
 FEATURES = 4
 NAMES = ("north", "east", "speed", "depth")

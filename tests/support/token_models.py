@@ -15,8 +15,8 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig
+from aftexport.nn.classifier import AttentionPooling, MeanPooling
 from aftexport.nn.encoder import Encoder
-from aftexport.nn.pooling import AttentionPooling, MeanPooling
 from aftexport.parity import TOLERANCES
 
 Array = NDArray[np.generic]

@@ -1,5 +1,6 @@
-"""The bundle with its calibration, which replaces another only when it is complete."""
+"""The bundle with its calibration, which replaces another only when complete, and its report."""
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +8,13 @@ from typing import Any
 
 from aftexport.bundle.bundle import CALIBRATION, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.output_path import check_output_path
+from aftexport.calibration.bands import band_masks, bins_of
+from aftexport.calibration.calibrate import FOLDS, CalibratedHead
+from aftexport.calibration.fit import TREND_LEVEL, Fit
 from aftexport.errors import BundleError, UsageError
-from aftexport.heads.calibration import Calibration
-from aftexport.parity.calibration import replace_section, section_of
-from aftexport.system.files import aside_folder, move_into_place, write_json
+from aftexport.heads.calibration import Calibration, Scaling
+from aftexport.parity.calibration import replace_section, section_of, threshold_sentence
+from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
 
 
 def check_target(bundle: Path, out: Path | None, *, force: bool) -> None:
@@ -78,3 +82,77 @@ def write_calibrated(
             )
         move_into_place(new, target)
     return Bundle(out or bundle.path, written.manifest, written.files, written.digest)
+
+
+def report_of(data: Path, heads: Mapping[str, CalibratedHead]) -> dict[str, Any]:
+    """Return the content of ``calibration.json``.
+
+    Args:
+        data: the file of labelled documents, whose digest is kept.
+        heads: the calibrated heads by their names.
+    """
+    return {
+        "data_sha256": sha256(data),
+        "folds": FOLDS,
+        "trend_level": TREND_LEVEL,
+        "heads": {name: _head_report(head) for name, head in heads.items()},
+    }
+
+
+def _head_report(head: CalibratedHead) -> dict[str, Any]:
+    content = head.calibration.model_dump()
+    content["labelled_documents"] = len(head.sample)
+    content["fits"] = [
+        {
+            "label": label,
+            "trend_p_value": fit.p_value,
+            "loss_before": fit.loss_before,
+            "loss_after": fit.loss_after,
+        }
+        for label, fit in zip(_labels(head), head.fits, strict=True)
+    ]
+    masks = band_masks(head.sample.tokens)
+    for band, mask in zip(content["bands"], masks, strict=True):
+        part = head.sample.part(mask)
+        for moment, scores in (("before", head.before), ("after", head.after)):
+            bins = bins_of(*part.observations(scores[mask]))
+            band[f"reliability_{moment}"] = [one.to_dict() for one in bins]
+    return content
+
+
+def _labels(head: CalibratedHead) -> tuple[str | None, ...]:
+    """Return the label of each scaling; None for that of all labels."""
+    sample = head.sample
+    return sample.head.names if sample.has_independent_labels else (None,)
+
+
+def sentences(head: CalibratedHead) -> list[str]:
+    """Return a sentence on each scaling, and on the threshold."""
+    found = [
+        _scaling_sentence(label, fit, head.calibration)
+        for label, fit in zip(_labels(head), head.fits, strict=True)
+    ]
+    if (threshold := head.calibration.threshold) is not None:
+        found.append(threshold_sentence(threshold))
+    return found
+
+
+def _scaling_sentence(label: str | None, fit: Fit, calibration: Calibration) -> str:
+    scaling = fit.scaling
+    ends = (calibration.min_tokens, calibration.max_tokens)
+    low, high = (_temperature(scaling, tokens) for tokens in ends)
+    text = "" if label is None else f"{label}: "
+    if scaling.slope:
+        text += f"temperature {low:.3g} at {ends[0]:,} tokens to {high:.3g} at {ends[1]:,}"
+    else:
+        text += f"temperature {low:.3g} at every length"
+    if label is not None:
+        text += f", bias {scaling.bias:+.3g}"
+    if fit.p_value is None:
+        return f"{text}. The documents are too few, or too equal in length, to test for a trend."
+    trend = "a trend" if scaling.slope else "no trend"
+    return f"{text}. The likelihood-ratio test finds {trend} by length (p = {fit.p_value:.2g})."
+
+
+def _temperature(scaling: Scaling, tokens: int) -> float:
+    return math.exp(scaling.log_temperature + scaling.slope * math.log2(tokens))

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.jit import ScriptFunction, ScriptModule
 
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
@@ -19,13 +20,27 @@ from aftexport.capture.float32_positions import keep_positions_float32
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import name_outputs
-from aftexport.capture.module_translations.caches import switch_off_caches
-from aftexport.capture.module_translations.replaced_functions import refuse_unknown_functions
-from aftexport.capture.torch_script import scripted_parts
+from aftexport.capture.module_translations import (
+    refuse_unknown_functions,
+    switch_off_caches,
+)
 from aftexport.capture.type_constants import trained_limits, trained_type
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import MAX_TOKENS
+
+PRECISIONS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.float32,
+    "int8": torch.float32,
+    "auto": torch.float32,
+}
+"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
+
+
+ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Precision to the type of weights and activations for TensorRT, which reads it in the graph."""
 
 
 def capture(
@@ -98,7 +113,7 @@ def _captured_by_attempts(
 ) -> ExportedProgram:
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
-    if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
+    if not isinstance(captured, ExportedProgram) and (parts := _scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
     # torch.export may name a bound that is one too large, and the next attempt the bound itself.
     while not isinstance(captured, ExportedProgram):
@@ -155,3 +170,25 @@ def copied(module: nn.Module) -> nn.Module:
             f"The module cannot be copied: {first_line(error)}",
             "Remove the object that the error names from the module's attributes.",
         ) from error
+
+
+def _scripted_parts(model: nn.Module) -> list[str]:
+    """Return the names of scripted modules, outermost only, and of scripted functions."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        if any(name == whole or name.startswith(f"{whole}.") or not whole for whole in names):
+            continue
+        if isinstance(module, ScriptModule):
+            names.append(name)
+    return names + [name for module in model.modules() for name in _functions(module)]
+
+
+def _functions(module: nn.Module) -> list[str]:
+    if isinstance(module, ScriptModule):
+        return []
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None:
+        return []
+    scope = getattr(type(module).forward, "__globals__", {})
+    values = {name: scope.get(name, vars(module).get(name)) for name in code.co_names}
+    return [name for name, value in values.items() if isinstance(value, ScriptFunction)]

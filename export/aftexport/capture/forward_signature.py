@@ -2,15 +2,15 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture.padding_mask import given_mask
 from aftexport.errors import TraceError
 from aftexport.extra_inputs import KINDS
 from aftexport.system.contract import AXES, FEATURES, IDS, LENGTHS, main_input
@@ -225,7 +225,7 @@ class _PlainInputs(nn.Module):
                 inputs[IDS] = torch.where(inputs[MASK] > 0, inputs[IDS], padding)
         arguments = [inputs[a.name] if _is_input(a) else a for a in signature.positional]
         named = {name: inputs[role] for name, role in signature.keywords.items()}
-        with given_mask(inputs[MASK]) if signature.has_mask else nullcontext():
+        with _given_mask(inputs[MASK]) if signature.has_mask else nullcontext():
             return self.module(*arguments, **named)
 
 
@@ -257,3 +257,25 @@ def _wrapper(names: tuple[str, ...]) -> type[_PlainInputs]:
     parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return type("PlainInputs", (_PlainInputs,), {"forward": forward})
+
+
+_GIVEN = ContextVar[Tensor | None]("given_mask", default=None)
+"""The mask of the running forward; each thread has its own."""
+
+
+@contextmanager
+def _given_mask(mask: Tensor) -> Iterator[None]:
+    """Note the mask that a forward receives, during the block."""
+    before = _GIVEN.set(mask)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(before)
+
+
+def is_given_mask(mask: Tensor) -> bool:
+    """Return whether a tensor is the mask that the forward received, unchanged.
+
+    It is then 1 for the first tokens of a document, and 0 for the padding after them.
+    """
+    return mask is _GIVEN.get()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture.complaints import cause
 from aftexport.capture.forward_signature import with_plain_inputs
+from aftexport.capture.torch_messages import cause
 from aftexport.capture.type_constants import TrainedConstants, trained_limits, trained_type
 from aftexport.system.internals.torch_operators import TorchDispatchMode, pytree
 

@@ -80,11 +80,7 @@ def _limits(trained: torch.dtype, current: torch.dtype) -> Any:
 
 
 class TrainedConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode in which operators on float64 take the constants of the trained type.
-
-    Args:
-        trained: the type of the trained weights.
-    """
+    """A dispatch mode in which operators on float64 take the constants of the trained type."""
 
     def __init__(self, trained: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,15 +1,80 @@
 """The number of token ids that a captured program accepts."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.capture.id_ranges import IdRanges, Lookup
+from aftexport.capture.number_ranges import (
+    EMBEDDINGS,
+    KnownRanges,
+    Range,
+    operator_name,
+    range_of,
+)
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import MAX_VOCABULARY
 from aftexport.system.internals.torch_operators import HigherOrderOperator
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """A read of a table's rows by numbers computed from ids.
+
+    Attributes:
+        table: the name of the table's node; None without a table, as for ``one_hot``.
+        rows: the number of rows.
+        index: the range of the numbers.
+        is_signed: whether negative numbers count rows from the end.
+    """
+
+    table: str | None
+    rows: int
+    index: Range
+    is_signed: bool
+
+    @property
+    def fits(self) -> bool:
+        """True if every number has a row."""
+        lowest = -self.rows if self.is_signed else 0
+        return lowest <= self.index.low and self.index.high < self.rows
+
+
+class _IdRanges:
+    """The ranges of the integers that a program computes from its ids."""
+
+    def __init__(self, program: ExportedProgram, ids: Node) -> None:
+        self._ids = ids
+        self._nodes = list(program.graph.nodes)
+        signature = program.graph_signature
+        names: Mapping[str, str] = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        tensors: Mapping[str, Any] = {**program.state_dict, **program.constants}
+        self._constants = {
+            node: range_of(tensors.get(names.get(node.name, "")))
+            for node in self._nodes
+            if node.op == "placeholder"
+        }
+
+    def lookups(self, count: int) -> list[_Lookup]:
+        """Return every lookup by numbers computed from ids, for ids below ``count``."""
+        lookups: list[_Lookup] = []
+        known = KnownRanges(self._constants)
+        known[self._ids] = Range(0, count - 1, of_ids=True, are_ids=True)
+        for node in self._nodes:
+            if node.op == "call_function":
+                lookups += _lookups(known, node)
+                known.add(node)
+        return lookups
+
 
 MAX_IDS = MAX_VOCABULARY
 """The number of ids for a model that accepts every id, e.g. by clamping or by a modulus."""
@@ -44,7 +109,7 @@ def read_vocabulary(
         TraceError: if ``vocab_size`` is None and the maximum is unknown.
         UsageError: if ``vocab_size`` exceeds the maximum.
     """
-    ranges = IdRanges(program, ids)
+    ranges = _IdRanges(program, ids)
     max_ids = _max_ids(ranges)
     if max_ids is None and vocab_size is None:
         raise _unknown(ranges.lookups(1), ids)
@@ -72,7 +137,7 @@ def read_maximum(program: ExportedProgram, node: Node, extra: ExtraInput) -> int
         TraceError: if the maximum is not given and unknown.
         UsageError: if the given one exceeds the rows of a table.
     """
-    max_ids = _max_ids(IdRanges(program, node))
+    max_ids = _max_ids(_IdRanges(program, node))
     if extra.maximum is None and max_ids is None:
         raise TraceError(
             f"Expected a lookup of the input {extra.name!r} in a table, got none, so its largest "
@@ -91,7 +156,7 @@ def read_maximum(program: ExportedProgram, node: Node, extra: ExtraInput) -> int
     return max_ids - 1
 
 
-def _max_ids(ranges: IdRanges) -> int | None:
+def _max_ids(ranges: _IdRanges) -> int | None:
     """Return the maximum number of ids for which every lookup has rows; None if it is unknown."""
 
     def fits(count: int) -> bool:
@@ -108,7 +173,7 @@ def _max_ids(ranges: IdRanges) -> int | None:
     return low
 
 
-def _unknown(lookups: list[Lookup], ids: Node) -> TraceError:
+def _unknown(lookups: list[_Lookup], ids: Node) -> TraceError:
     blocks = [n.target for n in ids.users if isinstance(n.target, HigherOrderOperator)]
     if blocks and not lookups:
         name = str(blocks[0]).removeprefix("wrap_with_")
@@ -130,3 +195,43 @@ def _unknown(lookups: list[Lookup], ids: Node) -> TraceError:
         f"range against the {rows} rows is unknown.",
         f"{_GIVE[0].upper()}{_GIVE[1:]}.",
     )
+
+
+def _lookups(known: KnownRanges, node: Node) -> Iterator[_Lookup]:
+    name = operator_name(node).rstrip("_")
+    for table, axis, index in _places(node, name):
+        numbers = known.of(index)
+        if not numbers.of_ids or _is_bool(index):
+            continue
+        value = table.meta.get("val") if isinstance(table, Node) else None
+        rows = value.shape[axis] if isinstance(value, Tensor) and value.dim() else table
+        if isinstance(rows, int) and rows >= 0:
+            table_name = table.name if isinstance(table, Node) else None
+            yield _Lookup(table_name, rows, numbers, name in ("index", "index_put"))
+
+
+def _places(node: Node, name: str) -> Iterator[tuple[Any, int, Any]]:
+    """Yield the table, the axis of its rows and the index of each lookup.
+
+    For ``one_hot`` the number of classes takes the place of the table.
+    """
+    args: Any = node.args
+    if name in EMBEDDINGS:
+        yield args[0], 0, args[1]
+    elif name in _BY_AXIS and len(args) > 2 and isinstance(args[1], int):
+        yield args[0], args[1], args[2]
+    elif name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
+        yield from ((args[0], axis, i) for axis, i in enumerate(args[1]) if i is not None)
+    elif name == "one_hot" and len(args) > 1:
+        yield args[1], 0, args[0]
+
+
+_BY_AXIS = (
+    *("index_select", "gather", "scatter", "scatter_add", "scatter_reduce"),
+    *("index_add", "index_copy", "index_fill", "index_reduce"),
+)
+
+
+def _is_bool(index: Any) -> bool:
+    value = index.meta.get("val") if isinstance(index, Node) else None
+    return isinstance(value, Tensor) and value.dtype == torch.bool

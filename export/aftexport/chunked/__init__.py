@@ -11,31 +11,14 @@ A recurrence, or a causal convolution, has a *state* instead: the state after al
 of a chunk, on its right, or on both sides. ``advance`` passes a state from chunk to chunk from
 right to left; ``apply`` passes one from left to right and computes the values of the chunk.
 
-``summaries``          keys and values that replace those of many tokens, for each mechanism
-``softmax_as_mean``    rewrites Fastformer and pooling by a softmax or a mean
-``partition``          splits the graph into the graphs of both passes and of the outputs
-``attention_stage``    the graphs of one attention
-``recurrence_stage``   the graphs of one recurrence, or of a causal convolution
-``recurrence_states``  the names of its states
-``graph_parts``        parts of a graph as models of their own
-``archive``            stores the graphs in the bundle
-``other_summaries``    the summaries of all other chunks for each chunk
-``spill``              values per token in files between layers
-``opened_archive``     the engines of the graphs in the bundle
-``token_outputs``      hands over the outputs per token, block by block
-``recurrence_run``     runs the graphs of one recurrence
-``pooled_values``      combines the values pooled from parts of a document
-``runner``             runs the graphs, without torch
+To write the graphs, ``archive`` cuts the model's graph into parts, of which ``token_flow`` checks
+that they can run in chunks; ``stages`` has the graphs of one attention or recurrence. To run them,
+``runner`` goes through the stages with ``stage_runs``; ``spill`` keeps values in files between
+layers. It needs no torch.
 
 Tokens are appended to a document of a causal model at the cost of these tokens: one chunk runs
 through all layers, and a state of constant size replaces the earlier chunks.
 
-``incremental_model``  the public class
-``append_model``       runs the graphs for new tokens
-``append_plan``        checks that a model can do this, and lists the values that it keeps
-``document_state``     the state, with its summaries in levels
-``state_bytes``        saves and loads a state
-``token_digest``       the digest of the tokens so far
-
-``aftexport.chunked.token_flow`` checks that a graph can run in chunks.
+``incremental_model`` is the public class. ``append_plan`` checks that a model can do this,
+``append_model`` runs the graphs for new tokens, and ``state_bytes`` saves a ``document_state``.
 """

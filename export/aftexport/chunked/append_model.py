@@ -9,20 +9,18 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.chunked.append_plan import AppendStage, append_plan
-from aftexport.chunked.document import FIRST_POSITION
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE
 from aftexport.chunked.document_state import (
     DocumentState,
     Level,
     StageState,
+    TokenDigest,
     with_summary,
 )
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.other_summaries import joined
-from aftexport.chunked.pooled_values import combine_pooled
-from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.chunked.spill import Array
+from aftexport.chunked.stage_runs import combine_pooled, joined
 from aftexport.chunked.state_bytes import StateReader
-from aftexport.chunked.token_digest import TokenDigest
 from aftexport.system.contract import FEATURES, IDS, LENGTHS
 
 Values = dict[str, Array]

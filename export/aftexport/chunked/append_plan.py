@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import onnx
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
-from aftexport.chunked.document import FIRST_POSITION
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.recurrence_states import LEFT_STATE, NEXT_STATE
 from aftexport.errors import EngineError
 from aftexport.system.contract import EXPLAINED, LENGTHS
 

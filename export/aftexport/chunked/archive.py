@@ -1,4 +1,4 @@
-"""``chunked.zip``: the graphs of both passes in a bundle.
+"""``chunked.zip``: the graphs of both passes in a bundle, cut out of the model's graph.
 
 ``0.reduce.onnx`` is a graph; ``0.reduce+0.apply.onnx`` holds the weights of both graphs, as a model
 with only initializers. Protobuf merges messages that follow each other in the same bytes, so the
@@ -8,27 +8,70 @@ concatenation of graph and weights is the graph with its weights.
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-from aftexport.bundle.chunked_plan import ChunkedPlan
-from aftexport.chunked.partition import Partition, partition
-from aftexport.chunked.softmax_as_mean import rewrite_as_means
-from aftexport.chunked.softmax_attention import count_softmax_attention
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
+from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
+from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
+from aftexport.chunked.stages import (
+    RecurrenceStage,
+    Stage,
+    make_recurrence_stage,
+    make_stage,
+)
+from aftexport.chunked.token_flow import is_recurrence
+from aftexport.chunked.token_kinds import OF_TOKENS, Kind, NotChunkable
 from aftexport.engines.explained_input import take_choice
-from aftexport.lowering.evidence import add_direction
+from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish
-from aftexport.lowering.graph_values import constants_of, names_of
-from aftexport.lowering.summed_heads import NoEvidence
+from aftexport.lowering.graph_values import constants_of, names_of, pooling
+from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import sha256_of
 from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
 _SMALL_BYTES = 1024
 """The minimum size of a shared weight; smaller ones are stored in each graph."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """A model in parts.
+
+    Attributes:
+        stages: the stages in their order.
+        pool: the graph from the values kept after the last stage to the inputs of ``head``; None if
+            no output needs pooled values.
+        pooled: each output of ``pool``, with the combination of those of chunks: sum, max or first.
+        head: the graph from pooled values to the outputs per document, to the pooled values that
+            ``tokens`` needs and, with ``explain``, to the directions of the logits that its
+            constant ``EXPLAINED`` chooses; None without ``pool``.
+        documents: the names of the outputs per document.
+        tokens: the graph from the values kept after the last stage, and outputs of ``head``, to the
+            outputs per token; None if there are none.
+        widths: each output per token, with its width.
+        tokens_use_last_stage: whether ``tokens`` has results of the last stage among its inputs.
+        explain: the graph from the values kept after the last stage, and the directions, to the
+            evidence of each token, see ``aftexport.lowering.evidence``; None if the tokens are not
+            summed.
+    """
+
+    stages: tuple[Stage | RecurrenceStage, ...]
+    pool: ir.Model | None
+    pooled: dict[str, Pooling]
+    head: ir.Model | None
+    documents: tuple[str, ...]
+    tokens: ir.Model | None
+    widths: dict[str, int]
+    tokens_use_last_stage: bool
+    explain: ir.Model | None
 
 
 def write_chunked(
@@ -57,7 +100,7 @@ def write_chunked(
     except NoEvidence:  # the chunks return no evidence; the whole graph may still do
         summed = None
     try:
-        parts = partition(means, summed)
+        parts = _partition(means, summed)
     except NotChunkable as reason:
         # The first refused node is often one of rotary positions, which hides the true reason.
         if count_softmax_attention(model):
@@ -83,7 +126,7 @@ def write_chunked(
     return plan
 
 
-def _named(parts: Partition) -> dict[str, ir.Model]:
+def _named(parts: _Partition) -> dict[str, ir.Model]:
     named: dict[str, ir.Model] = {}
     for number, stage in enumerate(parts.stages):
         named |= {f"{number}.{name}": graph for name, graph in stage.graphs.items()}
@@ -138,12 +181,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 
 def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
-    """Return the maximum bytes of one token during the run of a graph: products and copies.
-
-    Args:
-        model: the graph.
-        outputs: the width of each output per token.
-    """
+    """Return the maximum bytes of one token during the run of a graph: products and copies."""
     weights = constants_of(model.graph)
     widths, tables = [], []
     for node in model.graph:
@@ -153,3 +191,134 @@ def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
         if node.op_type == "Gather" and inputs[0] in weights and weights[inputs[0]].ndim == 2:
             tables.append(weights[inputs[0]].shape[-1])
     return 8 * int(sum((*widths, *tables, *outputs.values())))
+
+
+def _partition(model: ir.Model, summed: str | None = None) -> _Partition:
+    """Split a graph of bare operators.
+
+    Args:
+        model: the result of ``rewrite_as_means``, which changes.
+        summed: the summed tokens of its output ``evidence.DIRECTION``; None without this output.
+
+    Raises:
+        NotChunkable: if the graph cannot run in chunks; gives the reason.
+    """
+    return _Cutter(model).cut(summed)
+
+
+class _Cutter(GraphParts):
+    def cut(self, summed: str | None) -> _Partition:
+        attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
+        kept = [self.main]
+        stages: list[Stage | RecurrenceStage] = []
+        for place, index in enumerate(attentions):
+            node = self.nodes[index]
+            end = attentions[place + 1] if place + 1 < len(attentions) else len(self.nodes)
+            after = self._narrowest([*kept, str(node.outputs[0].name)], index, end)
+            make = make_recurrence_stage if is_recurrence(node) else make_stage
+            stages.append(make(self, node, kept, after))
+            kept = after
+        pooled = self._pooled()
+        back = self._brought_back()
+        documents = [name for name in self.outputs if self.kinds[name] is Kind.POOLED]
+        pool = head = tokens = None
+        if documents or back:
+            pool = self.model(self.subgraph([*kept, *self.given], list(pooled)))
+            results = list(dict.fromkeys([*documents, *back]))
+            head = self.model(self.subgraph([*pooled, *self.given], results))
+        widths = self._widths()
+        if widths:
+            tokens = self.model(self.subgraph([*kept, *self.given, *back], list(widths)))
+        return _Partition(
+            stages=tuple(stages),
+            pool=pool,
+            pooled=pooled if pool is not None else {},
+            head=head,
+            documents=tuple(name for name in documents if name != DIRECTION),
+            tokens=tokens,
+            widths=widths,
+            tokens_use_last_stage=tokens is not None and _uses_last_stage(tokens, stages),
+            explain=self._explain(kept, summed) if summed is not None else None,
+        )
+
+    def _pooled(self) -> dict[str, Pooling]:
+        """Return the values pooled from the tokens, with the combination of those of chunks."""
+        return {
+            str(node.outputs[0].name): combination
+            for node in self.nodes
+            if self._kind(node) is Kind.POOLED
+            and any(self.kinds[name] is Kind.TOKENS for name in names_of(node.inputs))
+            and (combination := pooling(node, self.constants)) is not None
+        }
+
+    def _kind(self, node: ir.Node) -> Kind:
+        return self.kinds[str(node.outputs[0].name)]
+
+    def _brought_back(self) -> list[str]:
+        """Return the pooled values that are combined with tokens."""
+        return [
+            name
+            for node in self.nodes
+            if self._kind(node) is Kind.COMBINED
+            for name in names_of(node.inputs)
+            if self.kinds[name] is Kind.POOLED
+        ]
+
+    def _widths(self) -> dict[str, int]:
+        """Return each output per token with its width."""
+        widths = {}
+        for name in self.outputs:
+            if self.kinds[name] not in OF_TOKENS:
+                continue
+            width = self.dims[name][-1]
+            if self.dims[name][:2] != self.dims[self.main][:2] or not isinstance(width, int):
+                shape = ", ".join(map(str, self.dims[name]))
+                raise NotChunkable(f"{name} has the shape [{shape}], not [batch, tokens, width]")
+            widths[name] = width
+        return widths
+
+    def _explain(self, kept: Sequence[str], summed: str) -> ir.Model:
+        graph = self.subgraph([*kept, *self.given], [summed])
+        tokens = graph.outputs.pop()
+        direction = given(graph, DIRECTION, FLOAT, ANY_TOKENS)
+        add_products(graph, tokens, direction).shape = ir.Shape([1, None])
+        return self.model(graph)
+
+    def _narrowest(self, kept: Sequence[str], start: int, end: int) -> list[str]:
+        """Return one value before ``end`` that suffices for all later nodes; else from ``kept``."""
+        if len(kept) == 1:
+            return list(kept)
+        enough = [
+            name
+            for node in reversed(self.nodes[start + 1 : end])
+            for name in names_of(node.outputs)
+            if self.kinds[name] is Kind.TOKENS and not self._is_needed(kept, name, end)
+        ]
+        if enough:
+            return [min(enough, key=self._width)]
+        return [name for name in kept if self._is_needed([name], "", end)]
+
+    def _width(self, name: str) -> float:
+        width = self.dims.get(name, [""])[-1]
+        return width if isinstance(width, int) else np.inf
+
+    def _is_needed(self, sources: Iterable[str], without: str, end: int) -> bool:
+        """Return whether nodes from ``end`` on, pooled values or outputs depend on ``sources``.
+
+        Dependences through the value ``without`` do not count.
+        """
+        made = set(sources) - {without}
+        for index, node in enumerate(self.nodes):
+            if node.op_type == "Shape" or not made.intersection(names_of(node.inputs)):
+                continue
+            new = set(names_of(node.outputs)) - {without}
+            is_late = self._kind(node) in (Kind.POOLED, Kind.COMBINED)
+            if index >= end or is_late or new.intersection(self.outputs):
+                return True
+            made.update(new)
+        return not made.isdisjoint(self.outputs)
+
+
+def _uses_last_stage(tokens: ir.Model, stages: Sequence[Stage | RecurrenceStage]) -> bool:
+    results = {name for stage in stages[-1:] for name in names_of(stage.apply.graph.outputs)}
+    return not results.isdisjoint(names_of(tokens.graph.inputs))

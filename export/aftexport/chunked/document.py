@@ -19,6 +19,18 @@ FIRST_POSITION = "chunk_first_position"
 """The input with the position of a run's first token in the document, int64 ``[1]``."""
 
 
+LEFT_STATE = "chunk_left_state"
+"""The input with the state of all tokens before a chunk, float32 ``[1, *shape]``."""
+
+
+RIGHT_STATE = "chunk_right_state"
+"""The input with the state of all tokens after a chunk, float32 ``[1, *shape]``."""
+
+
+NEXT_STATE = "chunk_next_state"
+"""The output with the state for the next chunk, float32 ``[1, *shape]``."""
+
+
 class Tokens(Protocol):
     """The tokens of a document, an array or an object that reads them from a file."""
 

@@ -10,8 +10,7 @@ from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.token_flow import classify, is_position_embedding
 from aftexport.chunked.token_kinds import Kind
 from aftexport.lowering.graph_values import constants_of, dims_of, main_input_of, names_of
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import remove
+from aftexport.lowering.nodes import NewNodes, remove
 from aftexport.operators.domain import DOMAIN
 from aftexport.system.contract import LENGTHS
 

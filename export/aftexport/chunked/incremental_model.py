@@ -14,10 +14,9 @@ from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.append_model import AppendModel
 from aftexport.chunked.append_plan import NotAppendable, append_plan
-from aftexport.chunked.document_state import DocumentState
+from aftexport.chunked.document_state import DocumentState, TokenDigest
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.state_bytes import check_bundle, to_bytes
-from aftexport.chunked.token_digest import TokenDigest
 from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.heads import AnyHead
 from aftexport.heads.answer import Answer

@@ -1,8 +1,9 @@
 """Runs of a document chunk by chunk, in bounded memory; see ``aftexport.chunked``."""
 
 import copy
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -13,25 +14,133 @@ from numpy.typing import NDArray
 from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
 from aftexport.chunked.document import Document, NextValues, Tokens
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
-from aftexport.chunked.pooled_values import combine_pooled
-from aftexport.chunked.recurrence_run import RecurrenceRun, advances
-from aftexport.chunked.request import Request
 from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
-from aftexport.chunked.token_outputs import Sink, TokenOutputs
+from aftexport.chunked.stage_runs import (
+    Chunk,
+    OtherSummaries,
+    RecurrenceRun,
+    advances,
+    combine_pooled,
+    cut_at_margins,
+    joined,
+)
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import Provider
-from aftexport.errors import EngineError, InputError
+from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
-from aftexport.system.contract import EVIDENCE, EXPLAINED
+from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
 
+
 MEMORY_BUDGET = 512 << 20
 """The default maximum bytes of a document in memory, without the model."""
+
+
 _MAX_CHUNK_TOKENS = 8192
 """The maximum length of a chunk: longer ones are not faster, and delay other documents."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The requested outputs of a model.
+
+    Attributes:
+        documents: the outputs per document.
+        tokens: each output per token, with its width.
+        explained: the numbers of the logits with evidence.
+    """
+
+    documents: Sequence[str]
+    tokens: Mapping[str, int]
+    explained: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        plan: ChunkedPlan,
+        outputs: Collection[str] | None,
+        evidence: bool | Sequence[int],
+    ) -> Self:
+        """Return the request of a call of ``ChunkedModel.run``.
+
+        Raises:
+            UsageError: if the plan lacks one of ``outputs``, or the evidence.
+        """
+        names = plan.output_names if outputs is None else outputs
+        if unknown := set(names) - plan.output_names:
+            raise UsageError(
+                f"Expected outputs among {', '.join(sorted(plan.output_names))}, got "
+                f"{min(unknown)}.",
+                "Leave it out.",
+            )
+        explained = [largest(0)] if evidence is True else evidence or ()
+        if explained and not plan.evidence:
+            raise UsageError(
+                "The plan of this model has no evidence for documents in chunks.",
+                "Do not request evidence.",
+            )
+        return cls(
+            documents=tuple(name for name in plan.documents if name in names),
+            tokens={name: width for name, width in plan.tokens.items() if name in names},
+            explained=tuple(explained),
+        )
+
+
+_Sink = Callable[[Array], None]
+"""A receiver of the rows ``[1, n, width]`` of an output per token, chunk after chunk."""
+
+
+class _TokenOutputs:
+    """The outputs per token of one document.
+
+    Args:
+        widths: each output, with its width.
+        tokens: the number of tokens of the document.
+        sinks: the receivers of outputs; an output without one is joined in memory.
+
+    Raises:
+        UsageError: if a sink is for another output.
+
+    Attributes:
+        joined: each output without a sink, ``[1, tokens, width]``.
+    """
+
+    def __init__(self, widths: Mapping[str, int], tokens: int, sinks: Mapping[str, _Sink]) -> None:
+        if unknown := sinks.keys() - widths.keys():
+            raise UsageError(
+                f"A sink must be for an output per token ({', '.join(widths) or 'none'}), got one "
+                f"for {min(unknown)}.",
+                "Remove the sink.",
+            )
+        self.joined: dict[str, Array] = {}
+        self._widths = widths
+        self._tokens = tokens
+        self._sinks = sinks
+        self._next = 0
+
+    def add(self, outputs: Mapping[str, Array], end: int) -> None:
+        """Hand over the rows of the next chunk.
+
+        Raises:
+            EngineError: if an output is missing or has another shape.
+        """
+        start, self._next = self._next, end
+        for name, width in self._widths.items():
+            rows = outputs.get(name)
+            if rows is None or rows.shape != (1, end - start, width):
+                raise EngineError(
+                    f"Expected the output {name} [1, {end - start}, {width}] as in the manifest, "
+                    f"got {'none' if rows is None else list(rows.shape)}.",
+                    "Export the model again.",
+                )
+            if name in self._sinks:
+                self._sinks[name](rows)
+                continue
+            if name not in self.joined:
+                self.joined[name] = np.empty((1, self._tokens, width), rows.dtype)
+            self.joined[name][:, start:end] = rows
 
 
 class ChunkedModel:
@@ -90,7 +199,7 @@ class ChunkedModel:
         extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool | Sequence[int] = False,
-        sinks: Mapping[str, Sink] | None = None,
+        sinks: Mapping[str, _Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> dict[str, Array]:
         """Run one document.
@@ -128,7 +237,7 @@ class ChunkedModel:
         extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool | Sequence[int] = False,
-        sinks: Mapping[str, Sink] | None = None,
+        sinks: Mapping[str, _Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> Parts:
         """Run one document with a stop after every part, between which other work can run.
@@ -137,8 +246,8 @@ class ChunkedModel:
         are those of ``run``; an exception of a sink ends the run.
         """
         chunks = self._chunks(len(tokens))
-        request = Request.of(self._plan, outputs, evidence)
-        rows = TokenOutputs(request.tokens, len(tokens), sinks or {})
+        request = _Request.of(self._plan, outputs, evidence)
+        rows = _TokenOutputs(request.tokens, len(tokens), sinks or {})
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(self._plan.stages):
@@ -178,7 +287,7 @@ class ChunkedModel:
     ) -> int:
         """Return the number of parts of a document of ``tokens`` tokens, with the last one."""
         chunks = self._chunks(tokens)
-        request = Request.of(self._plan, outputs, evidence)
+        request = _Request.of(self._plan, outputs, evidence)
         passes = bool(request.tokens) + bool(request.explained)
         parts = len(self._pooled_from(chunks)) + len(chunks) * passes + 1
         for number, stage in enumerate(self._plan.stages):
@@ -242,7 +351,7 @@ class ChunkedModel:
             values_after.append(outputs, slice(start - low, end - low))
             yield
 
-    def _pooled(self, document: Document, chunks: Sequence[Chunk], request: Request) -> Parts:
+    def _pooled(self, document: Document, chunks: Sequence[Chunk], request: _Request) -> Parts:
         pool, head = self._archive.engine("pool"), self._archive.engine("head")
         pooled: dict[str, Array] = {}
         for start, end in self._pooled_from(chunks):
@@ -272,7 +381,7 @@ class ChunkedModel:
         document: Document,
         chunks: Sequence[Chunk],
         late: Mapping[str, Array],
-        rows: TokenOutputs,
+        rows: _TokenOutputs,
     ) -> Generator[None, None, None]:
         tokens = self._archive.engine("tokens")
         for start, end in chunks:
@@ -291,7 +400,7 @@ class ChunkedModel:
         return np.concatenate(added, 1).reshape(1, -1)
 
     def _applied_to(
-        self, number: int, chunks: Sequence[Chunk], request: Request
+        self, number: int, chunks: Sequence[Chunk], request: _Request
     ) -> Sequence[Chunk]:
         """Return the chunks whose rows are needed after a stage."""
         is_last = number + 1 == len(self._plan.stages)

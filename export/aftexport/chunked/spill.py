@@ -19,11 +19,7 @@ _VALUES = "values between layers"
 
 @contextmanager
 def storing(values: str) -> Iterator[None]:
-    """Raise StorageError if the values of a document cannot be stored.
-
-    Args:
-        values: the name of the values for the message.
-    """
+    """Raise StorageError if the values of a document cannot be stored."""
     try:
         yield
     except OSError as error:

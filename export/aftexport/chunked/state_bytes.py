@@ -19,9 +19,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from aftexport.bundle.chunked_plan import Tokens
-from aftexport.chunked.document_state import MAX_LEVELS, DocumentState, Level, StageState
+from aftexport.chunked.document_state import (
+    BLOCK_BYTES,
+    MAX_LEVELS,
+    DocumentState,
+    Level,
+    StageState,
+    TokenDigest,
+)
 from aftexport.chunked.spill import Array
-from aftexport.chunked.token_digest import BLOCK_BYTES, TokenDigest
 from aftexport.errors import InputError
 from aftexport.system.validation import problem
 

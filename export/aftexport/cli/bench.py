@@ -55,7 +55,7 @@ def run(words: list[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="also write the results to FILE in JSON")
     options = parser.parse_args(words)
 
-    from aftexport.bench.table import show
+    from aftexport.bench.benchmark import show
     from aftexport.bundle.output_path import check_reports
 
     check_reports({"--json": options.json}, (options.bundle, options.model))

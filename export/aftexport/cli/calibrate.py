@@ -45,11 +45,14 @@ def run(words: list[str]) -> int:
 
     from aftexport.bundle.bundle import Bundle
     from aftexport.calibration.calibrate import calibrate
-    from aftexport.calibration.calibrated_bundle import check_target, write_calibrated
-    from aftexport.calibration.data import notes_on, read_labelled_documents, truths_by_head
-    from aftexport.calibration.report import report_of
+    from aftexport.calibration.calibrated_bundle import check_target, report_of, write_calibrated
+    from aftexport.calibration.data import (
+        notes_on,
+        read_labelled_documents,
+        run_documents,
+        truths_by_head,
+    )
     from aftexport.calibration.requirements import check_truths
-    from aftexport.calibration.runs import run_documents
 
     if options.force and options.out is None:
         raise UsageError("--force needs --out, got none.", "Leave --force out: BUNDLE is replaced.")
@@ -114,7 +117,7 @@ def budget(text: str) -> float:
 
 
 def _print_head(console: Console, name: str, head: "CalibratedHead") -> None:
-    from aftexport.calibration.report import sentences
+    from aftexport.calibration.calibrated_bundle import sentences
     from aftexport.parity.calibration import error_table
 
     console.print(f"\n[bold]{escape(name)}[/] ({head.sample.head.task})")

@@ -9,11 +9,16 @@ from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer
-from aftexport.heads.deciding_head import DecidingHead, Decisions
-from aftexport.heads.head import Double
+from aftexport.heads.head import (
+    DecidingHead,
+    Decisions,
+    Double,
+    check_distinct,
+    logit,
+    numbered,
+    sigmoid,
+)
 from aftexport.heads.multi_label_classification import DEFAULT_THRESHOLD, Threshold
-from aftexport.heads.names import check_distinct, numbered
-from aftexport.heads.sigmoid import logit, sigmoid
 from aftexport.heads.single_label_classification import LabelAnswer
 
 

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict
 
 from aftexport.heads.answer import Answer
-from aftexport.heads.deciding_head import DecidingHead
-from aftexport.heads.head import Double, Head
+from aftexport.heads.head import DecidingHead, Double, Head
 from aftexport.heads.multi_label_classification import MultiLabelClassification
 
 Count = Annotated[int, Ge(0), Le((1 << 63) - 1)]

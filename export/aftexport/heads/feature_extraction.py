@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Ge
@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer, Field, Vector, Vectors
-from aftexport.heads.column import Column, OpenFile
-from aftexport.heads.head import Double, Head
-from aftexport.heads.names import numbered
-from aftexport.heads.token_head import Decoder, Mask, TokenHead, TokenResult
+from aftexport.heads.head import Double, Head, numbered
+from aftexport.heads.token_head import Column, Decoder, Mask, OpenFile, TokenHead, TokenResult
 
 _MIN_NORM = 1e-12
 """The smallest divisor of a normalization, as in PyTorch: a vector of zeros stays one."""
@@ -39,7 +37,49 @@ class VectorsAnswer(Answer):
     vectors: Vectors
 
 
-class FeatureExtraction(TokenHead):
+class VectorHead(TokenHead):
+    """The meaning of an output with a vector for every document or, if ``per_token``, every token.
+
+    A vector decides nothing. Each kind of head has the field ``per_token`` itself, behind its own
+    fields: a manifest lists them in this order.
+    """
+
+    takes_probabilities: ClassVar[bool] = True
+    takes_documents: ClassVar[bool] = True
+    if TYPE_CHECKING:
+        per_token: bool
+
+    @classmethod
+    def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
+        """Return a head for vectors of documents, or of tokens if the output has three axes."""
+        return cls.of_width(shape[-1], names).model_copy(update={"per_token": len(shape) == 3})
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether every token has a vector."""
+        return self.per_token
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The kind of the only field of an answer."""
+        return VectorsAnswer.kinds() if self.per_token else super().fields
+
+    def decoder(
+        self,
+        starts_word: Mask | None = None,
+        *,
+        is_special: Mask | None = None,
+        open_file: OpenFile | None = None,
+    ) -> Decoder:
+        """Return a decoder of vectors; see ``TokenHead``."""
+        return _VectorDecoder(self, open_file)
+
+    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
+        """Return no flips: vectors decide nothing."""
+        return 0, None
+
+
+class FeatureExtraction(VectorHead):
     """Vectors without labels.
 
     Attributes:
@@ -50,9 +90,7 @@ class FeatureExtraction(TokenHead):
     """
 
     meaning: ClassVar[str] = "vectors"
-    takes_probabilities: ClassVar[bool] = True
     is_named: ClassVar[bool] = False
-    takes_documents: ClassVar[bool] = True
     answer_type: ClassVar[type[Answer]] = VectorAnswer
 
     task: Literal["feature_extraction"] = "feature_extraction"
@@ -70,11 +108,6 @@ class FeatureExtraction(TokenHead):
             )
         return cls(dimensions=width)
 
-    @classmethod
-    def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
-        """Return a head for vectors of documents, or of tokens if the output has three axes."""
-        return cls.of_width(shape[-1], names).model_copy(update={"per_token": len(shape) == 3})
-
     @property
     def names(self) -> tuple[str, ...]:
         """A numbered name for each dimension."""
@@ -84,16 +117,6 @@ class FeatureExtraction(TokenHead):
     def width(self) -> int:
         """The number of dimensions."""
         return self.dimensions
-
-    @property
-    def is_per_token(self) -> bool:
-        """Whether every token has a vector."""
-        return self.per_token
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The kind of the only field of an answer."""
-        return VectorsAnswer.kinds() if self.per_token else VectorAnswer.kinds()
 
     def scores(self, logits: Double) -> Double:
         """Return the vectors."""
@@ -108,16 +131,6 @@ class FeatureExtraction(TokenHead):
             return super().answer(logits)
         return VectorAnswer(vector=tuple(self.scores(logits).tolist()))
 
-    def decoder(
-        self,
-        starts_word: Mask | None = None,
-        *,
-        is_special: Mask | None = None,
-        open_file: OpenFile | None = None,
-    ) -> Decoder:
-        """Return a decoder of vectors; see ``TokenHead``."""
-        return VectorDecoder(self, open_file)
-
     def score_error(self, output: Double, expected: Double) -> float:
         """Return the largest distance of two vectors, relative to the length of the expected one.
 
@@ -129,10 +142,6 @@ class FeatureExtraction(TokenHead):
         distances = np.linalg.norm(self.scores(output) - wanted, axis=-1)
         lengths = np.linalg.norm(wanted, axis=-1)
         return float((distances / np.where(lengths > 0, lengths, 1.0)).max(initial=0.0))
-
-    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
-        """Return no flips: vectors decide nothing."""
-        return 0, None
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class TokenVectors(TokenResult):
         return VectorsAnswer(vectors=tuple(map(tuple, self.vectors[start:end].tolist())))
 
 
-class VectorDecoder(Decoder):
+class _VectorDecoder(Decoder):
     """The decoder of a head whose answer has the scores of each token.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a head is: the meaning of one output of a model."""
+"""What a head is: the meaning of one output of a model, and the sums and names that heads share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -124,3 +124,101 @@ class Head(BaseModel, ABC):
             another decision than that of ``expected``, in logits; it is negative for a flip. None
             if the head decides nothing.
         """
+
+
+Decisions = NDArray[np.int64]
+
+
+class DecidingHead(Head):
+    """The meaning of an output whose scores are probabilities of labels for a document."""
+
+    @abstractmethod
+    def decisions(self, logits: Double) -> Decisions:
+        """Return the decisions for logits ``[..., width]``.
+
+        They are the index of the label ``[...]``, or for each of independent labels ``[...,
+        width]`` 1 if it holds, else 0. Answers, flips and calibrations follow them.
+        """
+
+
+def numbered(count: int, names: Sequence[str] | None, stem: str) -> tuple[str, ...]:
+    """Return a name for each of ``count`` numbers: the given ones, or ``class_0`` and so on.
+
+    Args:
+        count: the number of names.
+        names: the names from the user or the model file; None for numbered names.
+        stem: the start of numbered names, such as ``class``.
+
+    Raises:
+        UsageError: if the names are not one distinct name for each.
+    """
+    if names is None:
+        return tuple(f"{stem}_{i}" for i in range(count))
+    remedy = f"Give one name for each {stem}."
+    if not _are_names(names):
+        raise UsageError(f"The labels must be a list of names, got {str(names)[:80]}.", remedy)
+    if not all(map(_is_unicode, names)):
+        raise UsageError(
+            "The labels must be UTF-8, got other bytes.", "Give the labels in a UTF-8 locale."
+        )
+    if len(names) != count or len(set(names)) != count or not all(names):
+        raise UsageError(
+            f"Expected {count} different labels, got {len(set(filter(None, names)))} in "
+            f"{', '.join(map(repr, names))}.",
+            remedy,
+        )
+    return tuple(names)
+
+
+def check_distinct(field: str, names: Sequence[str]) -> None:
+    """Raise ValueError if two names of a field of the manifest are equal."""
+    if len(set(names)) != len(names):
+        raise ValueError(f"{field}: expected different names, got one of them twice")
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes on the command line that the locale cannot decode
+        return False
+    return True
+
+
+def sigmoid(logits: Double) -> Double:
+    """Return ``1 / (1 + exp(-x))`` without overflow, for any finite x."""
+    small = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
+
+
+def logit(probability: Double) -> Double:
+    """Return the number whose sigmoid is the probability, between 0 and 1."""
+    return np.log(probability) - np.log1p(-probability)
+
+
+def softmax(logits: Double) -> Double:
+    """Return the softmax over the last axis, without overflow for finite logits."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def flips_of_largest(output: Double, expected: Double) -> tuple[int, float | None]:
+    """Count rows whose largest logit is another, and measure the smallest lead of the expected one.
+
+    Args:
+        output, expected: logits ``[..., width]`` of at least two labels.
+
+    Returns:
+        The count and the lead in logits, as ``Head.flips``; no lead for outputs of no rows.
+    """
+    if not output.size:
+        return 0, None
+    labels = expected.argmax(-1)
+    own = np.take_along_axis(output, labels[..., None], -1)
+    others = output.copy()
+    np.put_along_axis(others, labels[..., None], -np.inf, -1)
+    flips = int((output.argmax(-1) != labels).sum())
+    return flips, float((own[..., 0] - others.max(-1)).min())

@@ -8,10 +8,15 @@ from annotated_types import Gt, Len, Lt
 from pydantic import model_validator
 
 from aftexport.heads.answer import Answer, Names, Numbers
-from aftexport.heads.deciding_head import DecidingHead, Decisions
-from aftexport.heads.head import Double
-from aftexport.heads.names import check_distinct, numbered
-from aftexport.heads.sigmoid import logit, sigmoid
+from aftexport.heads.head import (
+    DecidingHead,
+    Decisions,
+    Double,
+    check_distinct,
+    logit,
+    numbered,
+    sigmoid,
+)
 
 Threshold = Annotated[float, Gt(0), Lt(1)]
 """The smallest score of a label that holds."""

@@ -7,12 +7,9 @@ import numpy as np
 from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from aftexport.heads.answer import Answer, Field, Numbers
-from aftexport.heads.column import OpenFile
-from aftexport.heads.feature_extraction import VectorDecoder, VectorsAnswer
-from aftexport.heads.head import Double
-from aftexport.heads.names import check_distinct, numbered
-from aftexport.heads.token_head import Decoder, Mask, TokenHead
+from aftexport.heads.answer import Answer, Numbers
+from aftexport.heads.feature_extraction import VectorHead
+from aftexport.heads.head import Double, check_distinct, numbered
 
 
 class Value(BaseModel):
@@ -56,7 +53,7 @@ class ValuesAnswer(Answer):
     values: Numbers
 
 
-class Regression(TokenHead):
+class Regression(VectorHead):
     """Numbers without labels.
 
     Attributes:
@@ -66,8 +63,6 @@ class Regression(TokenHead):
     """
 
     meaning: ClassVar[str] = "values in their units"
-    takes_probabilities: ClassVar[bool] = True
-    takes_documents: ClassVar[bool] = True
     answer_type: ClassVar[type[Answer]] = ValuesAnswer
 
     task: Literal["regression"] = "regression"
@@ -84,25 +79,10 @@ class Regression(TokenHead):
         """Return a head of ``width`` values without units; see ``Head``."""
         return cls(values=tuple(Value(name=name) for name in numbered(width, names, "value")))
 
-    @classmethod
-    def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
-        """Return a head for values of documents, or of tokens if the output has three axes."""
-        return cls.of_width(shape[-1], names).model_copy(update={"per_token": len(shape) == 3})
-
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each value."""
         return tuple(value.name for value in self.values)
-
-    @property
-    def is_per_token(self) -> bool:
-        """Whether every token has the values."""
-        return self.per_token
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """The kind of the only field of an answer."""
-        return VectorsAnswer.kinds() if self.per_token else ValuesAnswer.kinds()
 
     def scores(self, logits: Double) -> Double:
         """Return the values."""
@@ -115,16 +95,6 @@ class Regression(TokenHead):
             return super().answer(logits)
         return ValuesAnswer(values=dict(zip(self.names, self.scores(logits).tolist(), strict=True)))
 
-    def decoder(
-        self,
-        starts_word: Mask | None = None,
-        *,
-        is_special: Mask | None = None,
-        open_file: OpenFile | None = None,
-    ) -> Decoder:
-        """Return a decoder of the values of tokens; see ``TokenHead``."""
-        return VectorDecoder(self, open_file)
-
     def score_error(self, output: Double, expected: Double) -> float:
         """Return the largest error of a value, relative to its scale or its largest size.
 
@@ -134,7 +104,3 @@ class Regression(TokenHead):
         scale = np.abs([value.scale for value in self.values])
         largest = np.abs(wanted).reshape(-1, self.width).max(0)
         return float((np.abs(values - wanted) / np.maximum(scale, largest)).max())
-
-    def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
-        """Return no flips: a regression decides nothing."""
-        return 0, None

@@ -9,10 +9,15 @@ from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.heads.answer import Answer, Name, Numbers
-from aftexport.heads.deciding_head import DecidingHead, Decisions
-from aftexport.heads.head import Double
-from aftexport.heads.names import check_distinct, numbered
-from aftexport.heads.softmax import flips_of_largest, softmax
+from aftexport.heads.head import (
+    DecidingHead,
+    Decisions,
+    Double,
+    check_distinct,
+    flips_of_largest,
+    numbered,
+    softmax,
+)
 
 
 class LabelAnswer(Answer):

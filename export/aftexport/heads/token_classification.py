@@ -12,14 +12,17 @@ from pydantic import Field, model_validator
 
 from aftexport.errors import InputError, UsageError
 from aftexport.heads.answer import Answer, Span, Spans, TokenNames, TokenNumbers
-from aftexport.heads.column import Column, OpenFile
-from aftexport.heads.head import Double
-from aftexport.heads.label_scheme import LabelTable, Scheme, scheme_of
-from aftexport.heads.names import check_distinct, numbered
-from aftexport.heads.softmax import flips_of_largest, softmax
-from aftexport.heads.token_head import Decoder, Mask, TokenHead, TokenResult
-from aftexport.heads.token_spans import UNIT, SpanBuilder, TokenSpans
-from aftexport.heads.words import WordBuilder
+from aftexport.heads.head import Double, check_distinct, flips_of_largest, numbered, softmax
+from aftexport.heads.token_head import Column, Decoder, Mask, OpenFile, TokenHead, TokenResult
+from aftexport.heads.token_spans import (
+    UNIT,
+    LabelTable,
+    Scheme,
+    SpanBuilder,
+    TokenSpans,
+    WordBuilder,
+    scheme_of,
+)
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 

@@ -1,13 +1,98 @@
-"""Spans of tokens with one label, found block by block."""
+"""Spans of tokens or words with one label, found block by block, and the schemes of labels."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.heads.column import Column, OpenFile
-from aftexport.heads.label_scheme import LabelTable, Place, Scheme
+from aftexport.heads.head import Double
+from aftexport.heads.token_head import Column, OpenFile
+
+Scheme = Literal["plain", "bio", "bioes"]
+OUTSIDE = "O"
+"""The label of tokens outside every span, in every scheme."""
+_PREFIXED = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+_SETS: tuple[tuple[Scheme, frozenset[str]], ...] = (
+    ("bio", frozenset("BI")),
+    ("bioes", frozenset("BIES")),
+    ("bioes", frozenset("BILU")),
+)
+"""The prefixes of each scheme; L and U are other letters for E and S."""
+
+
+class Place(IntEnum):
+    """The place of a token in its span."""
+
+    BEGIN = 0
+    INSIDE = 1
+    END = 2
+    SINGLE = 3
+
+
+_PLACES = {
+    "B": Place.BEGIN,
+    "I": Place.INSIDE,
+    "E": Place.END,
+    "L": Place.END,
+    "S": Place.SINGLE,
+    "U": Place.SINGLE,
+}
+
+
+def scheme_of(labels: Sequence[str]) -> Scheme:
+    """Return the scheme that the names of labels declare.
+
+    The scheme is bio or bioes if all names are ``O`` or have a prefix of that scheme.
+    """
+    matches = [_PREFIXED.fullmatch(label) for label in labels if label != OUTSIDE]
+    prefixes = {match[1] if match else "" for match in matches}
+    found = (scheme for scheme, letters in _SETS if prefixes and prefixes <= letters)
+    return next(found, "plain")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The span of each label, in arrays by the number of the label.
+
+    The last entry, which has the index -1, is a label outside every span.
+
+    Attributes:
+        spans: the label of each kind of span.
+        kinds: the number of each label's kind of span; -1 outside.
+        places: the ``Place`` of each label.
+    """
+
+    spans: tuple[str, ...]
+    kinds: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @classmethod
+    def read(cls, labels: Sequence[str], scheme: Scheme) -> Self:
+        """Return the table of labels.
+
+        Raises:
+            ValueError: if a label does not follow bioes. In bio, a label without ``B-`` or ``I-``
+                continues a span of its own name, as in the transformers library.
+        """
+        names: dict[str, int] = {}
+        kinds, places = [], []
+        for label in labels:
+            name, place = label, Place.INSIDE
+            match = None if scheme == "plain" else _PREFIXED.fullmatch(label)
+            if match and (scheme == "bioes" or match[1] in "BI"):
+                name, place = match[2], _PLACES[match[1]]
+            elif scheme == "bioes" and label != OUTSIDE:
+                raise ValueError(
+                    f"labels: expected O, or names with B-, I-, E- and S-, in bioes, got {label!r}"
+                )
+            kinds.append(-1 if name == OUTSIDE else names.setdefault(name, len(names)))
+            places.append(place)
+        return cls(tuple(names), np.array([*kinds, -1]), np.array([*places, Place.INSIDE]))
+
 
 UNIT = np.dtype([("label", "i8"), ("score", "f8"), ("start", "i8"), ("end", "i8")])
 """A token or a word: the number of its label, -1 outside; its score, and its range of tokens."""
@@ -103,3 +188,70 @@ class SpanBuilder:
         spans["start"], spans["end"], spans["label"] = runs["start"], runs["end"], kinds[is_span]
         spans["score"] = runs["total"] / (runs["count"] * FIXED_POINT)
         self._spans.add(spans)
+
+
+WordRule = Literal["first", "average", "max"]
+"""The label of a word: of its first token, by the mean of its scores, or of its surest token."""
+
+
+class WordBuilder:
+    """The words of tokens that come in blocks.
+
+    Args:
+        rule: the rule for the label of a word.
+        width: the number of labels.
+    """
+
+    def __init__(self, rule: WordRule, width: int) -> None:
+        self._rule = rule
+        self._open = np.empty(0, UNIT)
+        # For the rule average: sums of the scores of all labels, and numbers of tokens.
+        self._sums = np.empty((0, width), np.int64)
+        self._counts = np.empty(0, np.int64)
+
+    def add(
+        self, tokens: NDArray[Any], scores: Double | None, starts: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """Add tokens, and return the words that they complete.
+
+        Args:
+            tokens: the tokens, of type ``UNIT``.
+            scores: the scores ``[n, width]`` of all labels, for the rule average; else None.
+            starts: whether each token starts a word.
+        """
+        tokens = np.concatenate([self._open, tokens])
+        firsts = np.flatnonzero(np.append(np.ones(len(self._open), bool), starts))
+        if not len(firsts) or firsts[0]:  # the first token of a document starts a word
+            firsts = np.append(0, firsts)
+        lasts = np.append(firsts[1:], len(tokens)) - 1
+        words = tokens[firsts]
+        if self._rule == "max":
+            words = tokens[_largest(tokens["score"], firsts)]
+        words["start"], words["end"] = tokens["start"][firsts], tokens["end"][lasts]
+        if scores is not None:
+            self._average(words, scores, firsts)
+        self._open = words[-1:]
+        return words[:-1]
+
+    def finish(self) -> NDArray[Any]:
+        """Return the last word, if there is one."""
+        return self._open
+
+    def _average(self, words: NDArray[Any], scores: Double, firsts: NDArray[np.int64]) -> None:
+        """Set the label and the score of words by the mean of the scores of their tokens."""
+        sums = np.concatenate([self._sums, np.rint(scores * FIXED_POINT).astype(np.int64)])
+        sums = np.add.reduceat(sums, firsts)
+        counts = np.append(self._counts, np.ones(len(scores), np.int64))
+        counts = np.add.reduceat(counts, firsts)
+        words["label"] = np.where(words["label"] < 0, -1, sums.argmax(1))
+        words["score"] = sums.max(1) / (counts * FIXED_POINT)
+        self._sums, self._counts = sums[-1:], counts[-1:]
+
+
+def _largest(values: Double, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the first of the largest values in each segment."""
+    segments = np.zeros(len(values), np.int64)
+    segments[firsts[1:]] = 1
+    segments = segments.cumsum()
+    found = np.flatnonzero(values == np.maximum.reduceat(values, firsts)[segments])
+    return found[np.flatnonzero(np.diff(segments[found], prepend=-1))]

@@ -7,8 +7,12 @@ their number can exceed it. bfloat16 keeps only 8 bits of both.
 import onnx
 import onnx_ir as ir
 
-from aftexport.lowering.graph_values import axes_of, constants_of, main_input_of
-from aftexport.lowering.token_reductions import is_reduction_over_tokens
+from aftexport.lowering.graph_values import (
+    axes_of,
+    constants_of,
+    is_reduction_over_tokens,
+    main_input_of,
+)
 
 _FLOAT = ir.DataType.FLOAT
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -20,12 +20,7 @@ GELU_OPSET = 20
 
 
 def fuse_encoder(model: ir.Model, *, precision: str = "fp32") -> None:
-    """Rewrite ``model`` in place.
-
-    Args:
-        model: an exported graph whose values have known ranks.
-        precision: the precision of the products, see the operators.
-    """
+    """Rewrite ``model`` in place."""
     for fuse in (_fuse_feed_forward, _fuse_norm_linear, _fuse_linear_residual):
         for node in list(model.graph):
             if node.graph is not None:

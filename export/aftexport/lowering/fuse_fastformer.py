@@ -66,12 +66,7 @@ class _Layer:
 
 
 def fuse_fastformer(model: ir.Model, *, precision: str = "fp32") -> None:
-    """Rewrite ``model`` in place; runs before ``fuse_encoder``, which fuses parts of the layer.
-
-    Args:
-        model: an exported graph whose values have known ranks.
-        precision: the precision of the products, see the operator.
-    """
+    """Rewrite ``model`` in place; runs before ``fuse_encoder``, which fuses parts of the layer."""
     for node in list(model.graph):
         if node.domain == DOMAIN and node.op_type == "Fastformer":
             _collapse(model, node, precision)

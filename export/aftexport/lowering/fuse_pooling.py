@@ -19,11 +19,87 @@ dynamic axis besides the documents.
 import math
 import re
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
 
 from aftexport.lowering import nodes as match
-from aftexport.lowering._token_blocks import TokenBlocks
+from aftexport.operators.domain import MAX_BLOCK
+
+
+class _TokenBlocks:
+    """A tape of new nodes, whose constants are added to a graph."""
+
+    def __init__(self, model: ir.Model, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._constants: dict[tuple[int, ...], ir.Value] = {}
+        self.tape = Tape()
+
+    def ints(self, *values: int) -> ir.Value:
+        """Return a constant int64 vector."""
+        if values not in self._constants:
+            name = f"{self._name}_ints_{len(self._constants)}"
+            array = np.array(values, np.int64)
+            self._constants[values] = match.add_constant(self._model, name, array)
+        return self._constants[values]
+
+    def scalar(self, value: int) -> ir.Value:
+        """Return a constant int64 scalar."""
+        return self.tape.op("Squeeze", [self.ints(value)])
+
+    def split(self, x: ir.Value, axis: int, gap: float = 0.0) -> ir.Value:
+        """Reshape ``[..., T, ...]`` to ``[..., blocks, size, ...]``, padded at the end."""
+        op = self.tape.op
+        one = self.ints(1)
+        tokens = op("Shape", [x], {"start": axis, "end": axis + 1})
+        tokens_up = op("Add", [tokens, self.ints(MAX_BLOCK - 1)])
+        blocks = op("Max", [op("Div", [tokens_up, self.ints(MAX_BLOCK)]), one])
+        blocks_up = op("Sub", [op("Add", [tokens, blocks]), one])
+        size = op("Max", [op("Div", [blocks_up, blocks]), one])
+        missing = op("Sub", [op("Mul", [blocks, size]), tokens])
+        before = [op("Shape", [x], {"start": 0, "end": axis})] if axis else []
+        assert x.shape is not None
+        after = [op("Shape", [x], {"start": axis + 1})] if axis + 1 < len(x.shape) else []
+        gap_shape = op("Concat", [*before, missing, *after], {"axis": 0})
+        number = ir.tensor(np.array([gap], np.float32))
+        filled = op("ConstantOfShape", [gap_shape], {"value": number})
+        whole = op("Concat", [x, filled], {"axis": axis})
+        shape = op("Concat", [*before, blocks, size, *after], {"axis": 0})
+        return op("Reshape", [whole, shape])
+
+    def total(self, blocks: ir.Value, axis: int, addition: str = "ReduceSum") -> ir.Value:
+        """Sum the result of ``split`` over the blocks' tokens, then over the blocks.
+
+        Args:
+            blocks: the result of ``split``.
+            axis: the axis of the blocks, which stays with size 1.
+            addition: the reduction for the tokens and then for the blocks' sums.
+        """
+        op = self.tape.op
+        of_blocks = op(addition, [blocks, self.ints(axis + 1)], {"keepdims": 0})
+        return op(addition, [of_blocks, self.ints(axis)], {"keepdims": 1})
+
+    def running_total(self, blocks: ir.Value, axis: int) -> ir.Value:
+        """Return the running sum of a result of ``split``, in the same shape."""
+        op = self.tape.op
+        within = op("CumSum", [blocks, self.scalar(axis + 1)])
+        totals = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 1})
+        before = op("CumSum", [totals, self.scalar(axis)], {"exclusive": 1})
+        return op("Add", [within, before])
+
+    def join(self, blocks: ir.Value, axis: int, x: ir.Value) -> ir.Value:
+        """Reshape ``blocks`` to the shape of ``x`` before ``split``, without the padding."""
+        op = self.tape.op
+        before = [op("Shape", [x], {"start": 0, "end": axis})] if axis else []
+        assert x.shape is not None
+        after = [op("Shape", [x], {"start": axis + 1})] if axis + 1 < len(x.shape) else []
+        shape = op("Concat", [*before, self.ints(-1), *after], {"axis": 0})
+        tokens = op("Shape", [x], {"start": axis, "end": axis + 1})
+        joined = op("Reshape", [blocks, shape])
+        return op("Slice", [joined, self.ints(0), tokens, self.ints(axis)])
+
 
 _LOGS = "ReduceLogSumExp"
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", _LOGS)
@@ -68,7 +144,7 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
     widths = {other: size for other, size in sizes.items() if isinstance(size, int)}
     if axis not in axes or len(widths) < len(sizes):
         return
-    new = TokenBlocks(model, f"{reduction.outputs[0].name}")
+    new = _TokenBlocks(model, f"{reduction.outputs[0].name}")
     op, op_type = new.tape.op, reduction.op_type
     is_center = op_type == "ReduceMean" and _is_center(reduction)
     is_plain = op_type in ("ReduceSum", "ReduceMean") and not widths and not is_center
@@ -94,7 +170,7 @@ def _mean(
     total: ir.Value,
     axis: int,
     widths: dict[int, int],
-    new: TokenBlocks,
+    new: _TokenBlocks,
     *,
     is_refined: bool,
 ) -> ir.Value:
@@ -127,7 +203,7 @@ def _is_center(mean: ir.Node) -> bool:
 
 
 def _total(
-    op_type: str, summed: ir.Value, axis: int, others: list[int], new: TokenBlocks
+    op_type: str, summed: ir.Value, axis: int, others: list[int], new: _TokenBlocks
 ) -> ir.Value:
     """Return the sum of a reduction's terms over tokens and other axes, which stay with size 1."""
     op, terms = new.tape.op, summed
@@ -175,7 +251,7 @@ def _multiply(model: ir.Model, product: ir.Node) -> None:
     rank = len(left.shape)
     if rank < 2 or len(right.shape) != rank or axes != (rank - 1, rank - 2):
         return
-    new = TokenBlocks(model, f"{product.outputs[0].name}")
+    new = _TokenBlocks(model, f"{product.outputs[0].name}")
     op = new.tape.op
     columns = new.split(left, rank - 1)
     order = [*range(rank - 2), rank - 1, rank - 2, rank]
@@ -197,7 +273,7 @@ def _contract(model: ir.Model, einsum: ir.Node) -> None:
     token, *others = {term[axis] for term, (_, axis) in zip(letters, token_axes, strict=True)}
     if others or token in result:
         return
-    new = TokenBlocks(model, f"{einsum.outputs[0].name}")
+    new = _TokenBlocks(model, f"{einsum.outputs[0].name}")
     split = [new.split(x, axis) for x, axis in token_axes]
     cut = ",".join(term.replace(token, f"X{token}") for term in letters)
     of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
@@ -214,7 +290,7 @@ def _run(model: ir.Model, running: ir.Node) -> None:
         return
     if match.constant(place).item() not in (axis, axis - len(x.shape)):
         return
-    new = TokenBlocks(model, f"{running.outputs[0].name}")
+    new = _TokenBlocks(model, f"{running.outputs[0].name}")
     total = new.running_total(new.split(x, axis), axis)
     _replace(model, running, new, new.join(total, axis, x))
 
@@ -226,14 +302,14 @@ def _normalize(model: ir.Model, softmax: ir.Node) -> None:
         return
     if softmax.attributes.get_int("axis", -1) not in (axis, axis - len(x.shape)):
         return
-    new = TokenBlocks(model, f"{result.name}")
+    new = _TokenBlocks(model, f"{result.name}")
     weights = new.tape.op("Softmax", [x], {"axis": axis})
     weights.type, weights.shape = x.type, x.shape
     total = new.total(new.split(weights, axis), axis)
     _replace(model, softmax, new, new.tape.op("Div", [weights, total]))
 
 
-def _replace(model: ir.Model, node: ir.Node, new: TokenBlocks, result: ir.Value) -> None:
+def _replace(model: ir.Model, node: ir.Node, new: _TokenBlocks, result: ir.Value) -> None:
     model.graph.insert_after(node, new.tape.nodes)
     match.take_place(node.outputs[0], result)
 

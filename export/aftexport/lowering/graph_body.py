@@ -1,9 +1,11 @@
-"""The nodes of a graph inside a node, such as the body of a scan."""
+"""Constants of the translations for torch.onnx, and graphs inside a node, as the body of a scan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from onnxscript import opset18 as op
 
 
 class GraphBody:
@@ -18,3 +20,13 @@ class GraphBody:
             return self.nodes[-1].outputs[0]
 
         return apply
+
+
+def constant(numbers: int | Sequence[int]) -> Any:
+    """Return a number, or a tensor of one axis."""
+    return op.Constant(value=ir.tensor(np.array(numbers, np.int64)))
+
+
+def ints(*values: int) -> Any:
+    """Return a tensor of one axis."""
+    return constant(values)

@@ -12,8 +12,8 @@ PadFusion              1.17 to 1.31  turns the zeros of a Pad into padding of a 
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.value_names import value_names
+from aftexport.lowering.graph_values import value_names
+from aftexport.lowering.nodes import NewNodes
 from aftexport.operators.domain import DOMAIN
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

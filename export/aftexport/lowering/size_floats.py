@@ -39,9 +39,6 @@ def cast_size_floats(program: ExportedProgram) -> None:
     """Replace each size float among operator arguments by a tensor ``[]`` of the operator's type.
 
     A 16-bit operator computes with it in float32, as torch does.
-
-    Args:
-        program: the program, which is changed in place.
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
@@ -98,9 +95,6 @@ def cast_mixed_inputs(model: ir.Model) -> None:
     """Cast each size float that an operator combines with a tensor of another type.
 
     Decompositions of torch.onnx, as that of ``interpolate``, compute size floats of their own.
-
-    Args:
-        model: the translated model, which is changed in place.
     """
     opset = model.opset_imports[""]
     for node in list(model.graph.all_nodes()):

@@ -1,4 +1,6 @@
-"""Argument checks, initialization and projections that the layers share."""
+"""Argument checks, initialization, projections and the base class that the layers share."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,3 +46,37 @@ def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
     padded = nn.functional.pad(column, (0, 0, left, right))
     diagonals = [(row * padded[left + j : left + j + tokens]).sum(1) for j in offsets]
     return torch.stack(diagonals, 1)
+
+
+class MultiHeadLayer(nn.Module):
+    """A token-mixing layer with heads and its linear projections of D channels.
+
+    Args:
+        dim: channels D.
+        num_heads: number of heads H; it must divide ``dim``.
+        causal: whether a token sees only itself and earlier tokens.
+        projections: names of the projections, in the order of their initialization.
+
+    Raises:
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
+    """
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        causal: bool = False,
+        projections: Sequence[str] = ("query", "key", "value", "output"),
+    ) -> None:
+        super().__init__()
+        check_heads(type(self).__name__, dim, num_heads)
+        self.num_heads = num_heads
+        self.causal = causal
+        for name in projections:
+            self.add_module(name, nn.Linear(dim, dim))

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from aftexport.nn._delta_rule_layer import DeltaRuleLayer
+from aftexport.nn._recurrent_layer import DeltaRuleLayer
 
 
 class DeltaNet(DeltaRuleLayer):

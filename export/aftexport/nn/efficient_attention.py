@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from aftexport.nn._multi_head import MultiHeadLayer
+from aftexport.nn._projections import MultiHeadLayer
 
 
 class EfficientAttention(MultiHeadLayer):

@@ -4,12 +4,54 @@ A forward that calls these functions in place of a loop over chunks or tokens is
 length.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 import aftexport.operators.torch_ops  # noqa: F401  registers the operators
-from aftexport.nn._update_rule import update_rule
-from aftexport.nn.export_form import exported_as
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_IS_CAPTURING = ContextVar("is_capturing", default=False)
+"""Whether this thread captures a model. Other threads run the functions themselves."""
+
+
+def exported_as(form: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator: the capture of a model runs ``form`` in place of the function.
+
+    The parity check runs the function itself, so it compares both forms::
+
+        @exported_as(lambda q, k, v: recurrent_linear_attention(q, k, v)[0])
+        def naive_linear_attention(q, k, v): ...
+
+    Args:
+        form: a function of the same arguments, with the same result.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return (form if _IS_CAPTURING.get() else function)(*args, **kwargs)
+
+        return called
+
+    return decorate
+
+
+@contextmanager
+def export_forms() -> Iterator[None]:
+    """Run the second form of every function during the block, in this thread."""
+    before = _IS_CAPTURING.set(True)
+    try:
+        yield
+    finally:
+        _IS_CAPTURING.reset(before)
+
 
 __all__ = ["causal_depthwise_conv", "exported_as", "recurrent_linear_attention"]
 
@@ -117,3 +159,17 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
     if times <= 1:
         return x
     return x.unsqueeze(3).expand(-1, -1, -1, times, -1).flatten(2, 3)
+
+
+_RULES = {
+    (False, False): "linear",
+    (True, False): "gated",
+    (False, True): "delta",
+    (True, True): "gated_delta",
+}
+"""Whether decay and beta are given, to the update rule."""
+
+
+def update_rule(decay: Tensor | None, beta: Tensor | None) -> str:
+    """Return the attribute ``update_rule`` of the operator for these inputs."""
+    return _RULES[decay is not None, beta is not None]

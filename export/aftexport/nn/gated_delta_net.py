@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from aftexport.nn._delta_rule_layer import DeltaRuleLayer
-from aftexport.nn._recurrent_layer import DecayByTimeStep
+from aftexport.nn._recurrent_layer import DecayByTimeStep, DeltaRuleLayer
 
 
 class GatedDeltaNet(DeltaRuleLayer):

@@ -1,11 +1,13 @@
-"""The inputs of the parity check's cases of a model."""
+"""The inputs of the parity check's cases of a model: random, unusual and extreme ones."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, random_tokens
 from aftexport.capture.model_spec import InputSpec
-from aftexport.pipeline.token_samples import extreme_extras, extreme_features, with_extras
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
@@ -19,14 +21,6 @@ def few_tokens(spec: InputSpec) -> dict[str, Array]:
         tokens = _random_tokens(spec, np.random.default_rng(2), (1, count))
     inputs = {spec.main: tokens, "lengths": np.array([count])}
     return with_extras(inputs, spec, np.random.default_rng(2))
-
-
-def _random_tokens(
-    spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]
-) -> Array:
-    return random_tokens(
-        generator, sizes, vocab_size=spec.vocab_size, num_features=spec.num_features
-    )
 
 
 def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, dict[str, Array]]:
@@ -66,7 +60,7 @@ def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, d
         lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
         inputs["padded batch"] = {spec.main: tokens(4, width), "lengths": lengths}
     if spec.num_features is not None:
-        for name, features in extreme_features(tokens(1, fit(1024))).items():
+        for name, features in _extreme_features(tokens(1, fit(1024))).items():
             inputs[name] = whole(features)
     if order is not None:
         width = fit(1024)
@@ -78,4 +72,66 @@ def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, d
         for length in range(1, fit(3) + 1):
             inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
     cases = {name: with_extras(case, spec, generator) for name, case in inputs.items()}
-    return cases | extreme_extras(cases["seven tokens"], spec)
+    return cases | _extreme_extras(cases["seven tokens"], spec)
+
+
+def with_extras(
+    inputs: Mapping[str, Array], spec: InputSpec, generator: np.random.Generator
+) -> dict[str, Array]:
+    """Return the inputs of a batch with random extra inputs, in the order of the model's."""
+    documents, tokens = inputs[spec.main].shape[:2]
+    drawn = {extra.name: extra.sample(generator, documents, tokens) for extra in spec.extras}
+    return _in_order({**inputs, **drawn}, spec)
+
+
+def _extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, dict[str, Array]]:
+    """Return a batch with unusual extra inputs, by the name of the case.
+
+    Args:
+        inputs: the inputs of a batch, with random extra inputs.
+        spec: the model's inputs.
+    """
+    largest, zero = dict(inputs), dict(inputs)
+    for extra in spec.extras:
+        values: NDArray[Any] = inputs[extra.name]
+        largest[extra.name] = np.full_like(values, extra.maximum or 0)
+        zero[extra.name] = np.zeros_like(values)
+        if extra.dtype == "float32":
+            large = values * np.float32(10) if extra.highest is None else extra.highest
+            largest[extra.name] = extra.clipped(np.broadcast_to(large, values.shape))
+            least = np.broadcast_to(extra.lowest or 0.0, values.shape)
+            zero[extra.name] = extra.clipped(least)
+    return {"largest extra inputs": largest, "extra inputs of 0": zero} if spec.extras else {}
+
+
+def _in_order(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, Array]:
+    return {name: inputs[name] for name in spec.names}
+
+
+def _extreme_features(features: Array) -> dict[str, Array]:
+    """Return documents of unusual features, by the name of their case.
+
+    Args:
+        features: standard normal features, float32 ``[1, tokens, features]``.
+    """
+    values = np.asarray(features, np.float32)
+    places = np.arange(values.shape[1])
+    only_one = np.zeros_like(values)
+    only_one[0, places, places % values.shape[2]] = 1
+    scales = np.float32(2) ** (places % 9 - 4)
+    return {
+        "large features": values * np.float32(10),
+        "small features": values * np.float32(0.01),
+        "features of mixed scale": values * scales[:, None].astype(np.float32),
+        "one feature in each token": only_one,
+        "zero features": np.zeros_like(values),
+        "equal tokens": np.repeat(values[:, :1], values.shape[1], 1),
+    }
+
+
+def _random_tokens(
+    spec: InputSpec, generator: np.random.Generator, sizes: tuple[int, ...]
+) -> Array:
+    return random_tokens(
+        generator, sizes, vocab_size=spec.vocab_size, num_features=spec.num_features
+    )

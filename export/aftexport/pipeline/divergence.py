@@ -1,4 +1,7 @@
-"""The first operator at which two runs of a captured program differ."""
+"""The error of a PyTorch model whose documents change each other, with the operator to blame.
+
+Apart from ``independence``, which needs no torch.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,18 +13,42 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
 from aftexport.capture.shape_guards import last_own_line
+from aftexport.errors import TraceError
 from aftexport.parity.comparison import Differences
+from aftexport.pipeline.independence import Breach
 from aftexport.system.contract import main_input
 from aftexport.system.internals.torch_operators import OpOverload
 
 _BOUND = 1e-3
 """Bound of a difference: the program may be in float16, and a batch sums in another order."""
+
+
 _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
                      "constant_pad_nd", "to", "_to_copy", "stack", "index_select",
                      "sym_size"})  # fmt: skip
 
 
-def first_divergence(
+def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
+    """Return the error that names the operator through which documents change each other."""
+    operator = _first_divergence(program, breach.inputs, breach.row, breach.alone())
+    if breach.is_of_padding:
+        named = f": {operator} is the first whose result differs" if operator else ""
+        return TraceError(
+            "Expected scores that do not depend on padding, got a difference of "
+            f"{breach.error:.1e} if a longer document shares the run{named}.",
+            "Mask the tokens from lengths on, or add --no-batching, which runs each document "
+            "separately.",
+        )
+    named = f": {operator} computes over the batch" if operator else ""
+    return TraceError(
+        "Expected scores that do not depend on the other documents of a batch, got a difference "
+        f"of {breach.error:.1e}{named}.",
+        "Compute each document separately, or add --no-batching, which runs each document "
+        "separately.",
+    )
+
+
+def _first_divergence(
     program: ExportedProgram, batch: Mapping[str, Array], row: int, alone: Mapping[str, Array]
 ) -> str:
     """Return the operator and the user's line at which a document differs; empty if none does.

@@ -21,8 +21,8 @@ from aftexport.lowering.position_bias import position_biases
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.pipeline.auto_precision import Advice
-from aftexport.pipeline.onnx_source import OnnxSource
 from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.source import OnnxSource
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.files import sha256

@@ -25,19 +25,17 @@ from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
-from aftexport.pipeline.head import HeadOptions, check_outputs, check_rows, choose_heads
-from aftexport.pipeline.notes import export_notes
-from aftexport.pipeline.onnx_source import OnnxSource
-from aftexport.pipeline.options import ExportOptions, check_precision, find_places
+from aftexport.pipeline.head_choice import HeadOptions, check_outputs, check_rows, choose_heads
+from aftexport.pipeline.options import ExportOptions, check_precision, find_places, tokenizer_text
 from aftexport.pipeline.results import (
     engine_record,
+    export_notes,
     parity_error,
     parity_record,
     parity_report,
     print_summary,
 )
-from aftexport.pipeline.source import read_source, trace_source
-from aftexport.pipeline.source_tokenizer import tokenizer_text
+from aftexport.pipeline.source import OnnxSource, read_source, trace_source
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.recognition.result import show_recognition

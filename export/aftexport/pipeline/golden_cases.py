@@ -21,8 +21,8 @@ from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import INTEGER_INPUTS, OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.breach_error import breach_error
 from aftexport.pipeline.case_inputs import case_inputs, few_tokens
+from aftexport.pipeline.divergence import breach_error
 from aftexport.pipeline.independence import DOUBLE_BOUND, Breach, find_breach
 
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
@@ -148,12 +148,7 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
 
 
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
-    """Return cases of each custom operator of ``model``, with keys and biases of a wide range.
-
-    Args:
-        model: the exported graph, whose nodes give the attributes.
-        dtype: type of the operators, float32 or float16.
-    """
+    """Return cases of each custom operator of ``model``, with keys and biases of a wide range."""
     cases = []
     for op_type in operators_in(model):
         operator = ALL_OPERATORS[operator_name(op_type)]

@@ -1,6 +1,6 @@
 """A plain ONNX file as a traced model, whose reference is the file itself."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,22 @@ from aftexport.capture.model_spec import InputSpec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.sessions import is_out_of_memory, reason
 from aftexport.errors import EngineError, TraceError, UsageError
+from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
-from aftexport.lowering.value_names import rename_inner_values
+from aftexport.lowering.graph_values import rename_inner_values
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.case_inputs import case_inputs
-from aftexport.pipeline.explained import explained_model
-from aftexport.pipeline.id_tables import id_table, position_sizes
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
-from aftexport.pipeline.onnx_limits import longest_document
+from aftexport.pipeline.onnx_interface import (
+    add_width,
+    name_axes,
+    use_plain_inputs,
+    use_plain_outputs,
+)
 from aftexport.pipeline.onnx_reference import OnnxReference
-from aftexport.pipeline.options import ExportOptions
-from aftexport.pipeline.plain_inputs import use_plain_inputs
-from aftexport.pipeline.plain_outputs import add_width, name_axes, use_plain_outputs
-from aftexport.pipeline.source_tokenizer import check_ids
+from aftexport.pipeline.options import ExportOptions, check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
@@ -197,7 +198,7 @@ def _spec(
     spec = InputSpec(names, vocab_size, num_features, "", None)
     engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
     run = lambda tokens: engine.run(_document(spec, tokens))  # noqa: E731
-    longest = longest_document(run, position_sizes(graph, main))
+    longest = _longest_document(run, _position_sizes(graph, main))
     spec = InputSpec(names, vocab_size, num_features, "", longest)
     spec.check_max_length(options.max_length)
     limit = longest if options.max_length is None else options.max_length
@@ -236,7 +237,7 @@ def _num_features(count: int, options: ExportOptions) -> int:
 
 def _table(graph: ir.Model, ids: ir.Value) -> NDArray[np.float32] | None:
     """Return the table of the ids as float32 numbers ``[ids, D]``."""
-    found = id_table(graph, ids)
+    found = _id_table(graph, ids)
     if found is None or found.const_value is None or len(found.const_value.shape) != 2:
         return None
     return np.array(found.const_value.numpy(), np.float32)
@@ -311,3 +312,106 @@ def _refuse_breach(
         "Add --no-batching, which runs each document separately; or export a model that computes "
         "each document separately.",
     )
+
+
+_MAX_TRIED_TOKENS = 4096
+"""Longer runs of a softmax attention would take seconds and gigabytes each."""
+
+
+def _longest_document(run: Callable[[int], object], sizes: Sequence[int]) -> int | None:
+    """Return the maximum tokens of a document; None for no limit.
+
+    A table of positions ends the documents if the model fails one token after its rows. Sizes over
+    ``_MAX_TRIED_TOKENS`` count as such tables, without a run.
+
+    Args:
+        run: runs the model on one document of this many tokens, and raises EngineError if it fails.
+        sizes: the sizes of constants that may belong to positions, ascending.
+
+    Raises:
+        EngineError: if the model fails on one token.
+    """
+    run(1)
+    works = 1
+    for size in sizes:
+        if size > _MAX_TRIED_TOKENS:
+            return size
+        if not _runs(run, size + 1):
+            return _largest(run, works, size + 1)
+        works = size + 1
+    return None
+
+
+def _largest(run: Callable[[int], object], works: int, fails: int) -> int:
+    """Return the largest length that runs, by bisection."""
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        if _runs(run, middle):
+            works = middle
+        else:
+            fails = middle
+    return works
+
+
+def _runs(run: Callable[[int], object], tokens: int) -> bool:
+    try:
+        run(tokens)
+    except EngineError:
+        return False
+    return True
+
+
+_SAME_IDS = (
+    "Cast", "Clip", "Expand", "Flatten", "Identity", "Max", "Min", "Reshape", "Squeeze",
+    "Unsqueeze", "Where",
+)  # fmt: skip
+"""Operators whose result has the ids of their inputs."""
+_LOOKUPS = ("Gather", "GatherElements", "GatherND", "Slice")
+
+
+def _id_table(model: ir.Model, ids: ir.Value) -> ir.Value | None:
+    """Return the smallest constant table with a row for each token id; None without one."""
+    tables = [
+        node.inputs[0]
+        for value in _same_ids(ids)
+        for node, place in value.uses()
+        if node.op_type == "Gather" and place == 1 and node.attributes.get_int("axis", 0) == 0
+    ]
+    constant = [t for t in tables if t is not None and t.const_value is not None]
+    return min(constant, key=_rows, default=None)
+
+
+def _position_sizes(model: ir.Model, ids: ir.Value) -> list[int]:
+    """Return the sizes of other constants that nodes look rows up in, ascending.
+
+    A table of positions, a mask or a rotation for every position is among them.
+    """
+    own = set(_same_ids(ids))
+    sizes: set[int] = set()
+    for node in model.graph:
+        table = node.inputs[0] if node.op_type in _LOOKUPS and node.inputs else None
+        if table is None or table.const_value is None:
+            continue
+        if node.op_type == "Gather" and node.inputs[1] in own:
+            continue
+        sizes.update(size for size in table.const_value.shape.numpy() if size > 1)
+    return sorted(sizes)
+
+
+def _same_ids(ids: ir.Value) -> Iterator[ir.Value]:
+    """Yield the values with the numbers of the ids."""
+    pending, seen = [ids], set()
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        yield value
+        for node, place in value.uses():
+            if node.op_type in _SAME_IDS and (place == 0 or node.op_type != "Reshape"):
+                pending += node.outputs
+
+
+def _rows(table: ir.Value) -> int:
+    assert table.const_value is not None  # chosen by it
+    return table.const_value.shape.numpy()[0]

@@ -9,17 +9,19 @@ import onnx
 
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
+from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
+from aftexport.capture.model_spec import InputSpec
 from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import HEADS
-from aftexport.heads.head_file import read_heads
 from aftexport.lowering.file_format import check_opset
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.comparison import TOLERANCES
+from aftexport.pipeline.head_choice import read_heads
 
 TARGETS = ("onnx", *ENGINE_TARGETS)
 _PRECISION = "precision"
@@ -153,14 +155,6 @@ def find_places(
     return source, folder
 
 
-def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UsageError(
-            f"{option} must be one of {', '.join(choices)}, got {value!r}.",
-            f"Choose one of {', '.join(choices)}.",
-        )
-
-
 def check_precision(model: onnx.ModelProto, options: ExportOptions) -> None:
     """Check that a precision of products inside kernels changes the graph.
 
@@ -183,6 +177,51 @@ def check_precision(model: onnx.ModelProto, options: ExportOptions) -> None:
             f"--precision {precision} is for products in operators of ai.aftexport, such as "
             "LayerNormFeedForward, got a model in which it changes none.",
             f"Leave --precision out{fp16}.",
+        )
+
+
+def tokenizer_text(own: str | None, path: str | Path | None) -> str | None:
+    """Return the content of a tokenizer.json; None without a tokenizer.
+
+    Args:
+        own: the tokenizer of the model file.
+        path: the path of another tokenizer, or the word ``bytes``; None takes that of the file.
+
+    Raises:
+        UsageError: if the file of the path cannot be read.
+    """
+    if path is None:
+        return own
+    if path == BYTES:  # a Path of this name is a file
+        return str(byte_tokenizer().to_str())
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error
+
+
+def check_ids(spec: InputSpec, tokenizer: str | None) -> None:
+    """Check the number of token ids of a model, and its tokenizer.
+
+    Raises:
+        UsageError: if there are too many ids, the tokenizer has other ids, or the model takes
+            features and has a tokenizer.
+    """
+    if spec.vocab_size is not None:
+        check_vocabulary(spec.vocab_size)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, spec.vocab_size)
+    elif tokenizer is not None:
+        raise UsageError(
+            "Expected no tokenizer for a model of features, got one.", "Leave --tokenizer out."
+        )
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(
+            f"{option} must be one of {', '.join(choices)}, got {value!r}.",
+            f"Choose one of {', '.join(choices)}.",
         )
 
 

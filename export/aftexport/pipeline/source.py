@@ -1,11 +1,15 @@
 """The source of an export, a checkpoint or an ONNX file, and its traced model."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from aftexport.bundle.features import Features
-from aftexport.pipeline.onnx_source import OnnxSource
+from aftexport.bundle.manifest import ONNX_FILE
+from aftexport.heads import Head
 from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.traced_model import TracedModel
@@ -13,16 +17,29 @@ from aftexport.system.console import stage
 from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.process import give_back
 
-if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+if TYPE_CHECKING:
     from aftexport.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class OnnxSource:
+    """An ONNX file, which declares neither a task nor labels; see ``Checkpoint``.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: Path
+    kind: str = ONNX_FILE
+    module: None = None
+    labels: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    task: str | None = None
+    heads: Mapping[str, Head] | None = None
 
 
 def read_source(options: ExportOptions, console: Console) -> "Checkpoint | OnnxSource":
     """Return the model that the options name.
-
-    Args:
-        options: the options of the export.
-        console: the console for the progress.
 
     Raises:
         CheckpointError: if the file cannot be used.

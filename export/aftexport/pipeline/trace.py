@@ -15,19 +15,19 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.tokenizer import check_tokenizer, largest_id
-from aftexport.capture.capture import capture, copied
+from aftexport.capture.capture import ENGINE_PRECISIONS, PRECISIONS, capture, copied
 from aftexport.capture.failure import OneWayError
 from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_inputs import ModelInputs, features_of
 from aftexport.capture.model_outputs import output_names, single_numbers
 from aftexport.capture.model_spec import InputSpec
-from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
+from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.to_onnx import lower
@@ -35,11 +35,10 @@ from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
 from aftexport.pipeline.case_inputs import LONG
-from aftexport.pipeline.explained import explained_model
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
-from aftexport.pipeline.plain_outputs import add_width
-from aftexport.pipeline.source_tokenizer import check_ids
+from aftexport.pipeline.onnx_interface import add_width
+from aftexport.pipeline.options import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,

@@ -9,12 +9,12 @@ import onnx
 from aftexport.bundle.golden import Array, Case, random_tokens
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.capture.model_spec import InputSpec
-from aftexport.chunked.softmax_attention import count_softmax_attention
+from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.errors import UsageError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.activations import Beyond, Extremes, find_extremes, weights_per_token
-from aftexport.pipeline.token_samples import with_extras
+from aftexport.pipeline.case_inputs import with_extras
 
 MAX_FLOAT16 = 65504
 """The largest float16, and the bound of documents that are not compared beyond it."""

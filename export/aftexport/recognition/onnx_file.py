@@ -16,8 +16,8 @@ from aftexport.bundle.golden import OPERATOR_OUTPUT, Case
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.graph_values import random_node
 from aftexport.lowering.optimizer_faults import avoid_optimizer_faults
-from aftexport.lowering.random_nodes import random_node
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.lowering import nodes as matching
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 from aftexport.operators.domain import DOMAIN
 from aftexport.recognition.graph.convolution_rows import (
     LAYOUTS,

@@ -21,8 +21,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.lowering.file_format import lower_format
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import take_place
+from aftexport.lowering.nodes import NewNodes, take_place
 from aftexport.operators.domain import DOMAIN, operator_name, operators_in
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION

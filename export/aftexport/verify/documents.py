@@ -116,11 +116,6 @@ def document_of(
 def extras_of(content: Mapping[str, Any], manifest: Manifest, tokens: int) -> ExtraValues:
     """Return the checked extra inputs of the field ``inputs``, which other models ignore.
 
-    Args:
-        content: the object of a line.
-        manifest: the manifest of the model.
-        tokens: the number of tokens of the document.
-
     Raises:
         ValueError: if they do not fit the model.
     """
@@ -221,13 +216,7 @@ def as_inputs(
     manifest: Manifest,
     extras: Sequence[ExtraValues],
 ) -> Inputs:
-    """Return the model's inputs for documents, padded on the right.
-
-    Args:
-        documents: the ids or features of each document.
-        manifest: the manifest of the model.
-        extras: the extra inputs of each document.
-    """
+    """Return the model's inputs for documents, padded on the right."""
     lengths = [len(document) for document in documents]
     features = [] if manifest.features is None else [manifest.features.count]
     element = np.dtype(np.float32 if features else np.int64)

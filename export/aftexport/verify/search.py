@@ -86,10 +86,6 @@ class Search:
     def run(self, evaluations: int, advance: Callable[[], None] = lambda: None) -> Case:
         """Return the case with the largest error, with the output of the reference.
 
-        Args:
-            evaluations: number of inputs to try, at least 1.
-            advance: callback after each input.
-
         Raises:
             EngineError: if the engine or the reference fails.
         """

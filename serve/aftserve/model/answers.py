@@ -13,8 +13,7 @@ from aftexport.chunked.spill import storing
 from aftexport.errors import EngineError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult
-from aftexport.heads.column import Column, OpenFile, file_opener
-from aftexport.heads.token_head import Mask
+from aftexport.heads.token_head import Column, Mask, OpenFile, file_opener
 from aftexport.system.contract import EVIDENCE
 from aftserve.model.inline_limit import numbers_per_token
 from aftserve.model.wanted import EVERY_HEAD, ChosenLogit, Wanted

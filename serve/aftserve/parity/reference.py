@@ -18,7 +18,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.chunked.spill import storing
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
-from aftexport.heads.column import Column, file_opener
+from aftexport.heads.token_head import Column, file_opener
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
 from aftserve.types import Tokens

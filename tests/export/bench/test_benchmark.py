@@ -14,8 +14,7 @@ from rich.console import Console
 
 import aftexport
 import aftplugins
-from aftexport.bench.benchmark import Timing, benchmark, check_lengths
-from aftexport.bench.table import timing_table
+from aftexport.bench.benchmark import Timing, benchmark, check_lengths, timing_table
 from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime.engine import operator_shares, shares

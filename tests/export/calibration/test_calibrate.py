@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 from aftexport.calibration.bands import bins_of
 from aftexport.calibration.calibrate import CalibratedHead, NoThresholdError, calibrate
-from aftexport.calibration.sample import Sample
+from aftexport.calibration.fit import Sample
 from aftexport.errors import UsageError
 from aftexport.heads import Head
 

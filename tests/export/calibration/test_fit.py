@@ -6,8 +6,7 @@ from calibration_draws import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
 from scipy.optimize import check_grad
 from scipy.stats import binom
 
-from aftexport.calibration.fit import TREND_LEVEL, _platt_loss, _temperature_loss, fit
-from aftexport.calibration.sample import Sample
+from aftexport.calibration.fit import TREND_LEVEL, Sample, _platt_loss, _temperature_loss, fit
 from aftexport.heads import Head
 
 

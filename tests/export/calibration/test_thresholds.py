@@ -9,15 +9,20 @@ from calibration_draws import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
 from numpy.typing import NDArray
 from scipy.stats import binom, binomtest
 
-from aftexport.calibration.calibrate import NoThresholdError, choose
+from aftexport.calibration.calibrate import (
+    NoThresholdError,
+    choose,
+    choose_threshold,
+    ordered_thresholds,
+    upper_bound,
+)
+from aftexport.calibration.fit import Sample
 from aftexport.calibration.requirements import (
     MIN_DOCUMENTS,
     documents_for,
     documents_without_error,
     fit_count,
 )
-from aftexport.calibration.sample import Sample
-from aftexport.calibration.thresholds import choose_threshold, ordered_thresholds, upper_bound
 from aftexport.heads import Head
 from aftexport.heads.calibration import Threshold, confidences, scaled
 

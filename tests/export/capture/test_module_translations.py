@@ -12,10 +12,11 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_5 import Qwen3_5TextConfig, modeling_qwen3_5
 
 from aftexport.capture.capture import capture, prepared
-from aftexport.capture.module_translations import function_translation
-from aftexport.capture.module_translations.causal_mask import CAUSAL_MASK
-from aftexport.capture.module_translations.gated_delta_rule import GATED_DELTA_RULE
-from aftexport.capture.module_translations.replaced_functions import translate_functions
+from aftexport.capture.module_translations import (
+    CAUSAL_MASK,
+    GATED_DELTA_RULE,
+    translate_functions,
+)
 from aftexport.errors import TraceError
 
 OPERATORS = {
@@ -120,7 +121,7 @@ def test_cache_is_off_in_a_copy() -> None:
 
 
 def test_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_translation, "version", lambda _: "6.1.0")
+    monkeypatch.setattr("aftexport.capture.module_translations.version", lambda _: "6.1.0")
     with pytest.raises(TraceError, match=r"Expected mamba2_chunk_scan of transformers 5\.16 to"):
         capture(models.build("mamba2"))
 

@@ -18,15 +18,14 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.append_model import AppendModel
 from aftexport.chunked.append_plan import NotAppendable
 from aftexport.chunked.archive import write_chunked
-from aftexport.chunked.document import FIRST_POSITION
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE
 from aftexport.chunked.document_state import DocumentState
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.recurrence_states import LEFT_STATE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
+from aftexport.nn.classifier import AttentionPooling
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
-from aftexport.nn.pooling import AttentionPooling
 from aftexport.parity import TOLERANCES
 from aftexport.system.contract import LENGTHS
 

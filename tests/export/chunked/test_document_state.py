@@ -5,8 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer
 
-from aftexport.chunked.document_state import BASE_TOKENS, MAX_LEVELS, Level, with_summary
-from aftexport.chunked.token_digest import TokenDigest
+from aftexport.chunked.document_state import (
+    BASE_TOKENS,
+    MAX_LEVELS,
+    Level,
+    TokenDigest,
+    with_summary,
+)
 
 TOKENS = fewer(1_000_000, 0.12)
 

@@ -7,7 +7,7 @@ import pytest
 from token_models import Array, Chunks, Encoded, Outputs, Tagger, TopicAndTags, document
 from torch import Tensor, nn
 
-from aftexport.bench.timing import peak_mib
+from aftexport.bench.benchmark import peak_mib
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sampling import fewer, part_of
 from torch import Tensor
 
-from aftexport.bench.timing import peak_mib
+from aftexport.bench.benchmark import peak_mib
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.capture.capture import capture

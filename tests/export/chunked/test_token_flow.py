@@ -8,7 +8,7 @@ from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.chunked.softmax_as_mean import rewrite_as_means
+from aftexport.chunked.softmaxes import rewrite_as_means
 from aftexport.chunked.token_flow import classify
 from aftexport.chunked.token_kinds import Kind, NotChunkable
 from aftexport.lowering.to_onnx import lower

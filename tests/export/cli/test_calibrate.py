@@ -12,8 +12,7 @@ from commands import assert_refused, listing, run_here, without
 from labelled_documents import labelled, write_lines
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.calibration.data import read_labelled_documents
-from aftexport.calibration.runs import run_documents
+from aftexport.calibration.data import read_labelled_documents, run_documents
 from aftexport.system.installation import install_command
 
 TEMPERATURE = 0.2

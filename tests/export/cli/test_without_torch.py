@@ -116,7 +116,7 @@ def test_modules_that_read_onnx_import_no_torch(folder: Path) -> None:
     code = (
         "import sys, aftexport.pipeline.export, aftexport.recognition.onnx_file, "
         "aftexport.verify.check, "
-        "aftexport.deploy.inspection, aftexport.bench.table, aftexport.calibration.calibrate, "
+        "aftexport.deploy.inspection, aftexport.bench.benchmark, aftexport.calibration.calibrate, "
         "aftserve.server, aftserve.app; print('torch' in sys.modules)"
     )
     outcome = run_python("-c", code, cwd=folder)

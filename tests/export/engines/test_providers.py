@@ -17,8 +17,7 @@ import torch
 from bfloat16_products import with_float32_sums
 
 import aftplugins
-from aftexport.capture.capture import capture
-from aftexport.capture.precision import PRECISIONS
+from aftexport.capture.capture import PRECISIONS, capture
 from aftexport.engines import cuda
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine, providers
 from aftexport.engines.onnxruntime.package import native

@@ -23,8 +23,8 @@ from aftexport.heads import (
     SingleLabelClassification,
 )
 from aftexport.heads.answer import Field
-from aftexport.heads.head_file import read_heads
 from aftexport.heads.regression import Value
+from aftexport.pipeline.head_choice import read_heads
 
 LOGITS = st.floats(-700, 700, width=32)
 MULTI_LABEL = MultiLabelClassification(labels=("a", "b", "c"), thresholds=(0.5, 0.25, 0.9))

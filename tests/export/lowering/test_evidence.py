@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from aftexport.bundle.bundle import Bundle
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.evidence import add_evidence
+from aftexport.lowering.evidence import NoEvidence, add_evidence
 from aftexport.lowering.finish import finish
-from aftexport.lowering.summed_heads import NoEvidence
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.encoder_config import MECHANISM_LAYERS

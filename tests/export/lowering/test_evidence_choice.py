@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.evidence import Explainable, add_evidence
+from aftexport.lowering.evidence import Explainable, NoEvidence, add_evidence
 from aftexport.lowering.finish import finish
-from aftexport.lowering.summed_heads import NoEvidence
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple
 from aftexport.system.contract import EVIDENCE, EXPLAINED, largest

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sampling import any_case
 
 import aftexport
-from aftexport.capture.capture import capture
-from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
+from aftexport.capture.capture import ENGINE_PRECISIONS, PRECISIONS, capture
 from aftexport.lowering.finish import finish
 from aftexport.lowering.position_bias import (
     MAX_RANGE,

@@ -1,8 +1,11 @@
 import ast
 import gc
 import inspect
+import operator
+import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +16,23 @@ import torch
 from onnxscript import rewriter
 from sampling import any_case
 from torch import Tensor, nn
+from torch._export import utils
 from torch.export import ExportedProgram
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.lowering import translation_table
 from aftexport.lowering.file_format import OPSETS
 from aftexport.lowering.finish import finish
-from aftexport.lowering.to_onnx import lower
+from aftexport.lowering.to_onnx import _table, lower, shared_table
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name, operators_in
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import TOLERANCES
+from aftexport.system.internals.torch_composites import list_composites_once
+from aftexport.system.internals.torch_translation import ONNXRegistry
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,7 @@ def test_no_collection_while_sources_are_parsed(
 
     monkeypatch.setattr(ast, "parse", watched)
     assert gc.isenabled()
-    translation_table._table.cache_clear()  # the table is read once for each process
+    _table.cache_clear()  # the table is read once for each process
     lower(program)
     assert gc.isenabled()
     assert len(states) > 100
@@ -285,3 +290,166 @@ def test_rules_of_others_stay_unchanged() -> None:
     before = rewriter._DEFAULT_REWRITE_RULES
     lower(capture(Guarded(TINY["a logarithm's"])))
     assert rewriter._DEFAULT_REWRITE_RULES is before
+
+
+def test_second_export_parses_nothing(
+    classifier: DocumentClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = lower(capture(classifier))
+    parsed: list[object] = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda *a, **k: (parsed.append(a), parse(*a, **k))[1])
+    assert lower(capture(classifier)) == first
+    assert len(parsed) < 20  # 500 without the shared table
+
+
+def test_added_translation_stays_out_of_the_table() -> None:
+    with shared_table():
+        first = ONNXRegistry().from_torchlib(opset_version=20)
+        first.register_op(operator.floordiv, lambda x, y: x)
+        second = ONNXRegistry().from_torchlib(opset_version=20)
+    assert len(first.functions[operator.floordiv]) > len(second.functions[operator.floordiv])
+    assert second.opset_version == 20
+
+
+def test_other_users_of_torch_onnx_get_their_own_table() -> None:
+    original = vars(ONNXRegistry)["from_torchlib"]
+    with pytest.raises(ValueError, match="in the block"), shared_table():
+        raise ValueError("in the block")
+    assert vars(ONNXRegistry)["from_torchlib"] is original
+
+
+def test_operators_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, look_up = [], utils._materialize_cpp_cia_ops
+
+    def count() -> None:
+        calls.append(1)
+        look_up()
+
+    monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", count)
+    program = capture(tiny_models.Bag())
+    calls.clear()
+    lower(program)
+    assert len(calls) == 1
+    assert utils._materialize_cpp_cia_ops is count
+
+
+def test_operator_of_the_block_is_listed() -> None:
+    """The list has an operator that is registered after torch has listed the others."""
+    with list_composites_once(), torch.library._scoped_library("aft_test_list", "DEF") as library:
+        utils._collect_all_valid_cia_ops()
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        assert torch.ops.aft_test_list.twice.default in utils._collect_all_valid_cia_ops()
+
+
+def test_waiting_thread_restores_function() -> None:
+    """The second thread waits for the first one, and both restore the function of torch."""
+    original = utils._materialize_cpp_cia_ops
+    is_first_in, is_second_there = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with list_composites_once():
+            is_first_in.set()
+            is_second_there.wait(60)
+            second_thread.join(0.2)  # it now waits for the lock
+
+    def second() -> None:
+        is_second_there.set()
+        with list_composites_once():
+            pass
+
+    first_thread, second_thread = (threading.Thread(target=run) for run in (first, second))
+    first_thread.start()
+    assert is_first_in.wait(60)
+    second_thread.start()
+    first_thread.join()
+    second_thread.join()
+    assert utils._materialize_cpp_cia_ops is original
+
+
+class Through(tiny_models.Bag):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = self.function(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: x.cumprod(1), "aten.cumprod"),
+        (torch.lgamma, "aten.lgamma"),
+        (torch.special.ndtri, "aten.special_ndtri"),
+        (lambda x: x.cummax(1)[0], "aten.cummax"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load of 2.9
+def test_error_names_user_operator_and_line(
+    function: Callable[[Tensor], Tensor], operator: str, tmp_path: Path
+) -> None:
+    program = capture(Through(function))
+    said = rf"cannot translate {operator} \(.*test_to_onnx.py, line \d+, in .*\): ONNX has no"
+    with pytest.raises(TraceError, match=said) as refused:
+        lower(program)
+    assert "prims." not in str(refused.value)
+    torch.export.save(program, tmp_path / "model.pt2")
+    with pytest.raises(TraceError, match=said):
+        lower(torch.export.load(tmp_path / "model.pt2"))
+
+
+def _shifted(x: Tensor) -> Tensor:
+    return x + (x.long()[..., :1] >> torch.arange(16)).float()
+
+
+def _scored(x: Tensor) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    heads: Tensor = flex_attention(x[:, None], x[:, None], x[:, None])
+    return heads[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason", "remedy"),
+    [
+        (lambda x: torch.exp(torch.complex(x, x)).real, "complex numbers", "two tensors of real"),
+        (lambda x: torch.complex(x, x).cumsum(1).imag, "complex numbers", "two tensors of real"),
+        (_shifted, "shifts by a constant", r"x // 2\*\*k"),
+        (_scored, "flex_attention", "scaled_dot_product_attention"),
+    ],
+)
+def test_error_names_cause_beyond_operator(
+    function: Callable[[Tensor], Tensor], reason: str, remedy: str
+) -> None:
+    with pytest.raises(TraceError, match=f"{reason}.*{remedy}") as refused:
+        lower(capture(Through(function)))
+    assert "ONNX has no such operator" not in str(refused.value)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x @ x.transpose(1, 2)).float().mean(2, keepdim=True) * x
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [(in_autocast, "aten.matmul"), (lambda x: x.bfloat16().tanh().float(), "aten.tanh")],
+)
+def test_bfloat16_in_forward_is_refused(
+    function: Callable[[Tensor], Tensor], operator: str
+) -> None:
+    with pytest.raises(TraceError, match=rf"got {operator} in bfloat16") as refused:
+        lower(capture(Through(function)))
+    assert "torch.autocast" in refused.value.remedy
+    assert "--opset" not in refused.value.remedy
+
+
+def test_rounding_to_bfloat16_is_kept() -> None:
+    operators = [
+        n.op_type for n in lower(capture(Through(lambda x: x.bfloat16().float()))).graph.node
+    ]
+    assert operators.count("Cast") == 2

@@ -18,7 +18,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.heads import HEADS
 from aftexport.pipeline.export import export
-from aftexport.pipeline.head import HeadOptions, choose_heads
+from aftexport.pipeline.head_choice import HeadOptions, choose_heads
 from aftexport.system.contract import EVIDENCE
 from aftexport.verify.check import Request, check
 

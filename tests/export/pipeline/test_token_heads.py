@@ -20,7 +20,7 @@ from aftexport.heads import HEADS, Regression, VectorsAnswer
 from aftexport.heads.regression import Value
 from aftexport.parity import compare
 from aftexport.pipeline.export import export
-from aftexport.pipeline.head import HeadOptions, choose_heads
+from aftexport.pipeline.head_choice import HeadOptions, choose_heads
 from aftexport.system.contract import EVIDENCE
 from aftexport.verify.check import Request, check
 from aftexport.verify.layers.compare import compare_layers

@@ -11,8 +11,7 @@ import tiny_models
 import torch
 from onnx_runtimes import RUNTIMES, Arrays
 
-from aftexport.capture.capture import capture
-from aftexport.capture.precision import PRECISIONS
+from aftexport.capture.capture import PRECISIONS, capture
 from aftexport.chunked import runner
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.opened_archive import OpenedArchive

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 Rows = NDArray[np.int64]

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.errors import UsageError
-from aftexport.lowering.new_nodes import NewNodes
+from aftexport.lowering.nodes import NewNodes
 
 MICROSOFT = "com.microsoft"
 

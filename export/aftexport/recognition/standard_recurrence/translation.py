@@ -16,8 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
 from aftexport.errors import UsageError
-from aftexport.lowering.new_nodes import NewNodes
-from aftexport.lowering.nodes import custom_node, take_place
+from aftexport.lowering.nodes import NewNodes, custom_node, take_place
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.mechanisms.recurrent_linear_attention import (

@@ -16,9 +16,8 @@ from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
-from aftexport.capture.capture import capture, prepared
+from aftexport.capture.capture import ENGINE_PRECISIONS, PRECISIONS, capture, prepared
 from aftexport.capture.model_outputs import output_names, output_nodes
-from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
 from aftexport.extra_inputs import ExtraInput
@@ -133,12 +132,7 @@ class Program:
         return _module(self._nodes[name])
 
     def counting(self, name: str, inputs: Mapping[str, Array]) -> NDArray[np.bool_] | None:
-        """Return the mask of a tensor's numbers outside the padding; None if all are outside.
-
-        Args:
-            name: name of the tensor.
-            inputs: the model's inputs.
-        """
+        """Return the mask of a tensor's numbers outside the padding; None if all are outside."""
         if "lengths" not in inputs:
             return None
         main = main_input(inputs)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.nn import ClassifierConfig, EncoderLayer
-from aftexport.nn.pooling import MeanPooling
+from aftexport.nn.classifier import MeanPooling
 
 VOCABULARY, DIM, LABELS = 60, 16, 3
 MECHANISMS = ("aft_local", "efficient_attention", "fastformer", "dot_product_attention")

@@ -1,1 +1,0 @@
-"""Functions of libraries whose loops over tokens are replaced by operators during a capture."""

@@ -1,0 +1,184 @@
+"""The runs of one attention's summaries, or of one recurrence, over the chunks of a document."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from aftexport.bundle.chunked_plan import ChunkedStage, Pooling, Recurrence
+from aftexport.chunked.document import LEFT_STATE, NEXT_STATE, RIGHT_STATE, Document, NextValues
+from aftexport.chunked.document_state import Level
+from aftexport.chunked.opened_archive import OpenedArchive
+from aftexport.chunked.spill import Array, States, Summaries, Summary
+from aftexport.errors import EngineError
+
+Chunk = tuple[int, int]
+"""The first token of a chunk, and the token after its last."""
+
+
+class OtherSummaries:
+    """The summaries for each chunk of all tokens beside its own and those in its margins."""
+
+    def __init__(
+        self,
+        stage: ChunkedStage,
+        merge: Callable[[Sequence[Summary]], Summary],
+        summaries: Summaries,
+    ) -> None:
+        self._stage = stage
+        self._merge = merge
+        self._summaries = summaries
+        self._chunks: list[int] = []
+        self._pieces: list[list[int]] = []
+
+    def add(self, pieces: Sequence[Summary]) -> None:
+        """Append the next chunk by its summaries, cut at the margins of its neighbors."""
+        self._pieces.append([self._summaries.append(piece) for piece in pieces])
+        self._chunks.append(self._summaries.append(self._merge(pieces)))
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        """Yield keys ``[1, S, *]`` and values ``[1, S, D]`` for chunk after chunk."""
+        stage, tokens, read = self._stage, self._summaries.tokens, self._summaries.read
+        after = self._after()
+        before: Summary | None = None  # all chunks before the previous one
+        for index, pieces in enumerate(self._pieces):
+            start, end = tokens(pieces[0])[0], tokens(pieces[-1])[1]
+            near: list[int] = []
+            if index > 1:
+                chunk = read(self._chunks[index - 2])
+                before = chunk if before is None else self._merge([before, chunk])
+            if index:
+                near += [p for p in self._pieces[index - 1] if tokens(p)[1] <= start - stage.left]
+            if not stage.causal and index + 1 < len(self._pieces):
+                near += [p for p in self._pieces[index + 1] if tokens(p)[0] >= end + stage.right]
+                near += after[index + 2 : index + 3]
+            others = [] if before is None else [before]
+            others += map(read, near)
+            if others:
+                yield joined(others)
+            else:
+                one = read(pieces[0])
+                yield one.keys[:, :0], one.values[:, :0]
+
+    def _after(self) -> list[int]:
+        """Return the summaries of each chunk together with all later ones."""
+        # Subtraction of earlier chunks from a total would cancel digits.
+        after: list[int] = []
+        following: Summary | None = None
+        for place in () if self._stage.causal else reversed(self._chunks):
+            chunk = self._summaries.read(place)
+            following = chunk if following is None else self._merge([chunk, following])
+            after.append(self._summaries.append(following))
+        return after[::-1]
+
+
+def joined(summaries: Sequence[Summary | Level]) -> tuple[Array, Array]:
+    """Return the keys and values of all summaries, of which there must be at least one."""
+    keys = np.concatenate([s.keys for s in summaries], 1)
+    return keys, np.concatenate([s.values for s in summaries], 1)
+
+
+def cut_at_margins(chunk: Chunk, stage: ChunkedStage, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Return a chunk in pieces, cut at the ends of its neighbors' margins.
+
+    The neighbors attend to the tokens within their margins, and to summaries of the other pieces.
+    """
+    start, end = chunk
+    if len(chunks) == 1:
+        return [chunk]
+    return list(pairwise(sorted({start, start + stage.right, end - stage.left, end})))
+
+
+def advances(recurrence: Recurrence, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """Return the chunks whose tokens advance the reverse state, which the first never needs."""
+    return () if recurrence.direction == "forward" else chunks[:0:-1]
+
+
+class RecurrenceRun:
+    """The run of one recurrence over one document."""
+
+    def __init__(
+        self, archive: OpenedArchive, number: int, recurrence: Recurrence, document: Document
+    ) -> None:
+        self._archive = archive
+        self._number = number
+        self._recurrence = recurrence
+        self._document = document
+
+    def advanced(self, chunks: Sequence[Chunk], right: States) -> Generator[None, None, None]:
+        """Push the state on the right of each chunk, from the last chunk to the first.
+
+        A forward recurrence has none.
+
+        Raises:
+            EngineError: if the runtime refuses the graph or fails.
+            StorageError: if there is not enough space for the states.
+        """
+        if self._recurrence.direction == "forward":
+            return
+        state = self._first_state()
+        right.push(state)
+        chunks = advances(self._recurrence, chunks)
+        if not chunks:
+            return
+        engine = self._archive.engine(f"{self._number}.advance")
+        for start, end in chunks:
+            inputs = self._document.inputs(engine, start, end)
+            state = self._state_of(engine.run({**inputs, RIGHT_STATE: state}))
+            right.push(state)
+            yield
+
+    def applied(
+        self, chunks: Sequence[Chunk], right: States, values_after: NextValues
+    ) -> Generator[None, None, None]:
+        """Append the values after the stage, from the first chunk on.
+
+        Args:
+            chunks: all chunks, or the first ones.
+            right: the states of ``advanced``.
+            values_after: takes the values.
+
+        Raises:
+            EngineError: if the runtime refuses the graph or fails.
+            StorageError: if there is not enough space for the values.
+        """
+        engine = self._archive.engine(f"{self._number}.apply")
+        direction, shape = self._recurrence.direction, (1, *self._recurrence.shape)
+        left = self._first_state()
+        for place, (start, end) in enumerate(chunks):
+            inputs = self._document.inputs(engine, start, end)
+            if direction != "reverse":
+                inputs[LEFT_STATE] = left
+            if direction != "forward":
+                inputs[RIGHT_STATE] = right.read(place, shape)
+            outputs = dict(engine.run(inputs))
+            if direction != "reverse":
+                left = self._state_of(outputs)
+                del outputs[NEXT_STATE]
+            values_after.append(outputs, slice(0, end - start))
+            yield
+
+    def _first_state(self) -> Array:
+        return np.zeros((1, *self._recurrence.shape), np.float32)
+
+    def _state_of(self, outputs: Mapping[str, Array]) -> Array:
+        """Return a copy of the state among outputs, which may hold all memory of a run."""
+        expected, state = (1, *self._recurrence.shape), outputs.get(NEXT_STATE)
+        if state is None or state.shape != expected:
+            raise EngineError(
+                f"{self._archive.name}: expected a state of shape {list(expected)} as in the "
+                f"manifest, got {'none' if state is None else list(state.shape)}.",
+                "Export the model again.",
+            )
+        return state.copy()
+
+
+_COMBINE = {"sum": np.add, "max": np.maximum}
+
+
+def combine_pooled(pooling: Pooling, before: Array, new: Array) -> Array:
+    """Return the value of the tokens of ``before`` and the later ones of ``new``."""
+    if pooling == "first":
+        return before
+    combined: Array = _COMBINE[pooling](before, new)
+    return combined
