@@ -5,7 +5,7 @@
 // Method:   sums can be built piece by piece.
 #pragma once
 
-#include "mechanisms/shared/head_softmax_pool.h"
+#include "sums/head_softmax_pool.h"
 
 namespace aft::AFT_ISA {
 

@@ -5,10 +5,10 @@
 // Method:   a tile of kTileRows rows by kPanel columns is summed in registers. The rows of a block lie in the
 //           second-level cache, a panel of weights in the first while they all pass it. The epilogue of a tile is the
 //           caller's: bias, activation and residual cost no pass over memory.
-// See:      packed_weight.h, select_product.h
+// See:      weight_layout.h, select_product.h
 #pragma once
 
-#include "matmul/packed_weight.h"
+#include "matmul/weight_layout.h"
 #include "matmul/select_product.h"
 #include "matmul/tile_neon.h"
 

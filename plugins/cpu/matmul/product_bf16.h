@@ -2,7 +2,7 @@
 // both of their products to a vector of float32 columns, twice the work of a float32 multiply-add.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "simd/load_store.h"
 
 #if defined(__AVX512BF16__)

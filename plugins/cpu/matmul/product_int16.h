@@ -8,7 +8,7 @@
 // chunk, 512 products, the sum stays below 2^31. It is taken apart as in product_int8.h.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 

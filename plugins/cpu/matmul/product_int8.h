@@ -7,7 +7,7 @@
 // beforehand: the column sum.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 

@@ -8,7 +8,7 @@
 // column is added to its sums at the end: the integers are those that usmmla has.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 

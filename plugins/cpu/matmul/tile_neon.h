@@ -7,12 +7,12 @@
 // | bfmmla, usmmla    | two words of each of two rows    | two words of two columns    | 16, 32        |
 //
 // Method:   by element, the words of a row are read in pairs, since 24 sums, the weights of two steps and a pair fill
-//           the 32 registers. By matrix, a sum is a square of two rows and two columns; packed_weight.h has the words
+//           the 32 registers. By matrix, a sum is a square of two rows and two columns; weight_layout.h has the words
 //           of a column next to each other in pairs, and those of two rows are joined here. Half of a tile's rows at a
 //           time leave room for the weights of four steps.
 #pragma once
 
-#include "matmul/packed_weight.h"
+#include "matmul/weight_layout.h"
 #include "simd/simd.h"
 
 #if defined(__aarch64__)

@@ -7,18 +7,18 @@
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
 // Cost:     bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
 //           exponential; from about s = 30 the multiply-adds take as long.
-// Method:   shared/windowed_sums.h. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m) for
+// Method:   sums/windowed_sums.h. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m) for
 //           all heads, so that denominators are summed as further channels. The weight of a row and a key depends only
 //           on their distance: the tile is a table of the filter, widened by the weight of bias 0 at both ends.
 // Numerics: entries are relative to the largest key, weights to the largest tap of their head. Cells whose denominator
-//           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
-// See:      shared/windowed_sums.h, shared/channel_to_head.h, shared/exact_fallback.h
+//           is too small to be trusted are summed again by the definition (sums/exact_fallback.h).
+// See:      sums/windowed_sums.h, sums/channel_to_head.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/channel_to_head.h"
-#include "mechanisms/shared/exact_fallback.h"
-#include "mechanisms/shared/windowed_sums.h"
+#include "sums/channel_to_head.h"
+#include "sums/exact_fallback.h"
+#include "sums/windowed_sums.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {

@@ -13,15 +13,15 @@
 //           maximum of the whole row: half and a quarter of the memory traffic, and a quarter less time. In float32
 //           they are not kept: 3 % of the time are too little for a second matrix of T x T.
 // Numerics: where the maxima of w and K lie far apart the products underflow. Cells whose denominator is too small to
-//           be trusted are summed again by the definition (shared/exact_fallback.h). In bfloat16 numerator and
+//           be trusted are summed again by the definition (sums/exact_fallback.h). In bfloat16 numerator and
 //           denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts weight between keys,
 //           but a mean of equal values stays exact.
-// See:      shared/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, shared/exact_fallback.h
+// See:      sums/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/bias_weights.h"
-#include "mechanisms/shared/exact_fallback.h"
+#include "sums/bias_weights.h"
+#include "sums/exact_fallback.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {

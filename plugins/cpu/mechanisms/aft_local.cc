@@ -5,17 +5,17 @@
 //           with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
 // Cost:     bound by multiply-adds: 4 (2s-1) FLOPs per token and channel (4s in causal form) against 16 bytes of
 //           memory; one exponential per entry of the band and one per key and channel.
-// Method:   shared/windowed_sums.h. exp(w - row maximum) is the tile of weights, so a tile of rows is a small matrix
+// Method:   sums/windowed_sums.h. exp(w - row maximum) is the tile of weights, so a tile of rows is a small matrix
 //           product.
 // Numerics: entries are relative to the largest key, weights to the largest bias of their row. Cells whose denominator
-//           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
-// See:      shared/windowed_sums.h, shared/weight_tile.h, shared/exact_fallback.h
+//           is too small to be trusted are summed again by the definition (sums/exact_fallback.h).
+// See:      sums/windowed_sums.h, sums/weight_tile.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/exact_fallback.h"
-#include "mechanisms/shared/weight_tile.h"
-#include "mechanisms/shared/windowed_sums.h"
+#include "sums/exact_fallback.h"
+#include "sums/weight_tile.h"
+#include "sums/windowed_sums.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {

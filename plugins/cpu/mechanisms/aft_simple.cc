@@ -9,12 +9,12 @@
 //           into tasks, and each runs down the tokens. Only where that gives fewer tasks than threads are the tokens
 //           cut as well; then k and v are read twice.
 // Numerics: sums are relative to the largest key. Long sums are compensated in causal form.
-// See:      shared/running_softmax.h, shared/head_softmax_pool.h, simd/compensated_sum.h
+// See:      sums/running_softmax.h, sums/head_softmax_pool.h, simd/compensated_sum.h
 
 #include <cmath>
 
-#include "mechanisms/shared/head_softmax_pool.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/head_softmax_pool.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"

@@ -13,11 +13,11 @@
 //           into channel c of query t.
 // Numerics: a chunk's context is relative to its own maximum per key channel, or to 0 where its keys are moderate. In
 //           causal form long sums are compensated, and a block ends before a key that exceeds the maximum by too much.
-// See:      shared/head_context.h, shared/head_rows.h, shared/running_softmax.h
+// See:      sums/head_context.h, sums/head_rows.h, sums/running_softmax.h
 
-#include "mechanisms/shared/head_context.h"
-#include "mechanisms/shared/head_rows.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/head_context.h"
+#include "sums/head_rows.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"

@@ -13,6 +13,8 @@
 #include <functional>
 #include <vector>
 
+#include "encoder.h"
+
 namespace aft {
 namespace {
 

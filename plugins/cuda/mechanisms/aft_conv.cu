@@ -9,7 +9,7 @@
 //           The second readings come mostly from the second-level cache where a batch fits it. In 16 bits, a product of
 //           128 rows with the 127 + s keys of their span costs little beside that. In float32, bound by memory to about
 //           s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
-// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
+// Method:   sums/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
 //           more take aft_conv_product.cuh. Here, the span goes through shared memory once, in panels of 64 keys, as
 //           exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one
 //           head, and takes keys in blocks of 8. Blocks within the windows of its rows are multiplied, 8 x 8, by 15
@@ -21,16 +21,16 @@
 //           definition.
 // Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
 //           s. Tensor cores have too few digits for float32.
-// See:      aft_conv_product.cuh, aft_conv_table.cuh, shared/window_sums.cuh, shared/gate.cuh
+// See:      aft_conv_product.cuh, aft_conv_table.cuh, sums/window_sums.cuh, sums/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
 #include "mechanisms/aft_conv_product.cuh"
 #include "mechanisms/aft_conv_table.cuh"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/window_scan.cuh"
-#include "mechanisms/shared/window_sums.cuh"
+#include "sums/gate.cuh"
+#include "sums/window_scan.cuh"
+#include "sums/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "device/load_store.cuh"
 #include "device/mma.cuh"
-#include "mechanisms/shared/window_sums.cuh"
+#include "sums/window_sums.cuh"
 
 namespace aft::cuda {
 

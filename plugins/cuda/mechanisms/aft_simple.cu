@@ -17,13 +17,13 @@
 //           own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
 //           goes over the tokens again, still in registers, with the sums before them.
 // Numerics: sums are relative to the largest key of the tokens that they hold.
-// See:      shared/running_softmax.cuh, shared/gate.cuh
+// See:      sums/running_softmax.cuh, sums/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/gate.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -2,8 +2,8 @@
 // are read for the logits and again for the sums.
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
-#include "mechanisms/shared/head_softmax_pool.cuh"
+#include "sums/head_context.cuh"
+#include "sums/head_softmax_pool.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "matmul/matrix_product.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/running_softmax.h"
 #include "simd/math.h"
 
 namespace aft::AFT_ISA {

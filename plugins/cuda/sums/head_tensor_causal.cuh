@@ -8,7 +8,7 @@
 // See:      head_tensor_passes.cuh
 #pragma once
 
-#include "mechanisms/shared/head_state.cuh"
+#include "sums/head_state.cuh"
 
 namespace aft::cuda {
 

@@ -12,7 +12,7 @@
 
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
-#include "mechanisms/shared/head_context.cuh"
+#include "sums/head_context.cuh"
 
 namespace aft::cuda {
 

@@ -8,7 +8,7 @@
 // See:      head_tiles.cuh, head_state.cuh, head_tensor_causal.cuh; the members of a mechanism: head_passes.cuh
 #pragma once
 
-#include "mechanisms/shared/head_state.cuh"
+#include "sums/head_state.cuh"
 
 namespace aft::cuda {
 

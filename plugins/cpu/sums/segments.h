@@ -7,8 +7,8 @@
 // (compensated_sum.h), since a document may have as many segments as it has blocks.
 #pragma once
 
-#include "mechanisms/shared/entries.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/entries.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"

@@ -33,8 +33,8 @@
 
 #include <type_traits>
 
-#include "mechanisms/shared/entries.h"
-#include "mechanisms/shared/segments.h"
+#include "sums/entries.h"
+#include "sums/segments.h"
 #include "simd/math.h"
 #include "simd/parallel.h"
 

@@ -6,7 +6,7 @@
 // See:      head_passes.cuh
 #pragma once
 
-#include "mechanisms/shared/head_passes.cuh"
+#include "sums/head_passes.cuh"
 
 namespace aft::cuda {
 

@@ -11,7 +11,7 @@
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -13,8 +13,8 @@
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
-#include "mechanisms/shared/running_softmax.cuh"
-#include "mechanisms/shared/window_scan.cuh"
+#include "sums/running_softmax.cuh"
+#include "sums/window_scan.cuh"
 
 namespace aft::cuda {
 

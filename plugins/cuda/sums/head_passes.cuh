@@ -23,7 +23,7 @@
 // | row_scale(sum, keys)               | the factor of a row with that sum                               |
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
+#include "sums/head_context.cuh"
 
 namespace aft::cuda {
 

@@ -9,7 +9,7 @@
 // Cost:     each sum is read once, by a scan twice.
 #pragma once
 
-#include "mechanisms/shared/head_softmax_pool.cuh"
+#include "sums/head_softmax_pool.cuh"
 
 namespace aft::cuda {
 

@@ -2,7 +2,7 @@
 // separate exponentials underflowed.
 #pragma once
 
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/running_softmax.h"
 #include "simd/math.h"
 
 namespace aft::AFT_ISA {

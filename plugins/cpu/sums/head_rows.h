@@ -2,7 +2,7 @@
 // blocks in the first-level cache, where the products are taken.
 #pragma once
 
-#include "mechanisms/shared/head_context.h"
+#include "sums/head_context.h"
 #include "simd/load_store.h"
 #include "simd/parallel.h"
 

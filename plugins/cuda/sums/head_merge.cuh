@@ -6,7 +6,7 @@
 //           a row.
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
+#include "sums/head_context.cuh"
 
 namespace aft::cuda {
 

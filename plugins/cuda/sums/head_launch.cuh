@@ -1,11 +1,11 @@
 // The kernels of linear and Efficient Attention, and their launches.
 #pragma once
 
-#include "mechanisms/shared/head_causal.cuh"
-#include "mechanisms/shared/head_merge.cuh"
-#include "mechanisms/shared/head_passes.cuh"
-#include "mechanisms/shared/head_tensor_causal.cuh"
-#include "mechanisms/shared/head_tensor_passes.cuh"
+#include "sums/head_causal.cuh"
+#include "sums/head_merge.cuh"
+#include "sums/head_passes.cuh"
+#include "sums/head_tensor_causal.cuh"
+#include "sums/head_tensor_passes.cuh"
 
 namespace aft::cuda {
 

@@ -6,8 +6,8 @@
 // Numerics: merges are compensated: in causal form every piece joins those before it.
 #pragma once
 
-#include "mechanisms/shared/channel_to_head.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/channel_to_head.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/load_store.h"
 #include "simd/math.h"

@@ -3,7 +3,7 @@
 // beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
 #pragma once
 
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 

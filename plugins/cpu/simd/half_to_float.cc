@@ -1,6 +1,6 @@
-// Converts float16 parameters of the encoder's operators, which compute with float32 ones.
+// Converts float16 parameters for operators that compute with float32 ones.
 
-#include "encoder.h"
+#include "kernels.h"
 #include "simd/load_store.h"
 
 namespace aft::AFT_ISA {

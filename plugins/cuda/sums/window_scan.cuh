@@ -8,7 +8,7 @@
 #pragma once
 
 #include "device/launch.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -3,7 +3,7 @@
 // See: head_tiles.cuh
 #pragma once
 
-#include "mechanisms/shared/head_tiles.cuh"
+#include "sums/head_tiles.cuh"
 
 namespace aft::cuda {
 

@@ -19,7 +19,7 @@
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
 #include "device/tile_rows.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 
