@@ -1,6 +1,6 @@
 """A loop over chunks of tokens of recurrent linear attention, in ONNX textual syntax.
 
-``torch_ops._recurrent_chunks`` has the formulas. The triangular system of the delta rule is
+``torch_ops._recurrence`` has the formulas. The triangular system of the delta rule is
 inverted by blocks: with X the inverse of the blocks of s tokens on the diagonal and B the part of A
 between two neighbours, that of blocks of 2 s tokens is X - X B X. A Neumann series would cancel.
 """
