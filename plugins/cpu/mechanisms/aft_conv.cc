@@ -147,7 +147,7 @@ struct ConvWindow {
   AFT_INLINE void weight_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
                                 const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
-    // This panel's share of a later block, in the order of memory and each of its lines once.
+    // Prefetches this panel's share of a later block: each cache line once, in the order of memory.
     const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
     use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
       if (k % kLineVecs<T> == 0) prefetch(ahead + k * kLanes);
@@ -235,7 +235,7 @@ struct ConvWindow {
     for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], lanes);
   }
 
-  // Adds eps to the denominators of the heads of a panel. Sums that cannot be trusted are taken again.
+  // Adds eps to the denominators of a panel's heads. Sums too small to be trusted are computed again by the definition.
   void complete(int64_t b, int64_t t, int64_t head_panel, const float* key_maxima, float* sums) const {
     const int64_t at = (value_panels + head_panel) * kLanes;
     const Vec maximum = load(key_maxima + at) + load(filter_maxima.data() + at);
@@ -243,7 +243,7 @@ struct ConvWindow {
     if (any((IntVec)(load(sums + at) < kTrustedDenominator))) sum_exactly(b, t, head_panel, sums);
   }
 
-  // The sums of the heads of a panel, and of their channels, where they cannot be trusted.
+  // Computes by the definition those sums of a panel's heads and channels that are too small to be trusted.
   void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
     const int64_t length = length_of(p, b), keys = p.causal ? min(t + 1, length) : length;
     const int64_t denominators = value_panels + head_panel;

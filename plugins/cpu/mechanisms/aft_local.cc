@@ -138,7 +138,7 @@ struct LocalWindow {
                  block.maximum);
   }
 
-  // The query of this tile, and a share of the band of the one in the next group.
+  // Prefetches the query of this tile, and a share of the band of a tile in the next group.
   void prefetch_panel(int64_t b, int64_t t, int64_t panel, int64_t group_rows) const {
     for (int r = 0; r < kRows; ++r) prefetch_later(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
     if (p.band_rows == 1) return;
@@ -165,7 +165,7 @@ struct LocalWindow {
     for (int64_t u = window_end; u < end; ++u) weights[u - begin] = p.causal ? 0.0f : outside_weight;
   }
 
-  // The epilogue: ratio and gate. The sums are relative to the maxima.
+  // Writes gate times numerator / denominator. The sums are relative to the maxima.
   void write_rows(int64_t b, int64_t t, int64_t rows, const float* accumulators, const float* row_maxima,
                   const float* key_maxima) const {
     for (int64_t r = 0; r < rows; ++r)
@@ -179,7 +179,7 @@ struct LocalWindow {
       }
   }
 
-  // Adds eps. Sums that cannot be trusted are taken again.
+  // Adds eps to the denominators. Sums too small to be trusted are computed again by the definition.
   void complete(int64_t b, int64_t t, int64_t c, Vec maximum, Vec& numerator, Vec& denominator) const {
     if (p.eps > 0.0f) denominator += eps_beside(log_eps, maximum);
     if (any((IntVec)(denominator < kTrustedDenominator))) sum_exactly(b, t, c, numerator, denominator);

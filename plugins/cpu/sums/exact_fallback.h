@@ -17,7 +17,8 @@ inline float complete_denominator(float eps) { return eps > 0.0f ? __builtin_inf
 
 // key(u), bias(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the
 // numerator by sums over keys [0, keys) relative to the largest logit. Keys and biases are taken relative to those of
-// that logit before they are added: beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
+// that logit before they are added: beside 1e38 the smaller of the two has no digits. Key and bias are halved first, so
+// that the sum of two large numbers does not overflow.
 // log_eps is the logarithm of the eps that the denominator holds, -inf for 0.
 template <class Key, class Bias, class Value>
 __attribute__((noinline)) void exact_sums(int64_t keys, const Key& key, const Bias& bias, const Value& value,

@@ -28,8 +28,8 @@ struct HeadShape {
     return v;
   }
 
-  // From one row of `heads` heads to the next in a block. One vector more than they fill: rows a power of two
-  // apart would fight for a few sets of the cache.
+  // Returns the floats from one row of `heads` heads to the next in a block. A row has one vector to spare, because
+  // rows a power of two apart compete for the same few sets of the cache.
   int64_t row(int64_t heads) const { return heads * padded + kLanes; }
   int64_t rows_floats(int64_t heads) const { return kHeadTokens * row(heads); }
 };

@@ -52,7 +52,7 @@ struct PoolSums {
     for (int64_t h = 0; h < shape.padded_heads; ++h) maximum[h] = kNoKey;
   }
 
-  // Makes everything relative to the maxima given, which are not below the present ones.
+  // Rescales all sums to the given maxima, none of which is below the present one.
   void move_maximum(const float* to) {
     float factor[kLanes];
     bool moved = false;
@@ -163,13 +163,13 @@ struct PoolSums {
     }
   }
 
-  // Adds a number to the sums of exp(l), by its logarithm.
+  // Adds a number, given by its logarithm, to the sums of exp(l).
   void add_eps(float log_eps) {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes)
       store(denominator + h, load(denominator + h) + eps_beside(log_eps, load(maximum + h)));
   }
 
-  // numerator becomes the mean, 0 where nothing was added.
+  // Divides the numerator, which becomes the mean; it is 0 where nothing was added.
   void divide() {
     for (int64_t c = 0; c < shape.channels; ++c) {
       const float d = denominator[shape.channel_heads.of(c)];
@@ -252,7 +252,7 @@ void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tok
         }
       };
       int64_t c = 0;
-      // Fetches the rows to come in the order of memory, each line once: with AVX2 that takes a quarter off the time.
+      // Prefetches the next rows in the order of memory, each line once, which saves a quarter of the time with AVX2.
       if (h == 0) {
         const T* ahead = rows[0] + kPrefetchRows / 2 * stride;
         for (; c + kLine <= shape.channels; c += kLine, ahead += kTileTokens * kLine) {

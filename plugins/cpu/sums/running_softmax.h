@@ -16,8 +16,8 @@ constexpr float kNoKey = -3.402823466e38f;
 // with the longest chain of additions) and the number of rescalings low; their keys fit in registers.
 constexpr int64_t kSumBlock = 8;
 
-// Keys may exceed the maximum that sums are relative to by this much: exp of it, times any sensible
-// value and number of tokens, stays in range.
+// Keys may exceed the maximum that the sums are relative to by this much. The exponential of this number, times any
+// realistic value and number of tokens, stays in the range of float32.
 constexpr float kSafeSpread = 40.0f;
 
 // Tokens per task where the tokens are cut: a multiple of kSumBlock that depends only on the shape, so
@@ -65,13 +65,13 @@ struct RunningSums {
     }
   }
 
-  // Adds a number to the sums of exp(K), by its logarithm.
+  // Adds a number, given by its logarithm, to the sums of exp(K).
   void add_eps(float log_eps) {
     for (int64_t c = 0; c < width; c += kLanes)
       store(denominator + c, load(denominator + c) + eps_beside(log_eps, load(maximum + c)));
   }
 
-  // numerator becomes the weighted mean, 0 where no key was counted.
+  // Divides the numerator, which becomes the weighted mean; it is 0 where no key was counted.
   void divide() {
     for (int64_t c = 0; c < width; c += kLanes) {
       const Vec d = load(denominator + c), mean = load(numerator + c) / d;

@@ -118,7 +118,7 @@ class Segments {
     scan_after(b, panel, maximum);
   }
 
-  // The sums before each task; returns the largest key.
+  // Computes the sums before each task, and returns the largest key.
   AFT_INLINE Vec scan_before(int64_t b, int64_t panel) const {
     Vec m = splat(kNoKey), sum[Op::kVecs] = {}, compensation[Op::kVecs] = {};
     int64_t task = 0;
@@ -149,7 +149,7 @@ class Segments {
     }
   }
 
-  // Segment i becomes the sum of the segments after it.
+  // Replaces each segment by the sum of the segments after it.
   AFT_INLINE void scan_after(int64_t b, int64_t panel, Vec maximum) const {
     Vec sum[Op::kVecs] = {}, compensation[Op::kVecs] = {};
     for (int64_t i = blocks_; i >= 0; --i) {

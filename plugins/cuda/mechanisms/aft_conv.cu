@@ -167,7 +167,7 @@ struct Sums {
   }
 };
 
-// One thread a channel.
+// Each thread has one channel.
 template <int N>
 __device__ __forceinline__ void load_outside(Shared<N>& shared, const ConvParams& p, const Tile<N>& tile) {
   const int thread = threadIdx.x;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
   const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
-  // Denominators and maxima are a head's.
+  // All channels of a head share its denominators and maxima.
   const Total total(shared.maximum[tile.column * N], largest_bias, outside[0]);
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
   if (tile.active) epilogue<T, gate>(p, tile, sums, shared);
 }
 
-// The kernels that tiles are computed by.
+// The kernels that compute the tiles.
 enum Way { kSingle, kVectors, kTensorCores };
 
 template <class T, Way way>
@@ -297,7 +297,7 @@ int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t 
   return with_element(s.element, [&](auto element) {
     using T = decltype(element);
     const int64_t width = s.channels / call->heads;
-    // Rows of keys need no alignment.
+    // The alignment of the keys does not matter: they are not read by vectors.
     const bool vectors = width % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
                          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
     if constexpr (sizeof(T) == 2)

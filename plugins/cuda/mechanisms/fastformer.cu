@@ -221,7 +221,7 @@ struct Run {
     return groups > 1 ? launch(group_kernel, grid_of(merges() * groups), kMergeThreads, stream, p, to) : 0;
   }
 
-  // Any rows, in chunks of kPoolTokens.
+  // Pools rows of any width and alignment, in chunks of kPoolTokens.
   template <bool kProduct>
   int pool_chunks(const AftCudaTensor& tensor, const void* weight, const float* factor, const Pool& to) const {
     const dim3 grid = grid_of(s.batch * p.chunks * ceil_div(p.heads, kGroup));

@@ -23,7 +23,7 @@ struct LargestLogit {
   }
 };
 
-// The mean over keys [begin, end) and over those of bias 0 that `others` is the sum of.
+// Returns the mean over the keys [begin, end) and over the keys of bias 0, whose sums are `others`.
 template <class Key, class Bias, class Value>
 __device__ __forceinline__ float exact_mean_with(RunningSum others, int64_t begin, int64_t end, const Key& key,
                                                  const Bias& bias, const Value& value) {

@@ -22,7 +22,7 @@ struct CausalShared {
   int cut[kBlockWarps];
 };
 
-// The first row from `first` on, before `end`, with a key in some channel too far above the maximum.
+// Returns the first row in [first, end) that has a key too far above the maximum in some channel.
 template <int kWidth, int kGroupTokens>
 __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, const float (&key)[kGroupTokens],
                                               float maximum, int first_row, int first, int end) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   };
   if constexpr (kAhead<T, kWidth>) load(place.begin);
 
-  // The sums of the chunks before this one.
+  // Begin with the sums of all chunks before this one.
   float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, key_sum = 0.0f;
   if (place.chunk > 0) {
     key_sum = place.state[kWidth * kWidth + column];
@@ -95,7 +95,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       __syncthreads();
     }
 
-    // Rows first to last of the tile at a time: all of them, or up to a key that far exceeds the maximum.
+    // Take the rows [first, last) together: the rest of the tile, or the rows before a key far above the maximum.
     for (int first = 0, last = rows; first < rows; first = last) {
       if constexpr (Mechanism::kSoftmax) {
         last = first_too_high(shared, key, maximum, first_row, first, counted);
@@ -114,7 +114,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         }
       }
 
-      // Weights of the keys, and of each channel their sum up to every row.
+      // Compute the weights of the keys and, for each channel, their running sum over the rows.
       const int end = last < counted ? last : counted;
       float sum = 0.0f, new_maximum = maximum;
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       const auto query_at = [&](int r, int k) { return shared.queries[r][k]; };
       const auto value_at = [&](int k, int c) { return shared.values[k][c]; };
       result.clear();
-      // Few steps each, and there are no registers left for kRounded.
+      // Leave out kRounded: these products have few steps, and no registers are left for it.
       result.template add<kExact<T>, kExact<T>, false>(depth, query_at,
                                                        [&](int k, int c) { return shared.context[k][c]; });
       scores.clear();

@@ -38,8 +38,8 @@ constexpr bool kIsBFloat16 = false;
 template <>
 constexpr bool kIsBFloat16<BFloat16> = true;
 
-// Keys may exceed the reference of their channel by this much: exp of it, times any sensible value and number of
-// tokens, stays in range.
+// Keys may exceed the reference of their channel by this much. The exponential of this number, times any realistic
+// value and number of tokens, stays in the range of float32.
 constexpr float kSafeSpread = 40.0f;
 
 // Whether the passes with bfloat16 operands are exact enough. Not for float16 results that are not averages: near 65504
@@ -77,7 +77,7 @@ struct HeadPlace {
   }
 };
 
-// Over neighboring lanes.
+// Sums over neighboring lanes.
 template <int kLanes>
 __device__ __forceinline__ float sum_lanes(float x) {
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ __forceinline__ float sum_lanes(float x) {
   return x;
 }
 
-// How many chunks at most, so that `blocks` blocks or so have work and a chunk is no smaller than its state.
+// Returns the maximum number of chunks: about `blocks` blocks have work, and no chunk is smaller than its state.
 inline int64_t most_chunks(int64_t tokens, int64_t heads, int64_t width, int64_t slices, int64_t blocks) {
   const int64_t least_chunk = width < 128 ? 256 : 2 * width;
   const int64_t most = ceil_div(tokens, least_chunk), wanted = ceil_div(blocks, heads * slices);
@@ -98,7 +98,7 @@ inline size_t head_workspace(const AftCudaSequence& s, int64_t heads) {
   const int64_t all_heads = s.batch * heads;
   if (all_heads * s.tokens * s.channels == 0) return 0;
   const int64_t width = round_width(s.channels / heads);
-  // Rather than the heads' own number of chunks, which falls when there are more heads.
+  // A bound for all numbers of heads, because the workspace must not shrink where the shapes grow.
   const int64_t states = all_heads * ceil_div<int64_t>(s.tokens, 256);
   const int64_t most = all_heads + kMostChunks;
   return sizeof(float) * state_floats(width) * (states < most ? states : most);

@@ -73,7 +73,7 @@ __device__ __forceinline__ void merge_states(float* states, int width, int chunk
   StateCells total = StateCells::empty();
   for_each([&](int, const StateCells& cells) { total.merge(cells); });
   shared.totals[threadIdx.x] = total;
-  __syncthreads();  // which every sum of weights is read before, too
+  __syncthreads();  // every sum of weights has been read
   for (int distance = 1; distance < groups; distance *= 2) {
     StateCells upto = total;
     if (group >= distance) {

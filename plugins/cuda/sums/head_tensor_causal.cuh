@@ -47,7 +47,7 @@ __device__ __forceinline__ void divide_by_sums(uint32_t (&a)[4], const HeadTile<
   multiply_add_two(sums[0], sums[1], {diagonal, kOnes, 0u, diagonal}, b);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // Where no key has a weight, the state and the keys are 0, too.
+    // A sum of weights may be 0: then the state and the keys are 0 too, and the factor does not matter.
     const auto divide = [](float query, float sum) { return machine::fast_divide(query, fmaxf(sum, 1e-30f)); };
     a[i] = pack<BFloat16>(divide(__uint_as_float(a[i] << 16), sums[i / 2][i % 2 * 2]),
                           divide(__uint_as_float(a[i] & 0xffff0000u), sums[i / 2][i % 2 * 2 + 1]));
@@ -156,7 +156,7 @@ __device__ __forceinline__ void causal_tiles(const HeadParams<Mechanism>& p) {
     async_wait<kStages - 1>();
     convert_values<T, kValues>(shared.values[stage]);
 
-    // Rows first to last of the tile at a time: all of them, or up to a key far above the reference.
+    // Take the rows [first, last) together: the rest of the tile, or the rows before a key far above the reference.
     for (int first = 0, last = rows; first < rows;) {
       weigh_queries<T, kWidth>(p, shared.queries[stage], shared.row_sums);
       const int cut = weigh_keys<T, kWidth>(p, shared.keys[stage], shared.reference, first, counted);

@@ -134,7 +134,7 @@ __device__ __forceinline__ void clear_rows(HeadTile<kColumns>& tile, int first) 
   });
 }
 
-// Publishes the warp's first such row; first_cut reads the block's after a barrier.
+// Publishes the warp's first row with a key too far above its reference; first_cut reads the block's after a barrier.
 __device__ __forceinline__ void publish_cut(int (&cuts)[kTensorWarps], int cut) {
 #pragma unroll
   for (int distance = 1; distance < kWarp; distance *= 2) {

@@ -55,7 +55,7 @@ struct PoolTileShared {
   alignas(16) float factors[kTileHeads];
 };
 
-// Rows as they are. Others have a prepare that all threads call when a tile has arrived, and a row's own function.
+// Pools the rows as they are. Another such struct changes them: all threads call its prepare when a tile has arrived.
 struct PlainRows {
   static constexpr bool kChanges = false;
   struct Row {
