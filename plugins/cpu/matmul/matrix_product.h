@@ -123,8 +123,8 @@ void multiply_in_tiles(const float* left, int64_t rows, int64_t panels, const Pa
 }
 
 // Gives sink(row, column, values) the products of encoded rows, the first at `left`, with panels panel_at(0) to
-// panel_at(panels - 1): `values` are the kPanel columns from `column` on. A block's last rows take lower tiles: each
-// holds its own rows only, so none is computed in vain.
+// panel_at(panels - 1): `values` are the kPanel columns from `column` on. The last rows of a block take tiles
+// with fewer rows, so that no row is computed in vain.
 template <class Product, class PanelAt, class Sink>
 void multiply_panels(const float* left, int64_t rows, int64_t panels, const PanelAt& panel_at, const Sink& sink) {
   if constexpr (kInTiles<Product>) {

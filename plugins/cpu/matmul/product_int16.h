@@ -61,7 +61,7 @@ struct Int16Product {
     __builtin_memcpy((char*)words + i * sizeof(int16_t), &whole, sizeof whole);
   }
 
-  // Of whole numbers: weights over their columns' scales.
+  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     const IntVec low = __builtin_convertvector(rows[0], IntVec), high = __builtin_convertvector(rows[1], IntVec);
     return (Vec)((low & 0xffff) | (high << 16));

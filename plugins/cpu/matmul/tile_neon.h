@@ -53,7 +53,7 @@ AFT_INLINE void sum_by_element(const float* left, const float* words, int64_t st
   for (int r = 0; r < kRows; ++r) offset.take_from(sum[r]);
 }
 
-// An odd last row takes the place of its partner as well.
+// An odd last row stands in for its missing partner.
 template <class Product, int64_t kPitch, int kRows>
 AFT_INLINE void sum_by_matrix(const float* left, const float* words, int64_t steps,
                               typename Product::Sum (*sum)[kTileVectors]) {

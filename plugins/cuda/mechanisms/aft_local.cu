@@ -117,7 +117,7 @@ struct Step {
     }
   }
 
-  // Whether the i-th load is of a key of the span.
+  // Whether the i-th load reads a key of the span.
   __device__ __forceinline__ bool counts(int i) const {
     return static_cast<unsigned>(entry_key + i * kKeysApart) < static_cast<unsigned>(present);
   }
@@ -174,7 +174,7 @@ struct Step {
   static constexpr int kNoChunk = -(1 << 30);  // stays below every chunk
 };
 
-// The mean of one cell as it is defined.
+// Computes the mean of one cell by the definition.
 template <class T>
 __device__ __forceinline__ float exact_mean(const Params<T>& p, const Tile<T>& tile, int row_, int64_t channel,
                                             RunningSum sum) {

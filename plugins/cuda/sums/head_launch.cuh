@@ -43,8 +43,8 @@ static __global__ void __launch_bounds__(kTf32KernelThreads, 3)
   merge_states(states, width, chunks, scan);
 }
 
-// The kernels of a mechanism and their blocks, by whether operands are bfloat16. Causal ones fill a GPU with what it
-// holds at once, as each block has much shared memory.
+// The kernels of a mechanism and their blocks, by whether operands are bfloat16. A launch of causal ones has as many
+// blocks as a GPU holds at once, which their shared memory limits.
 template <class T, int kWidth, class Mechanism, bool bfloat = kBfloat<T, Mechanism>>
 struct HeadLaunch {
   static constexpr int kThreads = kTensorThreads, kTokens = kTileTokens, kBlocks = kMostChunks, kCausalBlocks = 384;

@@ -27,7 +27,7 @@
 
 namespace aft::cuda {
 
-// Whether a tile is loaded while the one before is worked on: not where its registers are too many.
+// Whether a tile is loaded during the work on the tile before, which takes more registers.
 template <class T, int kWidth>
 constexpr bool kAhead = sizeof(T) * kWidth <= 256;
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   place.state[kWidth * kWidth + kWidth + column] = maximum;
 }
 
-// How many lanes have a row of a tile of kRows rows, and the row they have together.
+// The number of lanes that share a row of a tile of kRows rows, and that row.
 template <int kRows, int kWidth>
 struct RowLanes {
   static constexpr int kLanes = kBlockThreads / kRows, kMine = kWidth / kLanes;

@@ -15,7 +15,7 @@ namespace aft::cuda {
 // Stands for "no key yet": lower than every finite key, but differences with it are no NaN.
 constexpr float kNoKey = -3.402823466e38f;
 
-// Adds to sums those relative to another reference. `factor` brings the sums of the lower reference to the higher one.
+// Adds sums that are relative to another reference. `factor` brings the sums of the lower reference to the higher one.
 template <class Sum>
 __device__ __forceinline__ void merge_sums(Sum& sum, const Sum& other, bool is_lower, float factor) {
   const float mine = is_lower ? factor : 1.0f, theirs = is_lower ? 1.0f : factor;
@@ -48,7 +48,7 @@ __device__ __forceinline__ float raised(float reference, float key) {
   return fmaxf(reference, fmaf(fabsf(product), 1.1920929e-7f, product));
 }
 
-// A key of weight 0.
+// The key that has weight 0.
 template <class T>
 __device__ __forceinline__ T minus_infinity();
 template <>
@@ -64,18 +64,18 @@ __device__ __forceinline__ BFloat16 minus_infinity<BFloat16>() {
   return {0xff80};
 }
 
-// exp(key) over 2^reference.
+// Returns exp(key) / 2^reference.
 __device__ __forceinline__ float weight_of(float key, float reference) {
   return machine::fast_exp2(fmaf(key, machine::kLog2E, -reference));
 }
 
-// Relative to 2^reference.
+// Sums relative to 2^reference.
 struct BinarySum {
   float reference, numerator, denominator;
 
   static __device__ __forceinline__ BinarySum empty() { return {kNoKey, 0.0f, 0.0f}; }
 
-  // Makes the reference that of a larger key.
+  // Raises the reference to that of a larger key.
   __device__ __forceinline__ void raise(float key) {
     const float larger = raised(reference, key), rescale = machine::fast_exp2(reference - larger);
     numerator *= rescale;
@@ -83,7 +83,7 @@ struct BinarySum {
     reference = larger;
   }
 
-  // Of a key that the reference was raised to.
+  // Adds a key for which the reference has been raised.
   __device__ __forceinline__ void add_below(float key, float value) {
     const float weight = weight_of(key, reference);
     numerator = fmaf(weight, value, numerator);
@@ -103,7 +103,7 @@ struct BinarySum {
   }
 };
 
-// Of the lane that lies `distance` lanes away in the sense of shuffles.
+// Returns the sums of the lane `distance` lanes away, counted as by shuffles.
 template <class Sum>
 __device__ __forceinline__ Sum shuffle_xor(const Sum& sum, int distance) {
   const auto& [reference, numerator, denominator] = sum;

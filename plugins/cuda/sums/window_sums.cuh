@@ -52,7 +52,7 @@ struct WindowSums : PieceSums {
     return static_cast<int>(key / kWindowRows * 2) + (key % kWindowRows == low ? 1 : 2);
   }
 
-  // Of pieces [from, to), before the scan.
+  // Returns the sums of the pieces [from, to), before the scan.
   __device__ __forceinline__ RunningSum of_pieces(int64_t b, int from, int to, int64_t channel) const {
     RunningSum sum = RunningSum::empty();
     for (int i = from; i < to; ++i) sum.merge(before[record(b, i + 1, channel)]);
@@ -60,7 +60,7 @@ struct WindowSums : PieceSums {
   }
 };
 
-// Of one channel and the tile of rows from t on.
+// The sums of one channel for the tile of rows from t on.
 struct Outside {
   RunningSum sum;  // of the keys outside the span, those after it only if not causal
   float maximum;   // at least every key of the span
