@@ -9,17 +9,45 @@
 //           product.
 // Numerics: entries are relative to the largest key, weights to the largest bias of their row. Cells whose denominator
 //           is too small to be trusted are summed again by the definition (sums/exact_fallback.h).
-// See:      sums/windowed_sums.h, sums/weight_tile.h, sums/exact_fallback.h
+// See:      sums/windowed_sums.h, sums/exact_fallback.h
 
 #include <cmath>
 
 #include "sums/exact_fallback.h"
-#include "sums/weight_tile.h"
 #include "sums/windowed_sums.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {
 namespace {
+
+constexpr int kWeightRows = kRegisters == 32 ? 12 : 6;
+
+// Keys of one product at most, and from one row of weights to the next: a constant, so that the rows are
+// reached by fixed offsets, and no multiple of a page, so that they do not compete for the same cache lines.
+constexpr int64_t kWeightKeys = 1024;
+constexpr int64_t kWeightPitch = kWeightKeys + 16;
+
+// results[row] += sum_k weights[row, k] entries[k], a result and an entry being two vectors. Numerators and denominators
+// of a few rows stay in registers while the keys go by: a key takes one broadcast for every row, two loads for the
+// entry, and two multiply-adds per row.
+AFT_INLINE void multiply_weights(const float* weights, const float* entries, int64_t keys, float* results) {
+  Vec sum[kWeightRows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < kWeightRows; ++r)
+    for (int v = 0; v < 2; ++v) sum[r][v] = load(results + (2 * r + v) * kLanes);
+  for (int64_t k = 0; k < keys; ++k) {
+    const Vec numerator = load(entries + 2 * k * kLanes), denominator = load(entries + (2 * k + 1) * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < kWeightRows; ++r) {
+      const Vec weight = splat(weights[r * kWeightPitch + k]);
+      sum[r][0] += weight * numerator;
+      sum[r][1] += weight * denominator;
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < kWeightRows; ++r)
+    for (int v = 0; v < 2; ++v) store(results + (2 * r + v) * kLanes, sum[r][v]);
+}
 
 // Channels taken together: more and the window's entries would leave the second-level cache.
 constexpr int64_t kChannels = 256;
