@@ -6,34 +6,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "kernels.h"
-#include "scratch.h"
+#include "matmul/packed_weight.h"
 
 namespace aft {
-
-// A weight matrix rearranged for the products of one method; matmul/packed_weight.h has the layout.
-struct PackedWeight {
-  PackedWeight(int64_t rows, int64_t columns, Method method, size_t floats);
-  ~PackedWeight();
-
-  int64_t rows, columns;
-  Method method;
-  Scratch memory;
-};
-
-// The method must be one of usable_methods().
-std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns, Method method);
-
-// Whether product_instruction_set() has the method. For a method by tiles, the process asks the system for them.
-bool is_usable(Method);
-
-// All usable methods, in the order of kMethods.
-MethodOrder usable_methods();
-
-// Converts `count` numbers of float16.
-void half_to_float(const void* halves, int64_t count, float* floats);
 
 struct LayerNorm {
   const float *weight, *bias;
@@ -104,10 +81,5 @@ void layer_norm_linear(const LayerNormLinear&, const Parallel&);
 void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&);
 void linear_residual(const LinearResidual&, const Parallel&);
 void layer_norm_fastformer(const LayerNormFastformer&, const Parallel&);
-
-// The instruction set chosen for these products: as instruction_set(), or "avx512_vnni", "avx512_bf16" (which
-// has VNNI too) or "avx512_amx" (which has both) where the machine has more than the other kernels use. For the last, the
-// process asks the system for tiles.
-const char* product_instruction_set();
 
 }  // namespace aft

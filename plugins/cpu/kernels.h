@@ -159,6 +159,9 @@ std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 // floats past the channels are 0. It reads the element, channels, taps and weight.
 void widen_conv_weight(const CausalDepthwiseConv& p, float* rows);
 
+// Converts `count` numbers of float16.
+void half_to_float(const void* halves, int64_t count, float* floats);
+
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
 // The environment variable AFTEXPORT_ISA asks for a lower one; throws where it has a name that is not known.
 const char* instruction_set();

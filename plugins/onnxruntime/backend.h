@@ -13,28 +13,31 @@
 namespace ops {
 
 struct Backend {
-  const char* execution_provider;      // as the runtime calls it
+  const char* execution_provider;  // as the runtime calls it
+  Device device;
   std::vector<aft::Element> elements;  // of tensors
-  std::vector<Operator> operators;     // besides the mechanisms
 };
 
 extern const Backend kBackend;
 
+// The operators besides mechanisms().
+std::vector<Operator> other_operators();
+
 // Throws where the kernels cannot be chosen; the library reports that before there is a session.
 void choose_kernels();
 
-// For aft::AftFull::methods.
-aft::MethodOrder choose_weight_methods(aft::Precision);
+// What a node of AFT-full keeps with the session: the methods of its products, and a constant position_bias, packed.
+struct KeptForAftFull {
+  aft::MethodOrder methods;
+  bool has_constant_bias;
+  std::shared_ptr<const aft::PackedWeight> packed_bias;
 
-// What this provider's kernel keeps of a constant position_bias, as kernels.h has it.
-std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&);
+  void add_to(aft::AftFull&) const;
+};
 
-void run_kernel(const aft::AftSimple&, const ort::Run&);
-void run_kernel(const aft::AftFull&, const ort::Run&);
-void run_kernel(const aft::AftLocal&, const ort::Run&);
-void run_kernel(const aft::AftConv&, const ort::Run&);
-void run_kernel(const aft::EfficientAttention&, const ort::Run&);
-void run_kernel(const aft::LinearAttention&, const ort::Run&);
-void run_kernel(const aft::Fastformer&, const ort::Run&);
+// `bias` is null where position_bias is not constant. The result is null where the kernels need nothing.
+std::unique_ptr<const KeptForAftFull> keep_for_aft_full(const Call&, const Tensor* bias);
+
+void run_kernel(const Params&, const ort::Run&);
 
 }  // namespace ops

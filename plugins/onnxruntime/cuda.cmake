@@ -3,8 +3,9 @@
 set(AFT_ONNXRUNTIME_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 function(aft_add_onnxruntime_cuda name)
-  set(sources checks.cc cuda_backend.cc ops.cc register.cc runtime.cc)
-  list(TRANSFORM sources PREPEND ${AFT_ONNXRUNTIME_DIR}/)
+  set(sources onnxruntime/checks.cc onnxruntime/cuda_backend.cc onnxruntime/ops.cc onnxruntime/register.cc
+      onnxruntime/runtime.cc operators/cuda_calls.cc operators/operators.cc)
+  list(TRANSFORM sources PREPEND ${AFT_ONNXRUNTIME_DIR}/../)
   add_library(${name} MODULE ${sources})
   target_include_directories(${name} PRIVATE ${AFT_ONNXRUNTIME_DIR}/..)
   target_link_libraries(${name} PRIVATE ${ARGN})

@@ -13,8 +13,6 @@ namespace ops {
 
 namespace {
 
-using ort::Error;
-
 constexpr std::initializer_list<aft::Precision> kPrecisions = {aft::Precision::kFloat32, aft::Precision::kBfloat16,
                                                                aft::Precision::kInt8};
 
@@ -290,7 +288,7 @@ class LayerNormFastformer final : public Kernel {
   void compute(const Run& run) const override {
     const Tensor tokens = run.input(0);
     expect_three_dimensions("x", tokens);
-    expect_heads_divide(heads_, "x", tokens.shape);
+    expect_heads_divide(heads_, "x", tokens);
     const Rows x("x", tokens);
     const int64_t width = x.width;
     const auto norm = norm_.get(run, width);

@@ -1,23 +1,23 @@
-// The operators of domain ai.aftexport: for each its attributes, the check of its inputs and the call of
-// its kernel. A kernel object is created with the session and runs once per inference.
+// The operators of domain ai.aftexport as ONNX Runtime's kernels. A kernel object is created with the session and runs
+// once per inference.
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "operators/operators.h"
 #include "runtime.h"
 
 namespace ops {
 
 using ort::Attributes;
 using ort::Run;
-using ort::Shape;
-using ort::Tensor;
-using ort::to_string;
 
 struct Settings {
   std::string name;
   aft::Element element;
   bool causal;
+  const Mechanism* mechanism = nullptr;  // of one of the table
 };
 
 class Kernel {
@@ -43,15 +43,13 @@ struct Operator {
   uint32_t optional_inputs = 0;  // bit i: input i may be absent
   size_t optional_outputs = 0;   // how many of the last outputs may be
   size_t key_lengths = 0;        // 1: after `inputs` the optional input key_lengths, which causal operators lack
+  const Mechanism* mechanism = nullptr;
 };
 
-constexpr Operator with_key_lengths(Operator op) {
-  op.key_lengths = 1;
-  return op;
-}
+// Returns the operators of these mechanisms.
+std::vector<Operator> operators_of(const std::vector<Mechanism>&);
 
-extern const Operator kOperators[7];
-extern const Operator kEncoderOperators[5];    // encoder_ops.cc; no causal form
-extern const Operator kRecurrentOperators[2];  // recurrent_ops.cc; the same
+extern const Operator kEncoderOperators[5];    // encoder_ops.cc
+extern const Operator kRecurrentOperators[2];  // recurrent_ops.cc
 
 }  // namespace ops

@@ -102,7 +102,7 @@ ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* contex
 Registration describe(const ops::Operator& op, bool causal, aft::Element element, const Api* api) {
   Registration r{};
   r.op = &op;
-  r.settings = {std::string(causal ? "Causal" : "") + op.name, element, causal};
+  r.settings = {std::string(causal ? "Causal" : "") + op.name, element, causal, op.mechanism};
   r.api = api;
   r.version = ort::kApiVersion;
   r.GetName = [](const ort::CustomOp* op) { return self(op).settings.name.c_str(); };
@@ -138,14 +138,17 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   return r;
 }
 
-// The runtime keeps pointers to the registrations and the domain for as long as any session lives, hence
-// both are made once and never freed.
+// The runtime keeps pointers to the registrations and the domain for as long as any session lives, hence they and
+// the operators are made once and never freed.
 ort::CustomOpDomain* make_domain(const Api& api) {
   auto& registrations = *new std::vector<Registration>;
+  auto& operators = *new std::vector<ops::Operator>(ops::operators_of(ops::mechanisms()));
+  for (const ops::Operator& op : ops::other_operators()) operators.push_back(op);
   for (aft::Element element : ops::kBackend.elements) {
-    for (const ops::Operator& op : ops::kOperators)
-      for (bool causal : {false, true}) registrations.push_back(describe(op, causal, element, &api));
-    for (const ops::Operator& op : ops::kBackend.operators) registrations.push_back(describe(op, false, element, &api));
+    for (const ops::Operator& op : operators)
+      for (bool causal : {false, true})
+        if (!causal || (op.mechanism && op.mechanism->has_causal_form))
+          registrations.push_back(describe(op, causal, element, &api));
   }
   ort::CustomOpDomain* domain = nullptr;
   ort::check(api, api.CreateCustomOpDomain(kDomain, &domain));

@@ -9,12 +9,6 @@
 
 namespace ort {
 
-std::string to_string(const Shape& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 void check(const Api& api, Status* status) {
   if (!status) return;
   const std::string message = api.GetErrorMessage(status);

@@ -4,25 +4,17 @@
 
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "cpu/kernels.h"
+#include "operators/operators.h"
 #include "ort_api.h"
 
 namespace ort {
 
-// What went wrong with a node, in words meant for the person who made the model.
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-using Shape = std::vector<int64_t>;
-
-// "[2, 128, 64]"
-std::string to_string(const Shape& shape);
+using ops::Error;
+using ops::Shape;
+using ops::Tensor;
 
 // Throws Error with the status's message unless it is null; frees it.
 void check(const Api& api, Status* status);
@@ -39,11 +31,6 @@ Status* guarded(const Api& api, const std::string& op, const Body& body) noexcep
     return api.CreateStatus(ErrorCode::kFail, (op + ": " + error.what()).c_str());
   }
 }
-
-struct Tensor {
-  Shape shape;
-  const void* data;
-};
 
 // The attributes and constant inputs of a node, at kernel creation. An attribute that is not there is `otherwise`, one
 // of another type an Error.

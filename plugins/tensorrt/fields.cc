@@ -9,24 +9,19 @@
 
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
+using ops::Attribute;
+using ops::Values;
 
 namespace {
 
-PluginFieldType type_of(const Field& field) {
-  if (!field.choices.empty()) return PluginFieldType::kCHAR;
+PluginFieldType type_of(const Attribute& field) {
+  if (!field.words.empty()) return PluginFieldType::kCHAR;
   return field.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
-}
-
-template <class Value>
-std::string is(const Field& field, Value value) {
-  std::ostringstream text;
-  text << field.name << " is " << value;
-  return text.str();
 }
 
 // Parsers give numbers of 32 bits; the interface has 64 bits as well. The value is checked before it is narrowed.
 template <class Narrow, class Wide>
-Narrow read(const Field& field, const PluginField& given, PluginFieldType wide) {
+Narrow read(const Attribute& field, const PluginField& given, PluginFieldType wide) {
   expect(given.length == 1, std::string(field.name) + " has " + std::to_string(given.length) + " values, expected one");
   Narrow narrow;
   Wide value;
@@ -36,90 +31,85 @@ Narrow read(const Field& field, const PluginField& given, PluginFieldType wide) 
     std::memcpy(&narrow, given.data, sizeof narrow);
     value = narrow;
   }
-  using Limits = std::numeric_limits<Narrow>;
-  if constexpr (Limits::is_integer)
-    expect(value >= Limits::lowest() && value <= Limits::max(), is(field, value) + ", expected a 32-bit integer");
-  expect(!field.zero || value == 0, is(field, value) + ", which the plugin does not take; expected 0");
-  expect(!field.positive || value > 0, is(field, value) + ", expected more than 0");
-  expect(!field.positive || value <= Limits::max(), is(field, value) + ", expected a finite number");
+  field.check(value, ops::Device::kCuda);
   narrow = static_cast<Narrow>(value);
-  expect(!field.positive || narrow > 0, is(field, value) + ", which is 0 in 32 bits; expected more");
+  if (field.number == &ops::Values::eps) {
+    std::ostringstream is;
+    is << "eps is " << value;
+    expect(value > 0, is.str() + ", expected more than 0");
+    expect(value <= std::numeric_limits<Narrow>::max(), is.str() + ", expected a finite number");
+    expect(narrow > 0, is.str() + ", which is 0 in 32 bits; expected more");
+  }
   return narrow;
 }
 
 // The text may or may not have its final zero counted.
-int32_t read_choice(const Field& field, const PluginField& given) {
+std::string text_of(const PluginField& given) {
   std::string text(static_cast<const char*>(given.data), static_cast<size_t>(given.length));
   text.resize(std::strlen(text.c_str()));
-  const auto found = std::find(field.choices.begin(), field.choices.end(), text);
-  if (found == field.choices.end()) {
-    std::string message = std::string(field.name) + " is \"" + text + "\", expected one of";
-    for (const std::string& choice : field.choices) message += " " + choice;
-    throw Error(message);
-  }
-  return static_cast<int32_t>(found - field.choices.begin());
+  return text;
 }
 
 // The type of a number of 64 bits; text has none.
-PluginFieldType wide_type_of(const Field& field) {
-  if (!field.choices.empty()) return PluginFieldType::kCHAR;
+PluginFieldType wide_type_of(const Attribute& field) {
+  if (!field.words.empty()) return PluginFieldType::kCHAR;
   return field.integer ? PluginFieldType::kINT64 : PluginFieldType::kFLOAT64;
 }
 
-void read_field(const Field& field, const PluginField& given, Settings& settings) {
+void read_field(const Attribute& field, const PluginField& given, Values& values) {
   const PluginFieldType wide = wide_type_of(field);
   const bool fits = (given.type == type_of(field) || given.type == wide) && given.data;
   expect(fits, std::string(field.name) + " has a wrong type, expected " +
-                   (!field.choices.empty() ? "text" : field.integer ? "an integer" : "a float"));
-  if (!field.choices.empty())
-    settings.*field.integer = read_choice(field, given);
+                   (!field.words.empty() ? "text" : field.integer ? "an integer" : "a float"));
+  if (!field.words.empty())
+    values.*field.integer = field.index_of(text_of(given), ops::Device::kCuda);
   else if (field.integer)
-    settings.*field.integer = read<int32_t, int64_t>(field, given, wide);
+    values.*field.integer = read<int32_t, int64_t>(field, given, wide);
   else
-    settings.*field.number = read<float, double>(field, given, wide);
+    values.*field.number = read<float, double>(field, given, wide);
 }
 
 }  // namespace
 
-Settings read_settings(const std::vector<Field>& fields, const nvinfer1::PluginFieldCollection* given) {
-  Settings settings;
+Values read_values(const std::vector<Attribute>& fields, const nvinfer1::PluginFieldCollection* given) {
+  Values values;
   for (int32_t i = 0; given && i < given->nbFields; ++i) {
     const std::string name = given->fields[i].name;
     if (name == "plugin_namespace" || name == "plugin_version") continue;
-    const auto field = std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.name == name; });
+    const auto field = std::find_if(fields.begin(), fields.end(), [&](const Attribute& f) { return f.name == name; });
     expect(field != fields.end(), "has no field \"" + name + "\"");
-    read_field(*field, given->fields[i], settings);
+    read_field(*field, given->fields[i], values);
   }
-  return settings;
+  return values;
 }
 
-std::vector<PluginField> to_plugin_fields(const std::vector<Field>& fields, const Settings& settings) {
+std::vector<PluginField> to_plugin_fields(const std::vector<Attribute>& fields, const Values& values) {
   std::vector<PluginField> result;
-  for (const Field& field : fields) {
-    if (!field.choices.empty()) {
-      const std::string& text = field.choices[static_cast<size_t>(settings.*field.integer)];
+  for (const Attribute& field : fields) {
+    if (!field.words.empty()) {
+      const std::string& text = field.words[static_cast<size_t>(values.*field.integer)];
       result.emplace_back(field.name, text.c_str(), type_of(field), static_cast<int32_t>(text.size()));
     } else if (field.integer) {
-      result.emplace_back(field.name, &(settings.*field.integer), type_of(field), 1);
+      result.emplace_back(field.name, &(values.*field.integer), type_of(field), 1);
     } else {
-      result.emplace_back(field.name, &(settings.*field.number), type_of(field), 1);
+      result.emplace_back(field.name, &(values.*field.number), type_of(field), 1);
     }
   }
   return result;
 }
 
-std::string to_string(const std::vector<Field>& fields, const Settings& settings) {
+std::string to_string(const std::vector<Attribute>& fields, const Values& values) {
   std::ostringstream text;
   text.precision(9);  // as many as tell any two floats apart
   const char* separator = "";
-  for (const Field& field : fields) {
+  for (const Attribute& field : fields) {
     text << separator << field.name << '=';
-    if (!field.choices.empty())
-      text << field.choices[static_cast<size_t>(settings.*field.integer)];
+    if (!field.words.empty())
+      text << field.words[static_cast<size_t>(values.*field.integer)];
     else if (field.integer)
-      text << settings.*field.integer;
+      text << values.*field.integer;
     else
-      text << settings.*field.number;
+      text << values.*field.number;
     separator = ", ";
   }
   return text.str();

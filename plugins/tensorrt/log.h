@@ -2,18 +2,12 @@
 #pragma once
 
 #include <exception>
-#include <stdexcept>
 #include <string>
 
-// What went wrong with a node, in words meant for the person who made the model.
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+#include "operators/operators.h"
 
-inline void expect(bool condition, const std::string& otherwise) {
-  if (!condition) throw Error(otherwise);
-}
+using ops::Error;
+using ops::expect;
 
 // Writes to the logger of the TensorRT that loaded the library, or to stderr where it gives none.
 void log_error(const std::string& message) noexcept;

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "log.h"
+#include "operators/cuda_calls.h"
 
 using namespace nvinfer1;
 
@@ -19,9 +20,9 @@ std::vector<ops::Shape> to_shapes(const Desc* descs, size_t count, const DimsOf&
   return shapes;
 }
 
-AftCudaElement to_element(DataType type) {
-  if (type == DataType::kHALF) return AFT_CUDA_FLOAT16;
-  return type == DataType::kBF16 ? AFT_CUDA_BFLOAT16 : AFT_CUDA_FLOAT32;
+aft::Element to_element(DataType type) {
+  if (type == DataType::kHALF) return aft::Element::kFloat16;
+  return type == DataType::kBF16 ? aft::Element::kBfloat16 : aft::Element::kFloat32;
 }
 
 bool is_floating_point(DataType type) {
@@ -37,12 +38,12 @@ std::string to_string(DataType type) {
 
 }  // namespace
 
-Plugin::Plugin(const ops::Operator& op, bool causal, const Settings& settings)
+Plugin::Plugin(const ops::Mechanism& op, bool causal, const ops::Values& values)
     : op_(op),
       causal_(causal),
-      settings_(settings),
+      values_(values),
       name_(std::string(causal ? "Causal" : "") + op.name),
-      description_(name_ + "(" + ::to_string(op.fields, settings) + ")") {}
+      description_(name_ + "(" + ::to_string(op.attributes, values) + ")") {}
 
 IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noexcept {
   switch (type) {
@@ -54,7 +55,7 @@ IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noe
 }
 
 Plugin* Plugin::clone() noexcept {
-  return guarded(name_, static_cast<Plugin*>(nullptr), [&] { return new Plugin(op_, causal_, settings_); });
+  return guarded(name_, static_cast<Plugin*>(nullptr), [&] { return new Plugin(op_, causal_, values_); });
 }
 
 void Plugin::expect_counts(int32_t inputs, int32_t outputs) const {
@@ -92,7 +93,8 @@ int32_t Plugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, co
     check(ranks);
     outputs[0] = inputs[0];
     const IDimensionExpr*& channels = outputs[0].d[2];
-    if (op_.doubles_channels) channels = builder.operation(DimensionOperation::kSUM, *channels, *channels);
+    if (op_.width == ops::Mechanism::Width::kTwice)
+      channels = builder.operation(DimensionOperation::kSUM, *channels, *channels);
     return kSuccess;
   });
 }
@@ -120,9 +122,13 @@ int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t i
 }
 
 ops::Call Plugin::call(const std::vector<ops::Shape>& shapes, DataType type) const {
-  ops::Call call{settings_, causal_, to_element(type), {}, nullptr};
+  ops::Call call{to_element(type), causal_, ops::Device::kCuda, values_, {}, std::nullopt, nullptr};
   for (const ops::Shape& shape : shapes) call.inputs.push_back({shape, nullptr});
   return call;
+}
+
+void Plugin::check(const std::vector<ops::Shape>& shapes) const {
+  ops::check_shapes(op_, call(shapes, DataType::kFLOAT));
 }
 
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t input_count,
@@ -130,7 +136,7 @@ size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t i
   return guarded(name_, size_t{0}, [&] {
     expect_counts(input_count, output_count);
     const auto largest = to_shapes(inputs, op_.inputs.size(), [](const auto& input) { return input.max; });
-    return op_.workspace(call(largest, inputs[0].desc.type));
+    return ops::workspace_size(op_.params(call(largest, inputs[0].desc.type)));
   });
 }
 
@@ -150,7 +156,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorD
     ops::Call call = this->call(shapes, input_descs[0].type);
     for (size_t i = 0; i < call.inputs.size(); ++i) call.inputs[i].data = inputs[i];
     call.output = outputs[0];
-    const int status = op_.enqueue(call, workspace, stream);
+    const int status = ops::enqueue(op_.params(call), workspace, stream);
     if (status == 0) return kSuccess;
     std::string what = std::string(aft_cuda_error_text(status)) + " (CUDA error " + std::to_string(status) + ") on " +
                        to_string(input_descs[0].type);
@@ -161,7 +167,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorD
 
 const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept {
   return guarded(name_, static_cast<const PluginFieldCollection*>(nullptr), [&] {
-    fields_ = to_plugin_fields(op_.fields, settings_);
+    fields_ = to_plugin_fields(op_.attributes, values_);
     collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     return &collection_;
   });

@@ -1,11 +1,13 @@
-// One operator as a TensorRT plugin (IPluginV3). All operators are this class; what differs is in ops.cc.
+// One operator as a TensorRT plugin (IPluginV3). All operators are this class; operators/operators.h has
+// their differences.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "fields.h"
 #include "nvinfer.h"
-#include "ops.h"
+#include "operators/operators.h"
 
 constexpr char kNamespace[] = "ai.aftexport";
 constexpr char kVersion[] = "1";
@@ -15,7 +17,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneBuild,
                      public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(const ops::Operator& op, bool causal, const Settings& settings);
+  Plugin(const ops::Mechanism& op, bool causal, const ops::Values& values);
 
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType) noexcept override;
   Plugin* clone() noexcept override;
@@ -47,13 +49,13 @@ class Plugin final : public nvinfer1::IPluginV3,
  private:
   void expect_counts(int32_t inputs, int32_t outputs) const;
   void check_types(const nvinfer1::DataType*) const;
-  void check(const std::vector<ops::Shape>& shapes) const { ops::check_shapes(op_, settings_, causal_, shapes); }
+  void check(const std::vector<ops::Shape>&) const;
   ops::Call call(const std::vector<ops::Shape>& shapes, nvinfer1::DataType) const;
 
-  const ops::Operator& op_;
+  const ops::Mechanism& op_;
   const bool causal_;
-  const Settings settings_;
+  const ops::Values values_;
   const std::string name_, description_;
-  std::vector<nvinfer1::PluginField> fields_;  // these two are filled when asked for, and point into settings_
+  std::vector<nvinfer1::PluginField> fields_;  // these two are filled when asked for, and point into values_
   nvinfer1::PluginFieldCollection collection_;
 };

@@ -1,7 +1,8 @@
 # aft_add_tensorrt_plugins(NAME KERNELS...): the plugin library over targets that have the kernels.
 # aft_use_nvinfer_headers(NAME FOLDER): TensorRT's own headers for a target, in place of our declaration.
 set(AFT_TENSORRT_DIR ${CMAKE_CURRENT_LIST_DIR})
-set(AFT_TENSORRT_SOURCES fields.cc log.cc ops.cc plugin.cc register.cc)
+set(AFT_TENSORRT_SOURCES
+    fields.cc log.cc plugin.cc register.cc ../operators/cuda_calls.cc ../operators/operators.cc)
 list(TRANSFORM AFT_TENSORRT_SOURCES PREPEND ${AFT_TENSORRT_DIR}/)
 
 # The folders of TensorRT's headers that TENSORRT_ROOT (one or several, as in PATH) or the system have, as far as
@@ -28,7 +29,7 @@ endforeach()
 
 function(aft_add_tensorrt_plugins name)
   add_library(${name} MODULE ${AFT_TENSORRT_SOURCES})
-  target_include_directories(${name} PRIVATE ${AFT_TENSORRT_DIR} ${AFT_CUDA_INCLUDE})
+  target_include_directories(${name} PRIVATE ${AFT_TENSORRT_DIR} ${AFT_TENSORRT_DIR}/.. ${AFT_CUDA_INCLUDE})
   target_link_libraries(${name} PRIVATE ${ARGN})
   target_link_options(${name} PRIVATE LINKER:--version-script=${AFT_TENSORRT_DIR}/exports.map)
   set_target_properties(${name} PROPERTIES LINK_DEPENDS ${AFT_TENSORRT_DIR}/exports.map)

@@ -124,7 +124,7 @@ class FastformerLayer {
       }
   }
 
-  // With Wq diag(g_k) W + Wq and, below it as if bq were one row more of Wq, the document's bias.
+  // Multiplies by Wq diag(g_k) W + Wq. Below that matrix lies the document's bias, as if bq were one row more of Wq.
   template <class Product>
   void multiply_folded(int64_t b, float* matrix) const {
     using Left = LeftRows<Product>;
@@ -160,7 +160,7 @@ class FastformerLayer {
                    });
   }
 
-  // With Wq, then W: the queries of a block of rows, which may be of several documents, stay in the cache.
+  // Multiplies by Wq, then by W. The queries of a block of rows, perhaps of several documents, stay in the cache.
   template <class Product>
   void multiply_in_turn() const {
     using Left = LeftRows<Product>;

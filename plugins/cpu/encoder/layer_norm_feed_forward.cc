@@ -58,7 +58,7 @@ class FeedForwardBlock {
   }
 
  private:
-  // Columns [begin, end) of the hidden layer, encoded.
+  // Computes and encodes columns [begin, end) of the hidden layer.
   void compute_hidden(int64_t begin, int64_t end) const {
     const int64_t last = ceil_div(width_, Left::kChunk) - 1;
     for (int64_t chunk = 0; chunk < last; ++chunk)

@@ -6,6 +6,7 @@
 //           bias and residual in the epilogue.
 // See:      row_blocks.h, matmul/matrix_product.h
 
+#include "encoder.h"
 #include "encoder/row_blocks.h"
 
 namespace aft::AFT_ISA {

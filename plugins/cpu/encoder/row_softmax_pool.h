@@ -5,7 +5,7 @@
 // Method:   sums can be built piece by piece.
 #pragma once
 
-#include "mechanisms/shared/head_softmax_pool.h"
+#include "sums/head_softmax_pool.h"
 
 namespace aft::AFT_ISA {
 
@@ -19,7 +19,7 @@ class RowPool {
         denominator_(memory + shape.heads * shape.padded_channels),
         maximum_(denominator_ + shape.padded_heads) {}
 
-  // Row of a head: its sum, after divide() its mean.
+  // Returns the row of a head: its sum, and after divide() its mean.
   float* row(int64_t head) const { return sums_ + head * shape_.padded_channels; }
 
   void clear() const {
@@ -61,7 +61,7 @@ class RowPool {
     }
   }
 
-  // Sums become means, 0 where nothing was added.
+  // Divides the sums, which become means; they are 0 where nothing was added.
   void divide() const {
     for (int64_t h = 0; h < shape_.heads; ++h) {
       const Vec inverse = splat(denominator_[h] == 0.0f ? 0.0f : 1.0f / denominator_[h]);

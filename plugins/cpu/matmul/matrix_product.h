@@ -5,10 +5,10 @@
 // Method:   a tile of kTileRows rows by kPanel columns is summed in registers. The rows of a block lie in the
 //           second-level cache, a panel of weights in the first while they all pass it. The epilogue of a tile is the
 //           caller's: bias, activation and residual cost no pass over memory.
-// See:      packed_weight.h, select_product.h
+// See:      weight_layout.h, select_product.h
 #pragma once
 
-#include "matmul/packed_weight.h"
+#include "matmul/weight_layout.h"
 #include "matmul/select_product.h"
 #include "matmul/tile_neon.h"
 
@@ -123,8 +123,8 @@ void multiply_in_tiles(const float* left, int64_t rows, int64_t panels, const Pa
 }
 
 // Gives sink(row, column, values) the products of encoded rows, the first at `left`, with panels panel_at(0) to
-// panel_at(panels - 1): `values` are the kPanel columns from `column` on. A block's last rows take lower tiles: each
-// holds its own rows only, so none is computed in vain.
+// panel_at(panels - 1): `values` are the kPanel columns from `column` on. The last rows of a block take tiles
+// with fewer rows, so that no row is computed in vain.
 template <class Product, class PanelAt, class Sink>
 void multiply_panels(const float* left, int64_t rows, int64_t panels, const PanelAt& panel_at, const Sink& sink) {
   if constexpr (kInTiles<Product>) {

@@ -1,6 +1,6 @@
-// Packs a weight matrix; see packed_weight.h for the layout.
+// Packs a weight matrix; see weight_layout.h for the layout.
 
-#include "matmul/packed_weight.h"
+#include "matmul/weight_layout.h"
 
 #include "matmul/select_product.h"
 #include "simd/load_store.h"

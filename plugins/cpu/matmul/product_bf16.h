@@ -2,7 +2,7 @@
 // both of their products to a vector of float32 columns, twice the work of a float32 multiply-add.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "simd/load_store.h"
 
 #if defined(__AVX512BF16__)
@@ -30,7 +30,7 @@ struct Bfloat16Product {
     const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
     __builtin_memcpy(words + first / 2, &rounded, sizeof rounded);
   }
-  // The same numbers with bfloat16's digits.
+  // Rounds the numbers to bfloat16.
   AFT_INLINE static Vec rounded(Vec values) {
     return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values)), 16);
   }

@@ -1,7 +1,7 @@
 // Products in float32: a word holds one value, and one multiply-add takes it to a vector of columns.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "simd/load_store.h"
 
 namespace aft::AFT_ISA {

@@ -8,7 +8,7 @@
 // chunk, 512 products, the sum stays below 2^31. It is taken apart as in product_int8.h.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 
@@ -61,7 +61,7 @@ struct Int16Product {
     __builtin_memcpy((char*)words + i * sizeof(int16_t), &whole, sizeof whole);
   }
 
-  // Of whole numbers: weights over their columns' scales.
+  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     const IntVec low = __builtin_convertvector(rows[0], IntVec), high = __builtin_convertvector(rows[1], IntVec);
     return (Vec)((low & 0xffff) | (high << 16));

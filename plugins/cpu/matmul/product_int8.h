@@ -7,7 +7,7 @@
 // beforehand: the column sum.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 
@@ -22,8 +22,8 @@ struct Int8Product {
   static constexpr bool kScaled = true;
   static constexpr bool kScaledRows = true;
   static constexpr float kLargestLeft = 255, kLargestWeight = 127;
-  // Of a row's position biases, where their exponentials are the left side: further apart, the rounding of small keys
-  // with large weights would weigh as much as a large key with a small one.
+  // The range of a row's position biases, if their exponentials are the left side. In a larger range, the rounding of
+  // small keys with large weights would weigh as much as a large key with a small weight.
   static constexpr float kLargestRange = 1.0f;
   typedef IntVec Sum;
 
@@ -49,7 +49,7 @@ struct Int8Product {
     __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
   }
 
-  // Of whole numbers: weights over their columns' scales.
+  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     IntVec words{};
     for (int i = 0; i < kPerWord; ++i) words |= (__builtin_convertvector(rows[i], IntVec) & 0xff) << (8 * i);

@@ -8,7 +8,7 @@
 // column is added to its sums at the end: the integers are those that usmmla has.
 #pragma once
 
-#include "encoder.h"
+#include "method.h"
 #include "matmul/product_scale.h"
 #include "simd/load_store.h"
 
@@ -36,7 +36,7 @@ struct Bfloat16Product {
   AFT_INLINE static void encode_panel(const Vec (&values)[2], int64_t first, float* words) {
     store(words + first / 2, (Vec)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(values[0]), values[1]));
   }
-  // The same numbers with bfloat16's digits.
+  // Rounds the numbers to bfloat16.
   AFT_INLINE static Vec rounded(Vec values) { return (Vec)vshll_n_u16((uint16x4_t)vcvt_bf16_f32(values), 16); }
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     return (Vec)vzip1q_u16((uint16x8_t)vcvtq_low_bf16_f32(rows[0]), (uint16x8_t)vcvtq_low_bf16_f32(rows[1]));
@@ -109,7 +109,7 @@ struct Int8Product {
     __builtin_memcpy((char*)words + i, &bytes, kLanes);
   }
 
-  // Of whole numbers: weights over their columns' scales.
+  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     IntVec words{};
     for (int i = 0; i < kPerWord; ++i) words |= (__builtin_convertvector(rows[i], IntVec) & 0xff) << (8 * i);

@@ -7,12 +7,12 @@
 // | bfmmla, usmmla    | two words of each of two rows    | two words of two columns    | 16, 32        |
 //
 // Method:   by element, the words of a row are read in pairs, since 24 sums, the weights of two steps and a pair fill
-//           the 32 registers. By matrix, a sum is a square of two rows and two columns; packed_weight.h has the words
+//           the 32 registers. By matrix, a sum is a square of two rows and two columns; weight_layout.h has the words
 //           of a column next to each other in pairs, and those of two rows are joined here. Half of a tile's rows at a
 //           time leave room for the weights of four steps.
 #pragma once
 
-#include "matmul/packed_weight.h"
+#include "matmul/weight_layout.h"
 #include "simd/simd.h"
 
 #if defined(__aarch64__)
@@ -53,7 +53,7 @@ AFT_INLINE void sum_by_element(const float* left, const float* words, int64_t st
   for (int r = 0; r < kRows; ++r) offset.take_from(sum[r]);
 }
 
-// An odd last row takes the place of its partner as well.
+// An odd last row stands in for its missing partner.
 template <class Product, int64_t kPitch, int kRows>
 AFT_INLINE void sum_by_matrix(const float* left, const float* words, int64_t steps,
                               typename Product::Sum (*sum)[kTileVectors]) {

@@ -7,18 +7,18 @@
 //           (s-1)/2 ("same" padding) or s-1 in causal form.
 // Cost:     bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
 //           exponential; from about s = 30 the multiply-adds take as long.
-// Method:   shared/windowed_sums.h. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m) for
+// Method:   sums/windowed_sums.h. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m) for
 //           all heads, so that denominators are summed as further channels. The weight of a row and a key depends only
 //           on their distance: the tile is a table of the filter, widened by the weight of bias 0 at both ends.
 // Numerics: entries are relative to the largest key, weights to the largest tap of their head. Cells whose denominator
-//           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
-// See:      shared/windowed_sums.h, shared/channel_to_head.h, shared/exact_fallback.h
+//           is too small to be trusted are summed again by the definition (sums/exact_fallback.h).
+// See:      sums/windowed_sums.h, sums/channel_to_head.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/channel_to_head.h"
-#include "mechanisms/shared/exact_fallback.h"
-#include "mechanisms/shared/windowed_sums.h"
+#include "sums/channel_to_head.h"
+#include "sums/exact_fallback.h"
+#include "sums/windowed_sums.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {
@@ -147,7 +147,7 @@ struct ConvWindow {
   AFT_INLINE void weight_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
                                 const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
-    // This panel's share of a later block, in the order of memory and each of its lines once.
+    // Prefetches this panel's share of a later block: each cache line once, in the order of memory.
     const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
     use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
       if (k % kLineVecs<T> == 0) prefetch(ahead + k * kLanes);
@@ -235,7 +235,7 @@ struct ConvWindow {
     for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], lanes);
   }
 
-  // Adds eps to the denominators of the heads of a panel. Sums that cannot be trusted are taken again.
+  // Adds eps to the denominators of a panel's heads. Sums too small to be trusted are computed again by the definition.
   void complete(int64_t b, int64_t t, int64_t head_panel, const float* key_maxima, float* sums) const {
     const int64_t at = (value_panels + head_panel) * kLanes;
     const Vec maximum = load(key_maxima + at) + load(filter_maxima.data() + at);
@@ -243,7 +243,7 @@ struct ConvWindow {
     if (any((IntVec)(load(sums + at) < kTrustedDenominator))) sum_exactly(b, t, head_panel, sums);
   }
 
-  // The sums of the heads of a panel, and of their channels, where they cannot be trusted.
+  // Computes by the definition those sums of a panel's heads and channels that are too small to be trusted.
   void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
     const int64_t length = length_of(p, b), keys = p.causal ? min(t + 1, length) : length;
     const int64_t denominators = value_panels + head_panel;

@@ -13,15 +13,15 @@
 //           maximum of the whole row: half and a quarter of the memory traffic, and a quarter less time. In float32
 //           they are not kept: 3 % of the time are too little for a second matrix of T x T.
 // Numerics: where the maxima of w and K lie far apart the products underflow. Cells whose denominator is too small to
-//           be trusted are summed again by the definition (shared/exact_fallback.h). In bfloat16 numerator and
+//           be trusted are summed again by the definition (sums/exact_fallback.h). In bfloat16 numerator and
 //           denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts weight between keys,
 //           but a mean of equal values stays exact.
-// See:      shared/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, shared/exact_fallback.h
+// See:      sums/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/bias_weights.h"
-#include "mechanisms/shared/exact_fallback.h"
+#include "sums/bias_weights.h"
+#include "sums/exact_fallback.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {
@@ -66,7 +66,7 @@ class FullChannels {
       else
         fill_entries(b, u);
     });
-    // The last rows first: in causal form they take longest.
+    // Begin with the last rows, which take longest in causal form: a long task at the end would leave threads idle.
     parallel_for(parallel, p_.batch * row_blocks_,
                  [&](int64_t task) { block(task / row_blocks_, row_blocks_ - 1 - task % row_blocks_); });
   }
@@ -77,7 +77,7 @@ class FullChannels {
 
   static int64_t steps(int64_t keys) { return steps_of<Product>(keys); }
 
-  // Of the block of keys that begins at u.
+  // The key maxima, and below the scales, of the block of keys that begins at u.
   float* key_maximum(int64_t b, int64_t u) const {
     return key_maxima_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kLanes;
   }
@@ -161,7 +161,7 @@ class FullChannels {
         store_words<Product>(words, step, 0, Product::pack_weights(numerator));
         store_words<Product>(words, step, 1, Product::pack_weights(denominator));
       }
-      // Whole numbers hold no NaN: the scale does.
+      // The scale carries a NaN, because whole numbers cannot hold one.
       const Vec scale = exp(maximum - load(key_maximum(b, u) + c)) / Product::kLargestWeight + (sum - sum);
       store(scales(b, u) + panel * kPanel, scale * largest);
       store(scales(b, u) + panel * kPanel + kLanes, scale);
@@ -204,7 +204,7 @@ class FullChannels {
       for (int64_t t = begin; t < counted; ++t)
         row_maxima[t - begin] = row_maximum(bias_ + t * p_.position_bias_width, p_.packed_bias->rows, kNoKey);
     for (int64_t t = begin; t < counted; ++t) {
-      // The last block of keys that the tile of the row took part in; unless causal, all have one maximum.
+      // Sums are relative to the key maximum of the last block in the row's tile. Unless causal, all blocks have the same.
       const int64_t tile_end = begin + ((t - begin) / kTileRows + 1) * kTileRows;
       const float* key_maxima = key_maximum(b, min(keys, tile_end) - 1);
       write_row(b, t, sums + (t - begin) * width(), row_maxima[t - begin], key_maxima);
@@ -215,7 +215,7 @@ class FullChannels {
     output_.fence();
   }
 
-  // A row's sums: per panel its numerators and its denominators.
+  // The sums of a row: for each panel its numerators, then its denominators.
   int64_t width() const { return panels_ * kPanel; }
 
   void rescale_sums(const float* before, const float* after, int64_t rows, float* sums) const {
@@ -244,7 +244,7 @@ class FullChannels {
     encode_weights<Product>(bias, seen, count, raised, words);
   }
 
-  // The epilogue: ratio and gate. The sums are relative to the maxima.
+  // Writes gate times numerator / denominator. The sums are relative to the maxima.
   void write_row(int64_t b, int64_t t, const float* sums, float bias_maximum, const float* key_maxima) const {
     for (int64_t c = 0; c < channels_; c += kLanes, sums += kPanel) {
       const int64_t at = (b * p_.tokens + t) * p_.channels + c;
@@ -256,13 +256,13 @@ class FullChannels {
     }
   }
 
-  // Adds eps. Sums that cannot be trusted are taken again.
+  // Adds eps to the denominators. Sums too small to be trusted are computed again by the definition.
   void complete(int64_t b, int64_t t, int64_t c, Vec maximum, Vec& numerator, Vec& denominator) const {
     if (p_.eps > 0.0f) denominator += eps_beside(log_eps_ + log_of_one(), maximum);
     if (any((IntVec)(denominator < kTrustedDenominator))) sum_exactly(b, t, c, numerator, denominator);
   }
 
-  // The logarithm of the weight 1 in sums.
+  // Returns the logarithm of the number that the sums hold for a weight of 1.
   static float log_of_one() {
     if constexpr (Product::kScaled) return std::log(Product::kLargestLeft);
     return 0.0f;
@@ -293,7 +293,7 @@ bool is_scaled(Method method) {
   return scaled;
 }
 
-// The preferred method whose products are of floating-point numbers.
+// Returns the first of the methods whose products are in floating point.
 Method float_method(const MethodOrder& order) {
   for (int i = 0; i < order.count; ++i)
     if (!is_scaled(order.methods[i])) return order.methods[i];
@@ -322,7 +322,7 @@ PackedWeight* pack_position_bias(const AftFull& p) {
 
 void aft_full(const AftFull& given, const Parallel& parallel) {
   AftFull p = given;
-  // Only whole numbers need the range of the biases before the first product.
+  // Find the range of the biases only for products in whole numbers: it decides whether these are exact enough.
   const bool packs = !p.constant_bias && p.methods.count > 0 && is_scaled(p.methods.methods[0]);
   const PackedForThisCall packed{packs ? AFT_ISA::pack_position_bias(p) : nullptr};
   if (packs) p.packed_bias = packed.bias;

@@ -5,21 +5,49 @@
 //           with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
 // Cost:     bound by multiply-adds: 4 (2s-1) FLOPs per token and channel (4s in causal form) against 16 bytes of
 //           memory; one exponential per entry of the band and one per key and channel.
-// Method:   shared/windowed_sums.h. exp(w - row maximum) is the tile of weights, so a tile of rows is a small matrix
+// Method:   sums/windowed_sums.h. exp(w - row maximum) is the tile of weights, so a tile of rows is a small matrix
 //           product.
 // Numerics: entries are relative to the largest key, weights to the largest bias of their row. Cells whose denominator
-//           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
-// See:      shared/windowed_sums.h, shared/weight_tile.h, shared/exact_fallback.h
+//           is too small to be trusted are summed again by the definition (sums/exact_fallback.h).
+// See:      sums/windowed_sums.h, sums/exact_fallback.h
 
 #include <cmath>
 
-#include "mechanisms/shared/exact_fallback.h"
-#include "mechanisms/shared/weight_tile.h"
-#include "mechanisms/shared/windowed_sums.h"
+#include "sums/exact_fallback.h"
+#include "sums/windowed_sums.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {
 namespace {
+
+constexpr int kWeightRows = kRegisters == 32 ? 12 : 6;
+
+// Keys of one product at most, and from one row of weights to the next: a constant, so that the rows are
+// reached by fixed offsets, and no multiple of a page, so that they do not compete for the same cache lines.
+constexpr int64_t kWeightKeys = 1024;
+constexpr int64_t kWeightPitch = kWeightKeys + 16;
+
+// results[row] += sum_k weights[row, k] entries[k], a result and an entry being two vectors. Numerators and denominators
+// of a few rows stay in registers while the keys go by: a key takes one broadcast for every row, two loads for the
+// entry, and two multiply-adds per row.
+AFT_INLINE void multiply_weights(const float* weights, const float* entries, int64_t keys, float* results) {
+  Vec sum[kWeightRows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < kWeightRows; ++r)
+    for (int v = 0; v < 2; ++v) sum[r][v] = load(results + (2 * r + v) * kLanes);
+  for (int64_t k = 0; k < keys; ++k) {
+    const Vec numerator = load(entries + 2 * k * kLanes), denominator = load(entries + (2 * k + 1) * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < kWeightRows; ++r) {
+      const Vec weight = splat(weights[r * kWeightPitch + k]);
+      sum[r][0] += weight * numerator;
+      sum[r][1] += weight * denominator;
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < kWeightRows; ++r)
+    for (int v = 0; v < 2; ++v) store(results + (2 * r + v) * kLanes, sum[r][v]);
+}
 
 // Channels taken together: more and the window's entries would leave the second-level cache.
 constexpr int64_t kChannels = 256;
@@ -138,7 +166,7 @@ struct LocalWindow {
                  block.maximum);
   }
 
-  // The query of this tile, and a share of the band of the one in the next group.
+  // Prefetches the query of this tile, and a share of the band of a tile in the next group.
   void prefetch_panel(int64_t b, int64_t t, int64_t panel, int64_t group_rows) const {
     for (int r = 0; r < kRows; ++r) prefetch_later(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
     if (p.band_rows == 1) return;
@@ -165,7 +193,7 @@ struct LocalWindow {
     for (int64_t u = window_end; u < end; ++u) weights[u - begin] = p.causal ? 0.0f : outside_weight;
   }
 
-  // The epilogue: ratio and gate. The sums are relative to the maxima.
+  // Writes gate times numerator / denominator. The sums are relative to the maxima.
   void write_rows(int64_t b, int64_t t, int64_t rows, const float* accumulators, const float* row_maxima,
                   const float* key_maxima) const {
     for (int64_t r = 0; r < rows; ++r)
@@ -179,7 +207,7 @@ struct LocalWindow {
       }
   }
 
-  // Adds eps. Sums that cannot be trusted are taken again.
+  // Adds eps to the denominators. Sums too small to be trusted are computed again by the definition.
   void complete(int64_t b, int64_t t, int64_t c, Vec maximum, Vec& numerator, Vec& denominator) const {
     if (p.eps > 0.0f) denominator += eps_beside(log_eps, maximum);
     if (any((IntVec)(denominator < kTrustedDenominator))) sum_exactly(b, t, c, numerator, denominator);

@@ -9,12 +9,12 @@
 //           into tasks, and each runs down the tokens. Only where that gives fewer tasks than threads are the tokens
 //           cut as well; then k and v are read twice.
 // Numerics: sums are relative to the largest key. Long sums are compensated in causal form.
-// See:      shared/running_softmax.h, shared/head_softmax_pool.h, simd/compensated_sum.h
+// See:      sums/running_softmax.h, sums/head_softmax_pool.h, simd/compensated_sum.h
 
 #include <cmath>
 
-#include "mechanisms/shared/head_softmax_pool.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/head_softmax_pool.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"
@@ -29,7 +29,7 @@ template <class T, Gate gate>
 void gate_rows(const AftSimple& p, const Output<T>& output, const float* context, int64_t b, int64_t begin,
                int64_t end) {
   const T* query = static_cast<const T*>(p.query);
-  constexpr int kVecs = 2;  // at a time: a gate is a long chain of instructions
+  constexpr int kVecs = 2;  // two at a time hide the latency of a gate, a long chain of instructions
   const auto write = [&](auto vecs, int64_t at, int64_t c) AFT_LAMBDA_INLINE {
     constexpr int count = decltype(vecs)::value;
     Vec gated[count];
@@ -199,7 +199,7 @@ void read_logits(const PoolShape& shape, const T* key, int64_t tokens, float* lo
       store(logits + t * shape.padded_heads + h, load(key + t * shape.heads + h, max(0, shape.heads - h)));
 }
 
-// Adds the tokens from `begin` to `end` of document b that count.
+// Adds the tokens of document b in [begin, end) that lie below its length.
 template <class T>
 void pool_keys(const AftSimple& p, const PoolShape& shape, int64_t b, int64_t begin, int64_t end, PoolSums& sums) {
   const T *key = static_cast<const T*>(p.key), *value = static_cast<const T*>(p.value);

@@ -13,11 +13,11 @@
 //           into channel c of query t.
 // Numerics: a chunk's context is relative to its own maximum per key channel, or to 0 where its keys are moderate. In
 //           causal form long sums are compensated, and a block ends before a key that exceeds the maximum by too much.
-// See:      shared/head_context.h, shared/head_rows.h, shared/running_softmax.h
+// See:      sums/head_context.h, sums/head_rows.h, sums/running_softmax.h
 
-#include "mechanisms/shared/head_context.h"
-#include "mechanisms/shared/head_rows.h"
-#include "mechanisms/shared/running_softmax.h"
+#include "sums/head_context.h"
+#include "sums/head_rows.h"
+#include "sums/running_softmax.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"
@@ -107,11 +107,11 @@ void compute_key_weights(const HeadShape& shape, float* keys, int64_t stride, in
   }
 }
 
-// A softmax needs a maximum taken off only against overflow and underflow, and of numbers up to this size neither
-// comes near: the pass over them that finds their maximum is left out.
+// exp of numbers up to this size neither overflows nor underflows. For such rows no maximum is subtracted, which saves
+// the pass that finds it.
 constexpr float kModerate = 16.0f;
 
-// rows = exp(x) if every x is moderate. Returns whether; if not, rows are undefined.
+// Sets rows to exp(x) and returns true if every x is moderate; else it returns false, and rows are undefined.
 template <class T>
 bool compute_moderate_weights(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
                               const T* beside = nullptr) {
@@ -181,7 +181,7 @@ void sum_keys(const EfficientAttention& p, const GroupShapes& shapes, const Para
     float *key_memory = task_memory(block), *value_memory = key_memory + key_block;
     const auto context_of = [&](int64_t h) { return Context(shapes.context, partials + task * states + h * state); };
     for (int64_t h = 0; h < shapes.kv_heads; ++h) context_of(h).clear(p.normalization);
-    bool moderate = softmax;  // so far: the contexts are relative to 0
+    bool moderate = softmax;  // all keys so far are moderate, and the contexts relative to 0
     for (int64_t t = begin; t < end; t += kHeadTokens) {
       const int64_t tokens = min(kHeadTokens, end - t), first = b * all + t;
       const T *keys_at = key + first * key_shape.stride, *values_at = value + first * value_shape.stride;
@@ -294,7 +294,7 @@ void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, R
   }
 }
 
-// Moves the maximum to the largest key of the block that was taken.
+// Raises the maximum to the largest key of the tokens that were taken.
 template <class T>
 void move_maximum_past(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {

@@ -8,9 +8,9 @@
 //           depends on the scan of alpha and Y on the scan of beta. The tokens go through in stretches whose P stays in
 //           the cache. In each stretch tasks sum chunks, the sums are scanned, and the next sweep starts from them.
 // Numerics: weights are relative to the largest logit of their head. Merges of sums are compensated.
-// See:      shared/head_softmax_pool.h
+// See:      sums/head_softmax_pool.h
 
-#include "mechanisms/shared/head_softmax_pool.h"
+#include "sums/head_softmax_pool.h"
 #include "simd/parallel.h"
 
 namespace aft::AFT_ISA {

@@ -8,10 +8,10 @@
 //           Causal: a task runs down the tokens with the contexts of a few heads in the first-level cache.
 // Numerics: phi of elu and relu is never negative, so z does not cancel. Long sums are compensated in causal
 //           form.
-// See:      shared/head_context.h, shared/head_rows.h
+// See:      sums/head_context.h, sums/head_rows.h
 
-#include "mechanisms/shared/head_context.h"
-#include "mechanisms/shared/head_rows.h"
+#include "sums/head_context.h"
+#include "sums/head_rows.h"
 #include "simd/compensated_sum.h"
 #include "simd/math.h"
 #include "simd/parallel.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "encoder.h"
+#include "matmul/packed_weight.h"
 
 namespace aft {
 

@@ -13,6 +13,8 @@
 #include <functional>
 #include <vector>
 
+#include "encoder.h"
+
 namespace aft {
 namespace {
 
@@ -96,7 +98,7 @@ class EncoderInputs {
   std::vector<float> x_, weight_, ones_, output_;
 };
 
-// With a constant position bias, which every method allows.
+// AFT-full with a constant position bias, whose range allows every method.
 class AftFullInputs {
  public:
   AftFullInputs()

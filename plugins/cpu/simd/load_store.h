@@ -99,13 +99,13 @@ template <class T>
 AFT_INLINE void prefetch_later(const T* p) {
   __builtin_prefetch(p, 0, 2);
 }
-// One line of memory, which either of them fetches.
+// The size of a cache line: both prefetches fetch one whole line.
 constexpr int64_t kLineBytes = 64;
 template <class T>
 constexpr int64_t kLineElements = kLineBytes / static_cast<int64_t>(sizeof(T));
 template <class T>
 constexpr int kLineVecs = max(1, kLineElements<T> / kLanes);
-// How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
+// The distance ahead of the row being read: a nearer line arrives late, a farther one is evicted before its use.
 constexpr int64_t kPrefetchRows = 16;
 
 AFT_INLINE float to_float(float x) { return x; }

@@ -25,7 +25,7 @@
 
 #include "device/tile_product.cuh"
 #include "encoder/layer_norm_softmax_pool.cuh"
-#include "mechanisms/shared/pool_merge.cuh"
+#include "sums/pool_merge.cuh"
 
 namespace aft::cuda {
 namespace {

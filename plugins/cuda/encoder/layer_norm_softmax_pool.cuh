@@ -2,16 +2,16 @@
 //
 // Computes: means of the normalized rows n = (X - mean) / deviation with one softmax per head. Its logits are products
 //           of whole rows with a column for each head, and it weights whole rows.
-// Method:   a block works on a chunk of a document. Rows that fit go through mechanisms/shared/pool_tile.cuh, which
+// Method:   a block works on a chunk of a document. Rows that fit go through sums/pool_tile.cuh, which
 //           reads them once. Others are taken for kGroup heads, in steps of kPoolTokens tokens by kSlab channels, once
 //           for the logits and again for the sums. Chunks are merged as in any pooling
-//           (mechanisms/shared/pool_merge.cuh), with rows as wide as all heads' sums.
+//           (sums/pool_merge.cuh), with rows as wide as all heads' sums.
 // Numerics: the sums in the workspace are relative to the largest logit so far.
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
-#include "mechanisms/shared/head_softmax_pool.cuh"
-#include "mechanisms/shared/pool_tile.cuh"
+#include "sums/head_context.cuh"
+#include "sums/head_softmax_pool.cuh"
+#include "sums/pool_tile.cuh"
 
 namespace aft::cuda {
 

@@ -9,7 +9,7 @@
 //           The second readings come mostly from the second-level cache where a batch fits it. In 16 bits, a product of
 //           128 rows with the 127 + s keys of their span costs little beside that. In float32, bound by memory to about
 //           s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the denominators.
-// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
+// Method:   sums/window_sums.cuh has the sums outside the span of a tile of 128 rows. 16-bit heads of 32 channels and
 //           more take aft_conv_product.cuh. Here, the span goes through shared memory once, in panels of 64 keys, as
 //           exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows of 4 channels, all of one
 //           head, and takes keys in blocks of 8. Blocks within the windows of its rows are multiplied, 8 x 8, by 15
@@ -21,16 +21,16 @@
 //           definition.
 // Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
 //           s. Tensor cores have too few digits for float32.
-// See:      aft_conv_product.cuh, aft_conv_table.cuh, shared/window_sums.cuh, shared/gate.cuh
+// See:      aft_conv_product.cuh, aft_conv_table.cuh, sums/window_sums.cuh, sums/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
 #include "mechanisms/aft_conv_product.cuh"
 #include "mechanisms/aft_conv_table.cuh"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/window_scan.cuh"
-#include "mechanisms/shared/window_sums.cuh"
+#include "sums/gate.cuh"
+#include "sums/window_scan.cuh"
+#include "sums/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {
@@ -167,7 +167,7 @@ struct Sums {
   }
 };
 
-// One thread a channel.
+// Each thread has one channel.
 template <int N>
 __device__ __forceinline__ void load_outside(Shared<N>& shared, const ConvParams& p, const Tile<N>& tile) {
   const int thread = threadIdx.x;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
   const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
-  // Denominators and maxima are a head's.
+  // All channels of a head share its denominators and maxima.
   const Total total(shared.maximum[tile.column * N], largest_bias, outside[0]);
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
   if (tile.active) epilogue<T, gate>(p, tile, sums, shared);
 }
 
-// The kernels that tiles are computed by.
+// The kernels that compute the tiles.
 enum Way { kSingle, kVectors, kTensorCores };
 
 template <class T, Way way>
@@ -297,7 +297,7 @@ int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t 
   return with_element(s.element, [&](auto element) {
     using T = decltype(element);
     const int64_t width = s.channels / call->heads;
-    // Rows of keys need no alignment.
+    // The alignment of the keys does not matter: they are not read by vectors.
     const bool vectors = width % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
                          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
     if constexpr (sizeof(T) == 2)

@@ -10,7 +10,7 @@
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
 #include "mechanisms/aft_conv_table.cuh"
-#include "mechanisms/shared/gate.cuh"
+#include "sums/gate.cuh"
 
 namespace aft::cuda {
 

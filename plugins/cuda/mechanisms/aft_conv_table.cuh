@@ -4,8 +4,8 @@
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
-#include "mechanisms/shared/exact_logit.cuh"
-#include "mechanisms/shared/window_sums.cuh"
+#include "sums/exact_logit.cuh"
+#include "sums/window_sums.cuh"
 
 namespace aft::cuda {
 

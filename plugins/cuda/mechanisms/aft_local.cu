@@ -7,7 +7,7 @@
 //           (126 + 2s) FLOPs and reads k and v 1 + (126 + 2s) / 128 times, all but one of the reads from the
 //           second-level cache where the batch fits. The weights are T (2s-1) elements more, written once and read by
 //           each group of 64 channels.
-// Method:   shared/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
+// Method:   sums/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
 //           exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
 //           exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has too few digits). The
 //           weights are taken once per call: further warps of the launch that sums pieces write those of all rows, in
@@ -19,7 +19,7 @@
 // Rejected: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but cancels (4e-2 off
 //           where one key dominates and has a low bias). Tiles of 64 rows read k and v 1.5 times as often if s = 128.
 //           Exponentials of the band in the tiles take 8 instructions a weight for each 64 channels.
-// See:      aft_local_product.cuh, aft_local_weights.cuh, shared/window_sums.cuh, shared/gate.cuh
+// See:      aft_local_product.cuh, aft_local_weights.cuh, sums/window_sums.cuh, sums/gate.cuh
 
 #include "device/async_copy.cuh"
 #include "device/launch.cuh"
@@ -27,10 +27,10 @@
 #include "kernels.h"
 #include "mechanisms/aft_local_product.cuh"
 #include "mechanisms/aft_local_weights.cuh"
-#include "mechanisms/shared/exact_logit.cuh"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/window_scan.cuh"
-#include "mechanisms/shared/window_sums.cuh"
+#include "sums/exact_logit.cuh"
+#include "sums/gate.cuh"
+#include "sums/window_scan.cuh"
+#include "sums/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {
@@ -117,7 +117,7 @@ struct Step {
     }
   }
 
-  // Whether the i-th load is of a key of the span.
+  // Whether the i-th load reads a key of the span.
   __device__ __forceinline__ bool counts(int i) const {
     return static_cast<unsigned>(entry_key + i * kKeysApart) < static_cast<unsigned>(present);
   }
@@ -174,7 +174,7 @@ struct Step {
   static constexpr int kNoChunk = -(1 << 30);  // stays below every chunk
 };
 
-// The mean of one cell as it is defined.
+// Computes the mean of one cell by the definition.
 template <class T>
 __device__ __forceinline__ float exact_mean(const Params<T>& p, const Tile<T>& tile, int row_, int64_t channel,
                                             RunningSum sum) {

@@ -5,7 +5,7 @@
 #include "device/load_store.cuh"
 #include "kernels.h"
 #include "mechanisms/aft_local_product.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -17,13 +17,13 @@
 //           own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
 //           goes over the tokens again, still in registers, with the sums before them.
 // Numerics: sums are relative to the largest key of the tokens that they hold.
-// See:      shared/running_softmax.cuh, shared/gate.cuh
+// See:      sums/running_softmax.cuh, sums/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/gate.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 namespace {
@@ -95,14 +95,14 @@ struct Tokens {
     for (int i = 0; i < kInFlight; ++i) raw[i] = Raw<T, N>(first + i * step);
   }
 
-  // The first `count` tokens only.
+  // Loads only the first `count` tokens.
   __device__ __forceinline__ void load(const T* first, int64_t step, int count) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
       if (i < count) raw[i] = Raw<T, N>(first + i * step);
   }
 
-  // The first `count` tokens, and `rest` in the others' place.
+  // Loads the first `count` tokens, and puts `rest` in the place of the others.
   __device__ __forceinline__ void load(const T* first, int64_t step, int count, T rest) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 2) single_chunk_kernel(const Params 
   gate_chunk<gate>(p, tile, [&] { return sum_chunk(p, tile); });
 }
 
-// From each row's own sums to those of all rows above and of `before`, the sum of channel threadIdx.x above the tile,
+// Adds to each row's own sums those of all rows above and `before`, the sum of channel threadIdx.x above the tile,
 // which becomes that above the next tile.
 template <class T, int N>
 __device__ __forceinline__ void scan_rows(BinarySum (&sums)[N], BinarySum& before,

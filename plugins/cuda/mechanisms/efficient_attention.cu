@@ -15,9 +15,9 @@
 // Rejected: a pass for the maxima before one for the sums needs no scaling, and reads the keys once more, 5BTD. One
 //           maximum for all channels of a head saves d of them, and a channel whose keys all lie 90 below the largest
 //           would have no weights at all.
-// See:      shared/head_context.cuh, shared/head_launch.cuh
+// See:      sums/head_context.cuh, sums/head_launch.cuh
 
-#include "mechanisms/shared/head_launch.cuh"
+#include "sums/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

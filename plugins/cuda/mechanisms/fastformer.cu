@@ -14,13 +14,13 @@
 // Numerics: weights are relative to the largest logit of their head.
 // Rejected: a dot product for each token and head, a warp a token, reads Wa from the cache for every token, which
 //           bounds it by that from 4 heads on; tensor cores take the tile's logits for 8 heads at once.
-// See:      fastformer_pool.cuh, shared/pool_tile.cuh, shared/head_softmax_pool.cuh, shared/pool_merge.cuh
+// See:      fastformer_pool.cuh, sums/pool_tile.cuh, sums/head_softmax_pool.cuh, sums/pool_merge.cuh
 
 #include "mechanisms/fastformer_pool.cuh"
-#include "mechanisms/shared/head_context.cuh"
-#include "mechanisms/shared/head_softmax_pool.cuh"
-#include "mechanisms/shared/pool_merge.cuh"
-#include "mechanisms/shared/pool_tile.cuh"
+#include "sums/head_context.cuh"
+#include "sums/head_softmax_pool.cuh"
+#include "sums/pool_merge.cuh"
+#include "sums/pool_tile.cuh"
 
 namespace aft::cuda {
 namespace {
@@ -221,7 +221,7 @@ struct Run {
     return groups > 1 ? launch(group_kernel, grid_of(merges() * groups), kMergeThreads, stream, p, to) : 0;
   }
 
-  // Any rows, in chunks of kPoolTokens.
+  // Pools rows of any width and alignment, in chunks of kPoolTokens.
   template <bool kProduct>
   int pool_chunks(const AftCudaTensor& tensor, const void* weight, const float* factor, const Pool& to) const {
     const dim3 grid = grid_of(s.batch * p.chunks * ceil_div(p.heads, kGroup));

@@ -2,8 +2,8 @@
 // are read for the logits and again for the sums.
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
-#include "mechanisms/shared/head_softmax_pool.cuh"
+#include "sums/head_context.cuh"
+#include "sums/head_softmax_pool.cuh"
 
 namespace aft::cuda {
 namespace {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, c
   }
   __syncthreads();
 
-  // The rows again, from the caches.
+  // Read the rows a second time, now from the caches.
   const int begin = first_head * p.width, end = begin + heads * p.width;
   for (int channel = begin / kPiece * kPiece; channel < end; channel += kSlab) {
     PieceOfFloats x;

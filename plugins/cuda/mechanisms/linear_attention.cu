@@ -7,19 +7,19 @@
 //           Taken: 4BTD and the states of the chunks, d + 2 floats a channel and chunk, no more than their keys. Causal
 //           6BTD, because keys and values are read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of
 //           the values each, which read the same keys and queries, mostly from the second-level cache.
-// Method:   sums of the chunks, merge_states (shared/head_merge.cuh), and the chunks' queries: not causal times the
+// Method:   sums of the chunks, merge_states (sums/head_merge.cuh), and the chunks' queries: not causal times the
 //           whole S, causal times S before each tile and times the keys in it. In 16 bits sum_tiles, apply_state and
-//           causal_tiles with bfloat16 operands (shared/head_tensor_passes.cuh, head_tensor_causal.cuh), in float32
-//           sum_context, apply_context and causal_context with split tf32 operands (shared/head_passes.cuh,
+//           causal_tiles with bfloat16 operands (sums/head_tensor_passes.cuh, head_tensor_causal.cuh), in float32
+//           sum_context, apply_context and causal_context with split tf32 operands (sums/head_passes.cuh,
 //           head_causal.cuh).
 // Numerics: phi is never negative, so z does not cancel. In 16 bits z sums the same rounded weights as S, and their
 //           errors of 2^-9 even out in the average. In float32 operands are split (device/block_product.cuh).
 // Rejected: one block that takes a head from its first token to its last, as the recurrence is written, leaves a GPU
 //           idle at B = 1. Atomic additions into S need no merge, but their order, and so the last bits, depend on the
 //           scheduler. float16 operands for float16 tensors keep two more bits of phi, but lose its range.
-// See:      shared/head_context.cuh, shared/head_launch.cuh
+// See:      sums/head_context.cuh, sums/head_launch.cuh
 
-#include "mechanisms/shared/head_launch.cuh"
+#include "sums/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

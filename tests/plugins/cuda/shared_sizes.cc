@@ -3,11 +3,11 @@
 #include <cstdio>
 
 #include "encoder/layer_norm_softmax_pool.cuh"
-#include "mechanisms/shared/head_causal.cuh"
-#include "mechanisms/shared/head_passes.cuh"
-#include "mechanisms/shared/head_tensor_causal.cuh"
-#include "mechanisms/shared/head_tensor_passes.cuh"
-#include "mechanisms/shared/pool_tile.cuh"
+#include "sums/head_causal.cuh"
+#include "sums/head_passes.cuh"
+#include "sums/head_tensor_causal.cuh"
+#include "sums/head_tensor_passes.cuh"
+#include "sums/pool_tile.cuh"
 
 template <int kWidth>
 void print_sizes() {

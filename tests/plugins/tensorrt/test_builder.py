@@ -97,8 +97,8 @@ def test_product_of_aft_full_builds_either_way(
 @pytest.mark.parametrize(
     ("op_type", "changes", "message"),
     [
-        ("AftFull", {"gate": "relu"}, 'gate is "relu", expected one of sigmoid tanh none'),
-        ("CausalAftFull", {"precision": "int4"}, 'precision is "int4", expected one of fp32 fp16'),
+        ("AftFull", {"gate": "relu"}, 'gate is "relu", expected sigmoid, tanh or none'),
+        ("CausalAftFull", {"precision": "int4"}, 'precision is "int4", expected fp32, fp16, bf16'),
         ("AftConv", {"num_heads": "2"}, "num_heads has a wrong type, expected an integer"),
         ("AftConv", {"num_heads": [1, 2]}, "num_heads has 2 values, expected one"),
         ("NormalizedLinearAttention", {"eps": 0.0}, "eps is 0, expected more than 0"),
@@ -122,7 +122,7 @@ def test_product_of_aft_full_builds_either_way(
         (
             "AftSimple",
             {"shapes": {"value": ["batch", CHANNELS]}},
-            "value is [-1, -1], expected 3 dimensions",
+            "value has shape [-1, -1], expected 3 dimensions",
         ),
     ],
 )
@@ -141,24 +141,32 @@ def test_parser_refusal_is_explained(
         (
             "AftSimple",
             {"shapes": {"key": ["batch", "tokens", 17]}},
-            "key is [-1, -1, 17], expected [-1, -1, 16]",
+            "key has shape [-1, -1, 17], expected [-1, -1, 16]",
         ),
         (
             "EfficientAttention",
             {"num_heads": 3},
-            "query has 16 channels, which num_heads 3 does not divide",
+            "query has shape [-1, -1, 16], whose width is not divisible by num_heads 3",
         ),
         (
             "AftFull",
             {"shapes": {"position_bias": [32, 33]}},
-            "position_bias is [32, 33], expected [32, 32]",
+            "position_bias has shape [32, 33], expected [32, 32]",
         ),
-        ("AftLocal", {"shapes": {"band": [1, 4]}}, "band has 4 columns, expected an odd number"),
-        ("AftConv", {"shapes": {"filter": [2, 0]}}, "filter has no taps"),
+        (
+            "AftLocal",
+            {"shapes": {"band": [1, 4]}},
+            "band has shape [1, 4], expected an odd number of columns",
+        ),
+        (
+            "AftConv",
+            {"shapes": {"filter": [2, 0]}},
+            "filter has shape [2, 0], expected at least one tap",
+        ),
         (
             "CausalFastformer",
             {"shapes": {"beta_weight": [CHANNELS, 3]}},
-            "beta_weight is [16, 3], expected [16, 2]",
+            "beta_weight has shape [16, 3], expected [16, 2]",
         ),
     ],
 )

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from aftexport.operators.schema import OnnxOperator
-from aftexport.operators.torch_ops import (
-    aft_full_product,
-    layer_norm_fastformer,
-    layer_norm_feed_forward,
-    layer_norm_linear,
-    layer_norm_query_key_value,
-    linear_residual,
-)
+from aftexport.operators.torch_ops import aft_full_product, encoder
 from aftexport.operators.torch_ops.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.torch_ops.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.operators.torch_ops.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
@@ -63,11 +56,11 @@ _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
     "AftFullPrepare": aft_full_product.prepare,
     "AftFullFinish": aft_full_product.finish,
-    "LayerNormFastformer": layer_norm_fastformer.reference,
-    "LayerNormFeedForward": layer_norm_feed_forward.reference,
-    "LayerNormLinear": layer_norm_linear.reference,
-    "LayerNormQueryKeyValue": layer_norm_query_key_value.reference,
-    "LinearResidual": linear_residual.reference,
+    "LayerNormFastformer": encoder.layer_norm_fastformer,
+    "LayerNormFeedForward": encoder.layer_norm_feed_forward,
+    "LayerNormLinear": encoder.layer_norm_linear,
+    "LayerNormQueryKeyValue": encoder.layer_norm_query_key_value,
+    "LinearResidual": encoder.linear_residual,
 }
 
 

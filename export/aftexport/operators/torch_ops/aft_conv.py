@@ -1,5 +1,6 @@
 """AFT-conv in PyTorch; see ``mechanisms.aft_conv``."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,62 +23,57 @@ from aftexport.operators.numerics import (
     split_heads,
 )
 from aftexport.operators.torch_ops import _windowed as windowed
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    num_heads: int,
-    gate: str,
-    eps: float,
-) -> None:
-    check_same_shape(op_type, query=query, value=value)
-    check_lengths(op_type, query, lengths)
-    check_eps(op_type, eps)
-    check_heads(op_type, query, num_heads)
-    check_key_columns(op_type, query, key, num_heads)
-    if filter.dim() != 2 or filter.shape[0] != num_heads or filter.shape[1] == 0:
-        raise ValueError(
-            f"{op_type}: filter must be [{num_heads}, s], got shape {tuple(filter.shape)}"
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AftConv(SequenceCall):
+    """A call; ``key`` is ``[B, T, H]``.
+
+    ``filter`` is ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2`` (causal
+    ``t + j - (s-1)``).
+    """
+
+    filter: Tensor
+    num_heads: int
+    gate: str
+    eps: float
+
+    def check(self) -> None:
+        check_same_shape(self.op_type, query=self.query, value=self.value)
+        check_lengths(self.op_type, self.query, self.lengths)
+        check_eps(self.op_type, self.eps)
+        check_heads(self.op_type, self.query, self.num_heads)
+        check_key_columns(self.op_type, self.query, self.key, self.num_heads)
+        shape = tuple(self.filter.shape)
+        if len(shape) != 2 or shape[0] != self.num_heads or shape[1] == 0:
+            raise ValueError(
+                f"{self.op_type}: filter must be [{self.num_heads}, s], got shape {shape}"
+            )
+
+    def reference(self) -> Tensor:
+        """Compute the definition, row by row."""
+        key, value = self._by_heads()
+        mean = _means(key, value, self.filter, self.causal, self.eps)
+        return apply_gate(self.gate, self.query, mean.flatten(2))
+
+    def compute(self) -> Tensor:
+        """Compute ``reference`` in time linear in T: a convolution, and running sums outside."""
+        mean = guarded_mean(
+            partial(_sums, causal=self.causal, eps=self.eps),
+            partial(_means, causal=self.causal, eps=self.eps),
+            *self._by_heads(),
+            self.filter,
         )
+        return apply_gate(self.gate, self.query, mean.flatten(2))
+
+    def _by_heads(self) -> tuple[Tensor, Tensor]:
+        return mask_keys(self.key, self.lengths), split_heads(self.value, self.num_heads)
 
 
 def _left(filter: Tensor, causal: bool) -> int:
     taps = filter.shape[1]
     return taps - 1 if causal else (taps - 1) // 2
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row.
-
-    Args:
-        query, value: ``[B, T, D]``.
-        key: ``[B, T, H]``.
-        filter: ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2``
-            (causal ``t + j - (s-1)``).
-        lengths: int64 ``[B]``.
-        gate, eps: see ``mechanisms.aft_conv``.
-        causal: whether a row sees only the keys up to its own position.
-    """
-    mean = _means(mask_keys(key, lengths), split_heads(value, num_heads), filter, causal, eps)
-    return apply_gate(gate, query, mean.flatten(2))
 
 
 def _means(key: Tensor, value: Tensor, filter: Tensor, causal: bool, eps: float) -> Tensor:
@@ -98,29 +94,4 @@ def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool, eps: float) 
     return sums[..., :-1], denominators(sums[..., -1:], top, eps, filter_max)
 
 
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    filter: Tensor,
-    lengths: Tensor,
-    *,
-    num_heads: int,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` in time linear in T: a convolution, and running sums outside it."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal, eps=eps),
-        partial(_means, causal=causal, eps=eps),
-        mask_keys(key, lengths),
-        split_heads(value, num_heads),
-        filter,
-    )
-    return apply_gate(gate, query, mean.flatten(2))
-
-
-AFT_CONV, CAUSAL_AFT_CONV = register_pair(
-    "AftConv", check=_check, compute=compute, reference=reference
-)
+AFT_CONV, CAUSAL_AFT_CONV = register_pair("AftConv", _AftConv)

@@ -1,5 +1,6 @@
 """AFT-full in PyTorch; see ``mechanisms.aft_full``."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,53 +22,42 @@ from aftexport.operators.numerics import (
     long_product,
     mask_keys,
 )
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    gate: str,
-    eps: float,
-) -> None:
-    check_same_shape(op_type, query=query, key=key, value=value)
-    check_lengths(op_type, query, lengths)
-    check_eps(op_type, eps)
-    if position_bias.dim() != 2 or position_bias.shape[0] != position_bias.shape[1]:
-        raise ValueError(
-            f"{op_type}: position_bias must be square, got shape {tuple(position_bias.shape)}"
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AftFull(SequenceCall):
+    """A call; ``position_bias`` is ``[Tmax, Tmax]``, row for the query, column for the key."""
+
+    position_bias: Tensor
+    gate: str
+    eps: float
+
+    def check(self) -> None:
+        check_same_shape(self.op_type, query=self.query, key=self.key, value=self.value)
+        check_lengths(self.op_type, self.query, self.lengths)
+        check_eps(self.op_type, self.eps)
+        shape = tuple(self.position_bias.shape)
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(f"{self.op_type}: position_bias must be square, got shape {shape}")
+        check_max_tokens(self.op_type, self.query, "position_bias", shape[0])
+
+    def reference(self) -> Tensor:
+        """Compute the definition, row by row."""
+        key = mask_keys(self.key, self.lengths)
+        mean = _means(key, self.value, self.position_bias, self.causal, self.eps)
+        return apply_gate(self.gate, self.query, mean)
+
+    def compute(self) -> Tensor:
+        """Compute ``reference`` as one matrix product; keys and biases have maxima of their own."""
+        mean = guarded_mean(
+            partial(_sums, causal=self.causal, eps=self.eps),
+            partial(_means, causal=self.causal, eps=self.eps),
+            mask_keys(self.key, self.lengths),
+            self.value,
+            self.position_bias,
         )
-    check_max_tokens(op_type, query, "position_bias", position_bias.shape[0])
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row.
-
-    Args:
-        query, key, value: ``[B, T, D]``.
-        position_bias: ``[Tmax, Tmax]``, row for the query, column for the key.
-        lengths: int64 ``[B]``.
-        gate, eps: see ``mechanisms.aft_full``.
-        causal: whether a row sees only the keys up to its own position.
-    """
-    return apply_gate(
-        gate, query, _means(mask_keys(key, lengths), value, position_bias, causal, eps)
-    )
+        return apply_gate(self.gate, self.query, mean)
 
 
 def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: float) -> Tensor:
@@ -93,28 +83,4 @@ def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: 
     return numerator, denominators(denominator, top, eps, bias_max)
 
 
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` as one matrix product; the maxima of keys and biases are separate."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal, eps=eps),
-        partial(_means, causal=causal, eps=eps),
-        mask_keys(key, lengths),
-        value,
-        position_bias,
-    )
-    return apply_gate(gate, query, mean)
-
-
-AFT_FULL, CAUSAL_AFT_FULL = register_pair(
-    "AftFull", check=_check, compute=compute, reference=reference
-)
+AFT_FULL, CAUSAL_AFT_FULL = register_pair("AftFull", _AftFull)

@@ -1,5 +1,6 @@
 """AFT-local in PyTorch; see ``mechanisms.aft_local``."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,56 +22,52 @@ from aftexport.operators.numerics import (
     mask_keys,
 )
 from aftexport.operators.torch_ops import _windowed as windowed
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    gate: str,
-    eps: float,
-) -> None:
-    check_same_shape(op_type, query=query, key=key, value=value)
-    check_lengths(op_type, query, lengths)
-    check_eps(op_type, eps)
-    if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
-        width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
-        raise ValueError(f"{op_type}: band must be {width}, got shape {tuple(band.shape)}")
-    if band.shape[0] != 1:
-        check_max_tokens(op_type, query, "band", band.shape[0])
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AftLocal(SequenceCall):
+    """A call.
+
+    ``band`` is ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias of key
+    ``t + j - (s-1)``. A single row serves every t: a relative bias.
+    """
+
+    band: Tensor
+    gate: str
+    eps: float
+
+    def check(self) -> None:
+        check_same_shape(self.op_type, query=self.query, key=self.key, value=self.value)
+        check_lengths(self.op_type, self.query, self.lengths)
+        check_eps(self.op_type, self.eps)
+        shape = tuple(self.band.shape)
+        if len(shape) != 2 or shape[1] == 0 or (not self.causal and shape[1] % 2 == 0):
+            width = "[Tmax or 1, s]" if self.causal else "[Tmax or 1, 2s-1]"
+            raise ValueError(f"{self.op_type}: band must be {width}, got shape {shape}")
+        if shape[0] != 1:
+            check_max_tokens(self.op_type, self.query, "band", shape[0])
+
+    def reference(self) -> Tensor:
+        """Compute the definition, row by row."""
+        key = mask_keys(self.key, self.lengths)
+        mean = _means(key, self.value, self.band, self.causal, self.eps)
+        return apply_gate(self.gate, self.query, mean)
+
+    def compute(self) -> Tensor:
+        """Compute ``reference`` in time linear in T: blocks of the band, running sums outside."""
+        mean = guarded_mean(
+            partial(_sums, causal=self.causal, eps=self.eps),
+            partial(_means, causal=self.causal, eps=self.eps),
+            mask_keys(self.key, self.lengths),
+            self.value,
+            self.band,
+        )
+        return apply_gate(self.gate, self.query, mean)
 
 
 def _left(band: Tensor, causal: bool) -> int:
     return band.shape[1] - 1 if causal else band.shape[1] // 2
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition, row by row.
-
-    Args:
-        query, key, value: ``[B, T, D]``.
-        band: ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias
-            of key ``t + j - (s-1)``. A single row serves every t: a relative bias.
-        lengths: int64 ``[B]``.
-        gate, eps: see ``mechanisms.aft_local``.
-        causal: whether a row sees only the keys up to its own position.
-    """
-    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal, eps))
 
 
 def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) -> Tensor:
@@ -100,28 +97,4 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) ->
     return sums[..., :channels], denominators(sums[..., channels:], top, eps, row_max)
 
 
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    band: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` in time linear in T: blocks of the band, running sums outside it."""
-    mean = guarded_mean(
-        partial(_sums, causal=causal, eps=eps),
-        partial(_means, causal=causal, eps=eps),
-        mask_keys(key, lengths),
-        value,
-        band,
-    )
-    return apply_gate(gate, query, mean)
-
-
-AFT_LOCAL, CAUSAL_AFT_LOCAL = register_pair(
-    "AftLocal", check=_check, compute=compute, reference=reference
-)
+AFT_LOCAL, CAUSAL_AFT_LOCAL = register_pair("AftLocal", _AftLocal)

@@ -1,6 +1,7 @@
 """AFT-simple in PyTorch; see ``mechanisms.aft_simple``."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,83 +22,40 @@ from aftexport.operators.numerics import (
     softmax_mean,
     split_heads,
 )
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    gate: str,
-    num_heads: int,
-    eps: float,
-) -> None:
-    check_same_shape(op_type, query=query, value=value)
-    check_lengths(op_type, query, lengths)
-    check_eps(op_type, eps)
-    columns = query.shape[2]
-    if num_heads:
-        check_heads(op_type, query, num_heads)
-        columns = num_heads
-    check_key_columns(op_type, query, key, columns)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _AftSimple(SequenceCall):
+    """A call; ``key`` is ``[B, T, D]``, or ``[B, T, num_heads]``."""
 
+    gate: str
+    num_heads: int
+    eps: float
 
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    num_heads: int,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition; the causal form computes each prefix separately.
+    def check(self) -> None:
+        check_same_shape(self.op_type, query=self.query, value=self.value)
+        check_lengths(self.op_type, self.query, self.lengths)
+        check_eps(self.op_type, self.eps)
+        columns = self.query.shape[2]
+        if self.num_heads:
+            check_heads(self.op_type, self.query, self.num_heads)
+            columns = self.num_heads
+        check_key_columns(self.op_type, self.query, self.key, columns)
 
-    Args:
-        query, value: ``[B, T, D]``.
-        key: ``[B, T, D]``, or ``[B, T, num_heads]``.
-        lengths: int64 ``[B]``.
-        gate, num_heads, eps: see ``mechanisms.aft_simple``.
-        causal: whether a row sees only the keys up to its own position.
-    """
-    mean = prefix_means if causal else softmax_mean
-    return _run(mean, query, key, value, lengths, gate, eps)
+    def reference(self) -> Tensor:
+        """Compute the definition; the causal form computes each prefix separately."""
+        return self._run(prefix_means if self.causal else softmax_mean)
 
+    def compute(self) -> Tensor:
+        """Compute ``reference``; the causal form uses running sums."""
+        return self._run(running_means if self.causal else softmax_mean)
 
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    *,
-    gate: str,
-    num_heads: int,
-    eps: float,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference``; the causal form uses running sums."""
-    mean = running_means if causal else softmax_mean
-    return _run(mean, query, key, value, lengths, gate, eps)
-
-
-def _run(
-    mean: Callable[[Tensor, Tensor, float], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    gate: str,
-    eps: float,
-) -> Tensor:
-    """Multiply the gate by ``mean`` of keys ``[B, T, H, 1]`` and values ``[B, T, H, D / H]``."""
-    values = split_heads(value, key.shape[2])
-    means = mean(mask_keys(key, lengths)[..., None], values, eps)
-    return apply_gate(gate, query, means.expand_as(values).flatten(2))
+    def _run(self, mean: Callable[[Tensor, Tensor, float], Tensor]) -> Tensor:
+        """Multiply the gate by ``mean`` of keys ``[B, T, H, 1]`` and values ``[B, T, H, D/H]``."""
+        values = split_heads(self.value, self.key.shape[2])
+        means = mean(mask_keys(self.key, self.lengths)[..., None], values, self.eps)
+        return apply_gate(self.gate, self.query, means.expand_as(values).flatten(2))
 
 
 def prefix_means(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
@@ -122,6 +80,4 @@ def _prefix_sums(logits: Tensor, value: Tensor, eps: float) -> Sums:
     return (weight * value).cumsum(1), denominators(weight.cumsum(1), top, eps)
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = register_pair(
-    "AftSimple", check=_check, compute=compute, reference=reference
-)
+AFT_SIMPLE, CAUSAL_AFT_SIMPLE = register_pair("AftSimple", _AftSimple)

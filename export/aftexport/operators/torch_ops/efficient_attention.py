@@ -1,17 +1,16 @@
 """Efficient Attention in PyTorch; see ``mechanisms.efficient_attention``."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from aftexport.operators.numerics import (
     Sums,
     causal_product,
-    check_grouped_heads,
-    check_lengths,
     context,
     denominators,
     divisor,
-    grouped_shapes,
     guarded_mean,
     key_weights,
     largest,
@@ -21,111 +20,52 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
+from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
 from aftexport.operators.torch_ops.torch_op import register_pair
 
 
-def _check(
-    op_type: str,
-    causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    key_lengths: Tensor | None = None,
-    *,
-    num_heads: int,
-    normalization: str,
-    scale: float,
-    kv_num_heads: int,
-) -> None:
-    check_grouped_heads(
-        op_type,
-        query,
-        key,
-        value,
-        num_heads=num_heads,
-        kv_num_heads=kv_num_heads,
-        key_lengths=key_lengths,
-    )
-    check_lengths(op_type, query, lengths)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _EfficientAttention(GroupedHeadsCall):
+    normalization: str
+    scale: float
 
+    def reference(self) -> Tensor:
+        """Compute the definition; the causal form row by row."""
+        if self.normalization == "scaling":
+            return self.compute()
+        queries = split_heads(self.query, self.num_heads).softmax(3)
+        pairs = (mask_keys(self.key, self.counted), self.value)
+        keys, values = (repeat_heads(split_heads(x, self.kv_heads), self.num_heads) for x in pairs)
+        count = self.key.shape[1]
+        ends = range(1, count + 1) if self.causal else [count]
+        rows = [_attend(queries, keys, values, end, self.causal) for end in ends]
+        return self.scale * torch.cat(rows, 1).flatten(2)
 
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    key_lengths: Tensor | None = None,
-    *,
-    num_heads: int,
-    normalization: str,
-    scale: float,
-    kv_num_heads: int,
-    causal: bool,
-) -> Tensor:
-    """Compute the definition; the causal form row by row.
-
-    Args:
-        query: ``[B, T, H * d]``.
-        key, value: ``[B, S, G * d]`` and ``[B, S, G * e]`` of G heads.
-        lengths: int64 ``[B]``.
-        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
-        num_heads: H.
-        normalization, scale: see ``mechanisms.efficient_attention``.
-        kv_num_heads: G; 0 for H.
-        causal: whether a row sees only the keys up to its own position.
-    """
-    if normalization == "scaling":
-        return compute(
-            query, key, value, lengths, key_lengths, num_heads=num_heads,
-            normalization=normalization, scale=scale, kv_num_heads=kv_num_heads, causal=causal,
-        )  # fmt: skip
-    heads = kv_num_heads or num_heads
-    counted = lengths if key_lengths is None else key_lengths
-    queries = split_heads(query, num_heads).softmax(3)
-    keys = repeat_heads(split_heads(mask_keys(key, counted), heads), num_heads)
-    values = repeat_heads(split_heads(value, heads), num_heads)
-    ends = range(1, key.shape[1] + 1) if causal else [key.shape[1]]
-    rows = [_attend(queries, keys, values, end, causal) for end in ends]
-    return scale * torch.cat(rows, 1).flatten(2)
+    def compute(self) -> Tensor:
+        """Compute ``reference`` in time linear in T, also for the causal form."""
+        queries = split_heads(self.query, self.num_heads)
+        values = split_heads(self.value, self.kv_heads)
+        if self.normalization == "scaling":
+            keys = split_heads(self.key, self.kv_heads)
+            result = _scaled(queries, keys, values, self.counted, self.causal)
+            return self.scale * result.flatten(2)
+        keys = split_heads(mask_keys(self.key, self.counted), self.kv_heads)
+        asking = queries.softmax(3)
+        if self.causal:
+            keys, values = (repeat_heads(x, self.num_heads) for x in (keys, values))
+            result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
+        else:
+            weight = (keys - largest(keys)).exp()
+            means = context(weight, values) / divisor(weight.sum(1))[..., None]
+            contexts = repeat_heads(means, self.num_heads, 1)
+            result = torch.einsum("bthc,bhce->bthe", asking, contexts)
+        return self.scale * result.flatten(2)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, end: int, causal: bool) -> Tensor:
     context = torch.einsum("bthc,bthe->bhce", softmax(keys[:, :end]), values[:, :end])
     asking = queries[:, end - 1 : end] if causal else queries
     return torch.einsum("bthc,bhce->bthe", asking, context)
-
-
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Tensor,
-    key_lengths: Tensor | None = None,
-    *,
-    num_heads: int,
-    normalization: str,
-    scale: float,
-    kv_num_heads: int,
-    causal: bool,
-) -> Tensor:
-    """Compute ``reference`` in time linear in T, also for the causal form."""
-    heads = kv_num_heads or num_heads
-    counted = lengths if key_lengths is None else key_lengths
-    queries, values = split_heads(query, num_heads), split_heads(value, heads)
-    if normalization == "scaling":
-        result = _scaled(queries, split_heads(key, heads), values, counted, causal)
-        return scale * result.flatten(2)
-    keys = split_heads(mask_keys(key, counted), heads)
-    asking = queries.softmax(3)
-    if causal:
-        keys, values = (repeat_heads(x, num_heads) for x in (keys, values))
-        result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
-    else:
-        weight = (keys - largest(keys)).exp()
-        means = context(weight, values) / divisor(weight.sum(1))[..., None]
-        result = torch.einsum("bthc,bhce->bthe", asking, repeat_heads(means, num_heads, 1))
-    return scale * result.flatten(2)
 
 
 def _scaled(queries: Tensor, keys: Tensor, values: Tensor, counted: Tensor, causal: bool) -> Tensor:
@@ -158,9 +98,5 @@ def _causal_rows(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = register_pair(
-    "EfficientAttention",
-    check=_check,
-    compute=compute,
-    reference=reference,
-    shapes=grouped_shapes,
+    "EfficientAttention", _EfficientAttention
 )

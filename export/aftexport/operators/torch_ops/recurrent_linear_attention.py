@@ -1,5 +1,6 @@
 """Recurrent linear attention in PyTorch; see ``mechanisms.recurrent_linear_attention``."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,130 +9,15 @@ from torch import Tensor
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
 from aftexport.operators.numerics import check_lengths, check_positive_eps, valid_keys
-from aftexport.operators.torch_ops._recurrence import Recurrence, by_heads, token_by_token
-from aftexport.operators.torch_ops._recurrent_chunks import chunk_by_chunk
-from aftexport.operators.torch_ops.torch_op import register_recurrent
+from aftexport.operators.torch_ops._recurrence import Recurrence, chunk_by_chunk, token_by_token
+from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_recurrent
 
 
-def _check(
-    op_type: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_state: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    *,
-    update_rule: str,
-    normalizer: str,
-    q_num_heads: int,
-    kv_num_heads: int,
-    eps: float,
-    **settings: Any,
-) -> None:
-    _check_rule(op_type, update_rule, normalizer, eps)
-    key_width = _check_heads(op_type, query, key, value, q_num_heads, kv_num_heads)
-    for name, tensor, rules in (("decay", decay, GATED_RULES), ("beta", beta, DELTA_RULES)):
-        if (tensor is not None) != (update_rule in rules):
-            verb = "requires" if update_rule in rules else "forbids"
-            raise ValueError(f"{op_type}: update_rule {update_rule} {verb} the input {name}")
-    if decay is not None:
-        by_channel = settings["decay_granularity"] == "channel"
-        _check_tokens(op_type, "decay", decay, query, key_width if by_channel else kv_num_heads)
-    if beta is not None:
-        is_shared = beta.shape[-1:] == (1,)
-        _check_tokens(op_type, "beta", beta, query, 1 if is_shared else kv_num_heads)
-    check_lengths(op_type, query, lengths)
-    if past_state is not None:
-        named = {"normalizer": normalizer, "q_num_heads": q_num_heads, **settings}
-        _, state = _shapes(query, key, value, kv_num_heads=kv_num_heads, **named)
-        if past_state.shape != state:
-            raise ValueError(
-                f"{op_type}: past_state must be {list(state)}, got shape {tuple(past_state.shape)}"
-            )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RecurrentLinearAttention(Call):
+    """A call.
 
-
-def _check_rule(op_type: str, update_rule: str, normalizer: str, eps: float) -> None:
-    if normalizer == "sum" and update_rule in DELTA_RULES:
-        raise ValueError(
-            f"{op_type}: normalizer must be none for update_rule {update_rule}, got sum"
-        )
-    if normalizer == "sum":
-        check_positive_eps(op_type, eps)
-
-
-def _check_heads(
-    op_type: str, query: Tensor, key: Tensor, value: Tensor, q_num_heads: int, kv_num_heads: int
-) -> int:
-    """Raise ValueError unless the heads divide the channels; return the channels of the key."""
-    if query.dim() != 3:
-        raise ValueError(
-            f"{op_type}: query must be [batch, tokens, channels], got shape {tuple(query.shape)}"
-        )
-    if kv_num_heads < 1 or q_num_heads < 1 or q_num_heads % kv_num_heads:
-        raise ValueError(
-            f"{op_type}: q_num_heads must be a positive multiple of kv_num_heads, "
-            f"got {q_num_heads} and {kv_num_heads}"
-        )
-    if query.shape[2] % q_num_heads:
-        raise ValueError(
-            f"{op_type}: q_num_heads must divide the {query.shape[2]} channels of query, "
-            f"got {q_num_heads}"
-        )
-    key_width = kv_num_heads * (query.shape[2] // q_num_heads)
-    _check_tokens(op_type, "key", key, query, key_width)
-    if value.dim() != 3 or value.shape[2] % kv_num_heads:
-        raise ValueError(
-            f"{op_type}: value must be [batch, tokens, channels] with a multiple of "
-            f"{kv_num_heads} channels, got shape {tuple(value.shape)}"
-        )
-    _check_tokens(op_type, "value", value, query, value.shape[2])
-    return key_width
-
-
-def _check_tokens(op_type: str, name: str, tensor: Tensor, query: Tensor, width: int) -> None:
-    expected = (query.shape[0], query.shape[1], width)
-    if tensor.shape != expected:
-        raise ValueError(
-            f"{op_type}: {name} must be {list(expected)}, got shape {tuple(tensor.shape)}"
-        )
-
-
-def _shapes(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *_: Tensor | None,
-    direction: str,
-    normalizer: str,
-    q_num_heads: int,
-    kv_num_heads: int,
-    **__: Any,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    width = value.shape[2] // kv_num_heads
-    states = kv_num_heads * (2 if direction == "bidirectional" else 1)
-    return (query.shape[0], query.shape[1], q_num_heads * width), (
-        query.shape[0],
-        states,
-        key.shape[2] // kv_num_heads,
-        width + (normalizer == "sum"),
-    )
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_state: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    **attributes: Any,
-) -> tuple[Tensor, Tensor]:
-    """Compute the definition, token by token.
-
-    Args:
+    Attributes:
         query: ``[B, T, Hq dk]``.
         key: ``[B, T, H dk]``.
         value: ``[B, T, H dv]``.
@@ -139,43 +25,173 @@ def reference(
         decay: ``[B, T, H]`` or ``[B, T, H dk]``, exactly for the gated rules.
         beta: ``[B, T, H]`` or ``[B, T, 1]``, exactly for the delta rules.
         lengths: int64 ``[B]``.
-        attributes: the attributes of the operator.
-
-    Returns:
-        The output ``[B, T, Hq dv]``, and the states after the last token of each direction.
     """
-    tokens = _tokens(query, key, value, decay, beta, lengths, **attributes)
-    return _run(token_by_token, tokens, past_state, lengths, **attributes)
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    past_state: Tensor | None
+    decay: Tensor | None
+    beta: Tensor | None
+    lengths: Tensor
+    update_rule: str
+    direction: str
+    normalizer: str
+    decay_granularity: str
+    q_num_heads: int
+    kv_num_heads: int
+    scale: float
+    eps: float
 
-def compute(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_state: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    lengths: Tensor,
-    **attributes: Any,
-) -> tuple[Tensor, Tensor]:
-    """Compute ``reference`` in chunks of tokens.
+    def check(self) -> None:
+        self._check_rule()
+        key_width = self._check_heads()
+        for name, rules in (("decay", GATED_RULES), ("beta", DELTA_RULES)):
+            if (getattr(self, name) is not None) != (self.update_rule in rules):
+                verb = "requires" if self.update_rule in rules else "forbids"
+                raise ValueError(
+                    f"{self.op_type}: update_rule {self.update_rule} {verb} the input {name}"
+                )
+        if self.decay is not None:
+            by_channel = self.decay_granularity == "channel"
+            self._check_tokens("decay", self.decay, key_width if by_channel else self.kv_num_heads)
+        if self.beta is not None:
+            is_shared = self.beta.shape[-1:] == (1,)
+            self._check_tokens("beta", self.beta, 1 if is_shared else self.kv_num_heads)
+        check_lengths(self.op_type, self.query, self.lengths)
+        state = self.shapes()[1]
+        if self.past_state is not None and self.past_state.shape != state:
+            raise ValueError(
+                f"{self.op_type}: past_state must be {list(state)}, "
+                f"got shape {tuple(self.past_state.shape)}"
+            )
 
-    A decay above 0 may overflow where the definition does not, for example beside a state of 0. The
-    chunks are then computed again in float64, and at last token by token. No precision helps
-    against NaN and infinity in the inputs, so their results stay.
-    """
-    tokens = _tokens(query, key, value, decay, beta, lengths, **attributes)
-    output, state = _run(chunk_by_chunk, tokens, past_state, lengths, **attributes)
-    if _are_finite(output, state) or not _have_finite_factors(tokens, past_state):
-        return output, state
-    wide, wide_past = tokens.mapped(Tensor.double), past_state
-    if past_state is not None:
-        wide_past = past_state.double()
-    for recurrence in (chunk_by_chunk, token_by_token):
-        output, state = _run(recurrence, wide, wide_past, lengths, **attributes)
-        if _are_finite(output, state):
-            break
-    return output.to(query.dtype), state.to(query.dtype)
+    def _check_rule(self) -> None:
+        if self.normalizer != "sum":
+            return
+        if self.update_rule in DELTA_RULES:
+            raise ValueError(
+                f"{self.op_type}: normalizer must be none for update_rule {self.update_rule}, "
+                "got sum"
+            )
+        check_positive_eps(self.op_type, self.eps)
+
+    def _check_heads(self) -> int:
+        """Check that the heads divide the channels; return the channels of the key."""
+        op_type, query, value = self.op_type, self.query, self.value
+        query_heads, heads = self.q_num_heads, self.kv_num_heads
+        if query.dim() != 3:
+            raise ValueError(
+                f"{op_type}: query must be [batch, tokens, channels], "
+                f"got shape {tuple(query.shape)}"
+            )
+        if heads < 1 or query_heads < 1 or query_heads % heads:
+            raise ValueError(
+                f"{op_type}: q_num_heads must be a positive multiple of kv_num_heads, "
+                f"got {query_heads} and {heads}"
+            )
+        if query.shape[2] % query_heads:
+            raise ValueError(
+                f"{op_type}: q_num_heads must divide the {query.shape[2]} channels of query, "
+                f"got {query_heads}"
+            )
+        key_width = heads * (query.shape[2] // query_heads)
+        self._check_tokens("key", self.key, key_width)
+        if value.dim() != 3 or value.shape[2] % heads:
+            raise ValueError(
+                f"{op_type}: value must be [batch, tokens, channels] with a multiple of "
+                f"{heads} channels, got shape {tuple(value.shape)}"
+            )
+        self._check_tokens("value", value, value.shape[2])
+        return key_width
+
+    def _check_tokens(self, name: str, tensor: Tensor, width: int) -> None:
+        expected = (*self.query.shape[:2], width)
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{self.op_type}: {name} must be {list(expected)}, got shape {tuple(tensor.shape)}"
+            )
+
+    def shapes(self) -> Shapes:
+        """Return the shapes of the output, and of the states after the last token."""
+        batch, tokens, _ = self.query.shape
+        width, states = self.value.shape[2] // self.kv_num_heads, self.kv_num_heads
+        if self.direction == "bidirectional":
+            states *= 2
+        key_width = self.key.shape[2] // self.kv_num_heads
+        columns = width + (self.normalizer == "sum")
+        return (batch, tokens, self.q_num_heads * width), (batch, states, key_width, columns)
+
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """Compute the definition, token by token."""
+        return self._run(token_by_token, self._by_heads(), self.past_state)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Compute ``reference`` in chunks of tokens.
+
+        A decay above 0 may overflow where the definition does not, for example beside a state of 0.
+        The chunks are then computed again in float64, and at last token by token. No precision
+        helps against NaN and infinity in the inputs, so their results stay.
+        """
+        tokens, past_state = self._by_heads(), self.past_state
+        output, state = self._run(chunk_by_chunk, tokens, past_state)
+        if _are_finite(output, state) or not _have_finite_factors(tokens, past_state):
+            return output, state
+        tokens = tokens.mapped(Tensor.double)
+        if past_state is not None:
+            past_state = past_state.double()
+        for recurrence in (chunk_by_chunk, token_by_token):
+            output, state = self._run(recurrence, tokens, past_state)
+            if _are_finite(output, state):
+                break
+        return output.to(self.query.dtype), state.to(self.query.dtype)
+
+    def _by_heads(self) -> Recurrence:
+        """Return the tensors by heads."""
+        batch, count = self.query.shape[:2]
+        heads, groups = self.kv_num_heads, self.q_num_heads // self.kv_num_heads
+        valid = valid_keys(self.lengths, count)[..., None]
+
+        def split(tensor: Tensor) -> Tensor:
+            chosen = torch.where(valid, tensor, 0)
+            return chosen.reshape(batch, count, heads, tensor.shape[2] // heads)
+
+        values, queries, beta = split(self.value), split(self.query), self.beta
+        if self.normalizer == "sum":
+            values = torch.cat((values, torch.ones_like(values[..., :1])), 3)
+        return Recurrence(
+            query=queries.reshape(batch, count, heads, groups, queries.shape[3] // groups),
+            key=split(self.key),
+            value=values,
+            decay=None if self.decay is None else split(self.decay),
+            beta=None if beta is None else split(beta.expand(batch, count, heads))[..., 0],
+        )
+
+    def _run(
+        self, recurrence: Any, tokens: Recurrence, past_state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
+        is_both = self.direction == "bidirectional"
+        names = ("forward", "reverse") if is_both else (self.direction,)
+        batch, count, heads, width = tokens.key.shape
+        if past_state is None:
+            states_shape = (batch, len(names) * heads, width, tokens.value.shape[3])
+            past_state = tokens.key.new_zeros(states_shape)
+        total, states = None, []
+        for name, past in zip(names, torch.split(past_state, heads, 1), strict=True):
+            ordered = tokens if name == "forward" else tokens.mapped(_backwards)
+            is_second = name == "reverse" and is_both
+            rows, state = recurrence(ordered, past, reads_written=not is_second)
+            rows = rows if name == "forward" else rows.flip(1)
+            total = rows if total is None else total + rows
+            states.append(state)
+        assert total is not None
+        if self.normalizer == "sum":
+            total = total[..., :-1] / (total[..., -1:] + max(self.eps, MIN_EPS))
+        else:
+            total = total * (self.scale or width**-0.5)
+        valid = valid_keys(self.lengths, count)[..., None]
+        return torch.where(valid, total.flatten(2), 0), torch.cat(states, 1)
 
 
 def _are_finite(*tensors: Tensor | None) -> bool:
@@ -190,60 +206,10 @@ def _have_finite_factors(tokens: Recurrence, past_state: Tensor | None) -> bool:
     )
 
 
-def _tokens(
-    *tensors: Any, q_num_heads: int, kv_num_heads: int, normalizer: str, **_: Any
-) -> Recurrence:
-    return by_heads(
-        *tensors,
-        heads=kv_num_heads,
-        groups=q_num_heads // kv_num_heads,
-        is_summed=normalizer == "sum",
-    )
-
-
 def _backwards(tensor: Tensor) -> Tensor:
     return tensor.flip(1)
 
 
-def _run(
-    recurrence: Any,
-    tokens: Recurrence,
-    past_state: Tensor | None,
-    lengths: Tensor,
-    *,
-    direction: str,
-    normalizer: str,
-    scale: float,
-    eps: float,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Run ``recurrence`` in the directions, and divide or scale the sum of the rows."""
-    names = ("forward", "reverse") if direction == "bidirectional" else (direction,)
-    batch, count, heads, width = tokens.key.shape
-    if past_state is None:
-        states_shape = (batch, len(names) * heads, width, tokens.value.shape[3])
-        past_state = tokens.key.new_zeros(states_shape)
-    total, states = None, []
-    for name, past in zip(names, torch.split(past_state, heads, 1), strict=True):
-        ordered = tokens if name == "forward" else tokens.mapped(_backwards)
-        is_second = name == "reverse" and direction == "bidirectional"
-        rows, state = recurrence(ordered, past, reads_written=not is_second)
-        rows = rows if name == "forward" else rows.flip(1)
-        total = rows if total is None else total + rows
-        states.append(state)
-    assert total is not None
-    if normalizer == "sum":
-        total = total[..., :-1] / (total[..., -1:] + max(eps, MIN_EPS))
-    else:
-        total = total * (scale or width**-0.5)
-    valid = valid_keys(lengths, count)[..., None]
-    return torch.where(valid, total.flatten(2), 0), torch.cat(states, 1)
-
-
 RECURRENT_LINEAR_ATTENTION = register_recurrent(
-    "RecurrentLinearAttention",
-    check=_check,
-    compute=compute,
-    reference=reference,
-    shapes=_shapes,
+    "RecurrentLinearAttention", _RecurrentLinearAttention
 )

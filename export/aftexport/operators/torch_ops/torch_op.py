@@ -14,7 +14,7 @@ from aftexport.operators.schema import INTEGER_INPUTS, Attribute
 from aftexport.system.internals.torch_operators import OpOverload
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
-_Shapes = Sequence[Sequence[int | torch.SymInt]]
+Shapes = Sequence[Sequence[int | torch.SymInt]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,97 +37,102 @@ class Operator(MechanismOperator):
     torch_op: OpOverload
 
 
-def _of_query(query: Tensor, *_: Tensor | None, **__: object) -> _Shapes:
-    return (query.shape,)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """The inputs and attributes of one call of an operator, and its formulas.
+
+    A mechanism has a subclass, whose fields are named as the inputs and attributes of the operator.
+    Absent inputs are None.
+    """
+
+    op_type: str
+
+    def check(self) -> None:
+        """Raise ValueError for bad shapes or attributes; it runs on symbolic shapes too."""
+        raise NotImplementedError
+
+    def shapes(self) -> Shapes:
+        """Return the shape of each output."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """Compute the fast form: differentiable, and exact for every finite input."""
+        raise NotImplementedError
+
+    def reference(self) -> Any:
+        """Compute the definition."""
+        raise NotImplementedError
 
 
-def register_pair(
-    op_type: str,
-    *,
-    check: Callable[..., None],
-    compute: Callable[..., Tensor],
-    reference: Callable[..., Tensor],
-    shapes: Callable[..., _Shapes] = _of_query,
-) -> tuple[Operator, Operator]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceCall(Call):
+    """A call of a mechanism that has a causal twin.
+
+    Attributes:
+        query: ``[B, T, D]``, like key, value and output if the subclass does not say otherwise.
+        lengths: int64 ``[B]``.
+        causal: whether a row sees only the keys up to its own position.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    lengths: Tensor
+    causal: bool
+
+    def shapes(self) -> Shapes:
+        """Return the shape of each output."""
+        return (self.query.shape,)
+
+
+def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Operator]:
     """Register a mechanism and its causal twin in torch, and return them.
-
-    The functions take the inputs in order and the attributes by name; ``compute`` and ``reference``
-    take ``causal`` as well.
 
     Args:
         op_type: the name of the ONNX operator that is not causal.
-        check: the validation of shapes, which raises ``ValueError``; it runs on real and on
-            symbolic shapes. Its first arguments are the name of the operator and ``causal``.
-        compute: the fast form, differentiable, exact for every finite input.
-        reference: the definition.
-        shapes: the function from the inputs and the attributes to the shape of each output; the
-            shape of the query by default.
+        call: the record of a call.
     """
 
     def register(name: str, *, causal: bool) -> Operator:
-        return _register(
-            OPERATORS[name],
-            check=partial(check, name, causal),
-            compute=_without_empty(partial(compute, causal=causal), shapes),
-            reference=partial(reference, causal=causal),
-            shapes=shapes,
-        )
+        return _register(OPERATORS[name], partial(call, op_type=name, causal=causal))
 
     return register(op_type, causal=False), register(f"Causal{op_type}", causal=True)
 
 
-def register_recurrent(
-    op_type: str,
-    *,
-    check: Callable[..., None],
-    compute: Callable[..., tuple[Tensor, ...]],
-    reference: Callable[..., tuple[Tensor, ...]],
-    shapes: Callable[..., _Shapes],
-) -> Operator:
-    """Register an operator with a state in torch, and return it; see ``register_pair``.
+def register_recurrent(op_type: str, call: type[Call]) -> Operator:
+    """Register an operator with a state in torch, and return it.
 
-    The first argument of ``check`` is the name of the operator. Absent inputs are None. ``compute``
-    takes tensors without tokens too, and returns no tensor that shares memory with an input.
+    ``call.compute`` returns no tensor that shares memory with an input.
     """
-    return _register(
-        RECURRENT_OPERATORS[op_type],
-        check=partial(check, op_type),
-        compute=compute,
-        reference=reference,
-        shapes=shapes,
-    )
+    return _register(RECURRENT_OPERATORS[op_type], partial(call, op_type=op_type))
 
 
-def _register(
-    operator: MechanismOperator,
-    *,
-    check: Callable[..., None],
-    compute: Callable[..., Any],
-    reference: Callable[..., Any],
-    shapes: Callable[..., _Shapes],
-) -> Operator:
+def _register(operator: MechanismOperator, call: Callable[..., Call]) -> Operator:
+    def made(*tensors: Tensor | None, **named: Any) -> Call:
+        return call(**dict(zip(operator.inputs, tensors, strict=False)), **named)
+
+    def reference(*tensors: Tensor | None, **named: Any) -> Any:
+        return made(*tensors, **named).reference()
+
+    def compute(*tensors: Tensor | None, **named: Any) -> Any:
+        return _computed(made(*tensors, **named))
+
     return Operator(
         **{field.name: getattr(operator, field.name) for field in fields(operator)},
         reference=reference,
         compute=compute,
-        torch_op=_TorchOp(operator, check, compute, shapes).register(),
+        torch_op=_TorchOp(operator, made).register(),
     )
 
 
-def _without_empty(
-    compute: Callable[..., Tensor], shapes: Callable[..., _Shapes]
-) -> Callable[..., Tensor]:
-    """Return ``compute`` with zeros for empty inputs: an empty tensor has no maximum."""
-
-    def computed(
-        query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, **attributes: Any
-    ) -> Tensor:
-        if query.numel() and key.numel() and value.numel():
-            return compute(query, key, value, *others, **attributes)
-        (shape,) = shapes(query, key, value, *others, **attributes)
-        return query.new_zeros(shape)
-
-    return computed
+def _computed(call: Call) -> Any:
+    """Compute ``call``, or zeros for empty inputs: an empty tensor has no maximum."""
+    if not isinstance(call, SequenceCall):  # those with states take tensors without tokens
+        return call.compute()
+    if call.query.numel() and call.key.numel() and call.value.numel():
+        return call.compute()
+    (shape,) = call.shapes()
+    return call.query.new_zeros(shape)
 
 
 class _TorchOp:
@@ -138,16 +143,9 @@ class _TorchOp:
     them out.
     """
 
-    def __init__(
-        self,
-        operator: MechanismOperator,
-        check: Callable[..., None],
-        compute: Callable[..., Any],
-        shapes: Callable[..., _Shapes],
-    ) -> None:
-        self._operator = operator
+    def __init__(self, operator: MechanismOperator, call: Callable[..., Call]) -> None:
+        self._operator, self._call = operator, call
         self._op_type = operator.op_type
-        self._check, self._compute, self._shapes = check, compute, shapes
         required = [i for i, n in enumerate(operator.inputs) if n not in operator.optional]
         self._count = max(required) + 1
         self._trailing = operator.inputs[self._count :]
@@ -173,20 +171,21 @@ class _TorchOp:
 
     def _forward(self, *arguments: Any) -> Any:
         tensors, named = self._split(arguments)
-        self._check(*tensors, **named)
+        self._call(*tensors, **named).check()
         narrow = arguments[0].dtype
         # Compute in float32 or wider: sums over tokens in 16 bits lose the result.
         wide = torch.promote_types(narrow, torch.float32)
         widened = (t.to(wide) if _is_float(t) else t for t in tensors)
-        results = self._compute(*widened, **named)
+        results = _computed(self._call(*widened, **named))
         if isinstance(results, Tensor):
             return results.to(narrow).contiguous()
         return tuple(result.to(narrow).contiguous() for result in results)
 
     def _fake(self, *arguments: Any) -> Any:
         tensors, named = self._split(arguments)
-        self._check(*tensors, **named)
-        results = [arguments[0].new_empty(shape) for shape in self._shapes(*tensors, **named)]
+        call = self._call(*tensors, **named)
+        call.check()
+        results = [arguments[0].new_empty(shape) for shape in call.shapes()]
         return tuple(results) if len(results) > 1 else results[0]
 
     def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

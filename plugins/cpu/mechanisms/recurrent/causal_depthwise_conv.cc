@@ -21,7 +21,7 @@ constexpr int kTileTokens = 4;
 constexpr int kTileVecs = 2;
 static_assert(CausalDepthwiseConv::kRowUnit % (kTileVecs * kLanes) == 0);
 
-// As float32, in rows of all channels and whole vectors.
+// Bias and weight as float32, in rows of all channels and whole vectors.
 struct Weights {
   const float *bias, *taps;  // [row] and [taps, row]
   int64_t row;
@@ -39,7 +39,7 @@ struct Document {
   const T *input, *past, *zeros;  // zeros: a row of them, in place of a past
   int64_t channels, taps;
 
-  // The row of token t, which may be before the first.
+  // Returns the row of token t, which may lie before the first token.
   AFT_INLINE const T* row(int64_t t) const {
     if (__builtin_expect(t >= 0, 1)) return input + t * channels;
     return past ? past + (t + taps - 1) * channels : zeros;

@@ -156,7 +156,7 @@ class Chunk {
   }
 
  private:
-  // All factors between tokens are 1, until there are decays.
+  // Sets all factors between tokens to 1, which decays change later.
   void without_decay() {
     for (int64_t t = 0; t < kChunk; ++t) {
       read_decay_[t] = 1.0f;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "encoder.h"
 #include "kernels.h"
 
 namespace aft {

@@ -103,7 +103,7 @@ class Task {
 
   // The place of the chunk's token t in [batch, tokens].
   int64_t place(int64_t t) const { return b_ * p_.tokens + (reverse_ ? length_ - 1 - done_ - t : done_ + t); }
-  // `width` channels per token, from channel `channel` on.
+  // Returns the rows of `width` channels per token, from channel `channel` on.
   TokenRows<T> rows(const void* tensor, int64_t width, int64_t channel) const {
     if (!tensor) return {nullptr, 0};
     return {static_cast<const T*>(tensor) + place(0) * width + channel, reverse_ ? -width : width};
@@ -176,7 +176,7 @@ class Task {
       write<vecs, false>(chunk, state.panel(panel), 0);
   }
 
-  // Values become those that are written: without what the state already has at their keys.
+  // Subtracts from the values what the state already has at their keys; the rest is written.
   template <int vecs>
   void erase(const Chunk& chunk, const float* state) {
     for_each_tile(chunk.tokens(), [&](auto tile, int64_t t) AFT_LAMBDA_INLINE {
@@ -295,7 +295,7 @@ class Task {
     }
   }
 
-  // Zeros for the rows of padding.
+  // Writes zeros to the rows of padding.
   void clear_padding() const {
     const int64_t width = shape_.group * p_.value_width, channels = p_.query_heads * p_.value_width;
     for (int64_t t = length_; t < p_.tokens; ++t)
@@ -328,7 +328,7 @@ void run(const RecurrentLinearAttention& p, const Parallel& parallel) {
                         : half ? sums.data()
                                : static_cast<float*>(p.output),
                         both && p.normalized ? denominators.data() : nullptr};
-  // In both directions the output is read again.
+  // The second of two directions reads the output again, so keep it in the cache.
   const Output<T> output(p.output, both ? 0 : elements, p.value_width);
   parallel_for(parallel, tasks.count(p.batch),
                [&](int64_t task) { Task<T>(p, tasks, shape, waiting, output, task).run(); });

@@ -36,7 +36,7 @@ namespace {
 constexpr int kMaximaThreads = 256;
 constexpr int kMaximaWarps = kMaximaThreads / kWarp;
 
-// The first blocks take a row of w a warp, the others keys.
+// In the first blocks each warp takes a row of w; the other blocks take keys.
 template <class T, int N>
 __global__ void __launch_bounds__(kMaximaThreads, 4) maxima_kernel(const FullParams p) {
   const int64_t tokens = p.call.sequence.tokens, row_blocks = ceil_div<int64_t>(tokens, kMaximaWarps);
@@ -244,7 +244,7 @@ struct FloatShared {
   };
 };
 
-// Where the thread keeps its totals of segments. The index is below 2^32: totals of as many threads fit no memory.
+// The place of the thread's totals of segments. The index is below 2^32, because no memory holds more totals.
 __device__ __forceinline__ float* segment_totals(const FullParams& p) {
   return p.totals + static_cast<size_t>(blockIdx.x * kFloatThreads + threadIdx.x) * FloatSums::kCount;
 }

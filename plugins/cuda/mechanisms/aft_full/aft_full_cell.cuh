@@ -9,9 +9,9 @@
 
 #include "device/launch.cuh"
 #include "mechanisms/aft_full/aft_full_segments.cuh"
-#include "mechanisms/shared/exact_logit.cuh"
-#include "mechanisms/shared/gate.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/exact_logit.cuh"
+#include "sums/gate.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 

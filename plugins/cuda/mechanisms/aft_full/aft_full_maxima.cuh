@@ -9,7 +9,7 @@
 #pragma once
 
 #include "device/launch.cuh"
-#include "mechanisms/shared/running_softmax.cuh"
+#include "sums/running_softmax.cuh"
 
 namespace aft::cuda {
 
@@ -42,7 +42,7 @@ struct Maxima {
   }
 };
 
-// A warp's: row t of w.
+// A warp finds the maximum of row t of w.
 template <class T>
 __device__ __forceinline__ void find_row_maximum(const AftCudaAftFull& call, const Maxima& maxima, int64_t t) {
   const AftCudaSequence& s = call.sequence;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void find_row_maximum(const AftCudaAftFull& call, con
   if (lane == 0) maxima.rows[t] = maximum;
 }
 
-// A block's of `threads`: the keys of one tile of tokens and channels, tile counting channels fastest.
+// A block of `threads` finds the maxima of the keys of one tile of tokens and channels. Tiles count channels fastest.
 template <int threads>
 struct KeyMaximaShared {
   float maxima[threads][8];

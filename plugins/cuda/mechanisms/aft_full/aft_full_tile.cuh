@@ -38,7 +38,7 @@ struct FullTile {
     blocks = ceil_div(keys, kTileRows);
   }
 
-  // How many keys row t sees; 0 for padded rows.
+  // The number of keys that row t sees; 0 for padded rows.
   __device__ __forceinline__ int visible(int t) const { return t >= length ? 0 : causal ? t + 1 : length; }
 };
 

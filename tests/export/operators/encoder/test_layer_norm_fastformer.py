@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from aftexport.nn.fastformer import Fastformer
-from aftexport.operators.torch_ops.layer_norm_fastformer import reference
+from aftexport.operators.torch_ops.encoder import layer_norm_fastformer
 
 Layer = tuple[nn.LayerNorm, Fastformer]
 
@@ -37,7 +37,7 @@ def collapsed(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
     query, key, output = (
         part.weight.T for part in (attention.query, attention.key, attention.output)
     )
-    return reference(
+    return layer_norm_fastformer(
         x,
         norm.weight,
         norm.bias,

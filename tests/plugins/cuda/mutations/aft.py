@@ -43,7 +43,7 @@ MUTATIONS = [
     ),
     *faults(
         "aft_simple",
-        "mechanisms/shared/running_softmax.cuh",
+        "sums/running_softmax.cuh",
         ("numerator *= rescale;", ""),
         ("return {0xff80};", "return {0};"),
         ("reference = fmaxf(reference, other.reference);", "reference = other.reference;"),
@@ -61,7 +61,7 @@ MUTATIONS = [
     ),
     *faults(
         "aft_simple",
-        "mechanisms/shared/gate.cuh",
+        "sums/gate.cuh",
         ("machine::fast_exp(-query)", "machine::fast_exp(query)"),
     ),
     *faults(

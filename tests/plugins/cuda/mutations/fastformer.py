@@ -13,7 +13,7 @@ MUTATIONS = [
     ),
     *faults(
         "fastformer",
-        "mechanisms/shared/head_softmax_pool.cuh",
+        "sums/head_softmax_pool.cuh",
         ("token + i >= place.counted || channel", "token + i >= place.rows || channel"),
         ("kept *= 1.0f - share[i][c];", "kept = 1.0f - share[i][c];"),
         without("x[i][c] = mean;\n    }\n  }\n  __syncthreads();\n"),
@@ -22,7 +22,7 @@ MUTATIONS = [
     ),
     *faults(
         "fastformer",
-        "mechanisms/shared/pool_tile.cuh",
+        "sums/pool_tile.cuh",
         ("sums[j][k] * factors[k % 2] + step[k]", "sums[j][k] + step[k]"),
         ("denominator *= factor;", ""),
         ("token < count ? machine::fast_exp", "true ? machine::fast_exp"),
@@ -37,7 +37,7 @@ MUTATIONS = [
     ),
     *faults(
         "fastformer",
-        "mechanisms/shared/pool_merge.cuh",
+        "sums/pool_merge.cuh",
         ("total.mean() * (factor ? factor[place.index] : 1.0f)", "total.mean()"),
         ("if (lane >= distance) run.merge(above);", "run.merge(above);"),
         ("if (lane > 0) total.merge(run);", "total.merge(run);"),

@@ -10,7 +10,7 @@ MUTATIONS = [
     ),
     *faults(
         "aft_local",
-        "mechanisms/shared/running_softmax.cuh",
+        "sums/running_softmax.cuh",
         ("maximum = fmaxf(maximum, other.maximum);", "maximum = other.maximum;"),
     ),
     *faults(
@@ -43,7 +43,7 @@ MUTATIONS = [
     ),
     *faults(
         "aft_local",
-        "mechanisms/shared/window_sums.cuh",
+        "sums/window_sums.cuh",
         ("begin = (kWindowRows - left % kWindowRows) % kWindowRows", "begin = left % kWindowRows"),
         ("end = cut < length ? cut : length;", "end = cut;"),
     ),
@@ -98,14 +98,14 @@ MUTATIONS = [
     ),
     *faults(
         "aft_conv",
-        "mechanisms/shared/window_scan.cuh",
+        "sums/window_scan.cuh",
         ("if (i < ancestor) before.merge(records[k]);", ""),
         ("if (i > ancestor) after.merge(records[k]);", ""),
         without("records[0].store(&shared.own[place.slot][place.column]);\n  __syncthreads();\n"),
     ),
     *faults(
         "aft_conv",
-        "mechanisms/shared/window_sums.cuh",
+        "sums/window_sums.cuh",
         ("+ channel / channels_per_key", "+ channel"),
         ("mine = difference < 0.0f ? factor : 1.0f;", "mine = factor;"),
     ),
