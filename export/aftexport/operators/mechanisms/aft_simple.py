@@ -22,7 +22,7 @@ _NUM_HEADS = Attribute(
     0,
     "Number of channels of the key; divides the channels of query and value. "
     "0: those of the value.",
-    since=2,
+    is_cpu_only=True,
 )
 
 
