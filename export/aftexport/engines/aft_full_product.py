@@ -12,41 +12,43 @@ versions of ONNX Runtime leave outputs over 1 GiB to each run by default, which 
 16,384 tokens in float32; ``onnxruntime.session_model`` removes this limit.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
-from aftexport.engines.aft_full_rule import is_long
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.kernel_forms import takes_form
 from aftexport.operators.portable_bodies import attach_bodies
 
-_PRECISION: dict[tuple[int, str], str] = {
-    (TensorProto.FLOAT16, "fp16"): "fp16",
-    (TensorProto.BFLOAT16, "bf16"): "bf16",
-    (TensorProto.BFLOAT16, "int8"): "bf16",
+_NARROW: set[tuple[int, str]] = {
+    (TensorProto.FLOAT16, "fp16"),
+    (TensorProto.BFLOAT16, "bf16"),
+    (TensorProto.BFLOAT16, "int8"),
 }
-"""Element type and attribute ``precision`` of a node to the precision of both. Others are wider.
+"""Element type and attribute ``precision`` of the nodes that may be replaced. Others are wider.
 ``passes.position_bias`` sets the attribute, so that the range of the bias suits the precision."""
 
 
-def use_products(
-    model: onnx.ModelProto,
-    library: str,
-    *,
-    max_tokens: int | None = None,
-    capabilities: Collection[int] = (),
-) -> bool:
-    """Replace the AFT-full nodes that a library's product computes faster; see ``aft_full_rule``.
+MIN_TOKENS = 2048
+"""The number of tokens from which on the library's product is chosen; an estimate, not measured.
+
+The product runs nearer to the peak of the GPU, but its entries pass through memory, so it pays for
+long documents only. It is also ``AFT_CUDA_AFT_FULL_GEMM_TOKENS`` of the kernels. float32 keeps the
+fused kernel at any length: a library adds all keys to one float32 sum, whose error grows with the
+tokens. The fused kernel adds segments of keys, whose error does not.
+"""
+
+
+def use_products(model: onnx.ModelProto, library: str, *, max_tokens: int | None = None) -> bool:
+    """Replace the AFT-full nodes that a library's product computes faster.
 
     Args:
         model: the graph, which is changed in place.
         library: the name of the kernel library, see ``aftplugins.RUNTIMES``.
         max_tokens: the number of tokens of the longest document; None for as many as the bias has
             rows.
-        capabilities: the compute capabilities times 10 of the GPUs; none if unknown.
 
     Returns:
         Whether there were any.
@@ -55,7 +57,7 @@ def use_products(
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         bias = _constant_bias(node, library, constants)
-        if bias is not None and _is_chosen(node, bias, max_tokens, capabilities):
+        if bias is not None and _is_chosen(node, bias, max_tokens):
             nodes += _product_nodes(node, bias.data_type)
         else:
             nodes.append(node)
@@ -76,16 +78,10 @@ def _constant_bias(
     return constants.get(node.input[3]) if is_aft_full and takes_form(library, node) else None
 
 
-def _is_chosen(
-    node: onnx.NodeProto,
-    bias: TensorProto,
-    max_tokens: int | None,
-    capabilities: Collection[int],
-) -> bool:
+def _is_chosen(node: onnx.NodeProto, bias: TensorProto, max_tokens: int | None) -> bool:
     asked = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
-    precision = _PRECISION.get((bias.data_type, asked))
     tokens = min(bias.dims[0], max_tokens or bias.dims[0])
-    return precision is not None and is_long(precision, tokens, capabilities)
+    return (bias.data_type, asked) in _NARROW and tokens >= MIN_TOKENS
 
 
 def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:

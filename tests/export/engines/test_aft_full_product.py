@@ -15,9 +15,8 @@ from aft_full_product import DTYPES, aft_full_model, open_session
 
 import aftplugins
 from aftexport.capture.capture import capture
-from aftexport.engines import aft_full_rule
-from aftexport.engines.aft_full_product import use_products
-from aftexport.engines.aft_full_rule import Row
+from aftexport.engines import aft_full_product
+from aftexport.engines.aft_full_product import MIN_TOKENS, use_products
 from aftexport.engines.onnxruntime import sessions
 from aftexport.engines.onnxruntime.providers import PROVIDERS
 from aftexport.engines.onnxruntime.session_model import Adaptation
@@ -36,8 +35,12 @@ EPS = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 @pytest.fixture(autouse=True)
 def rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the product begin at 40 tokens."""
-    rows = tuple(Row(None, precision, TOKENS) for precision in EPS)
-    monkeypatch.setattr(aft_full_rule, "ROWS", rows)
+    monkeypatch.setattr(aft_full_product, "MIN_TOKENS", TOKENS)
+
+
+def test_default_is_that_of_kernels() -> None:
+    header = Path(__file__).parents[3] / "plugins" / "cuda" / "kernels.h"
+    assert f"AFT_CUDA_AFT_FULL_GEMM_TOKENS = {MIN_TOKENS} " in header.read_text("utf-8")
 
 
 def random_bias(reach: float = 1.0, tokens: int = TOKENS) -> np.ndarray:

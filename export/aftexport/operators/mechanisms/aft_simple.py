@@ -57,7 +57,7 @@ def _by_head_body() -> str:
 
 def _causal_body() -> str:
     lines = sums.scan_cut("value_f")
-    return lines + running.running_mean("logits", "values", "mean", rank=4, has_eps=True)
+    return lines + running.running_mean("logits", "values", "mean", has_eps=True)
 
 
 def _global_body() -> str:
