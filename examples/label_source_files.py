@@ -5,10 +5,10 @@ repository with
 
     pip install '.[cpu,torch]'
     python examples/label_source_files.py --task multi-label
-    python examples/label_source_files.py --task regression
+    python examples/label_source_files.py --task regression --steps 200
     python examples/label_source_files.py --task token-classification
 
-A model answers which constructs a file uses anywhere, which share of its lines are comments, or the
+A model answers which constructs a file uses anywhere, how many of 10 lines are comments, or the
 kind of each of its bytes. Its tokens are bytes, so each place of the parser is a token. The
 training sees short parts of files, and the model answers for whole files. The example prints the
 result of the bundle for held-out files beside that of a baseline.
@@ -39,7 +39,7 @@ KINDS = {"O": (), "comment": (tokenize.COMMENT,), "name": (tokenize.NAME,),
          "operator": (tokenize.OP,), "string": (tokenize.STRING,)}  # fmt: skip
 TASKS = {
     "multi-label": ("multi_label_classification", list(USES)),
-    "regression": ("regression", ["comments"]),
+    "regression": ("regression", ["comments in 10 lines"]),
     "token-classification": ("token_classification", list(KINDS)),
 }
 """The task, and the names of its labels or values."""
@@ -98,7 +98,7 @@ def truth_of(text: str, task: str, start: int, stop: int) -> Tensor:
         held = {number for *_, number in spans}
         return torch.tensor([float(number in held) for number in range(len(USES))])
     if task == "regression":
-        return torch.tensor([sum(number for *_, number in spans) / max(1, len(spans))])
+        return torch.tensor([10 * sum(number for *_, number in spans) / max(1, len(spans))])
     kinds = torch.zeros(stop - start, dtype=torch.int64)
     for first, end, number in spans:
         kinds[first - start : end - start] = number
@@ -132,7 +132,7 @@ def read_answer(head: Any, task: str) -> Tensor:
     if task == "multi-label":
         return torch.tensor([float(name in head.labels) for name in USES])
     if task == "regression":
-        return torch.tensor([head.values["comments"]])
+        return torch.tensor([*head.values.values()])
     return torch.tensor([[*KINDS].index(label) for label in head.labels])
 
 
@@ -182,12 +182,12 @@ def main() -> None:
     known = usual([truth_of(text, task, 0, len(text)) for text in training], task)
     with aftexport.Predictor(exported.path) as predictor:
         heads = [answer.heads["logits"] for answer in predictor(held_out)]
-    unit = "mean error" if task == "regression" else "right"
+    form, unit = (".3f", "mean error") if task == "regression" else (".1%", "right")
     for title, answers in (
         ("baseline", [known.expand_as(one) for one in truth]),
         ("bundle", [read_answer(head, task) for head in heads]),
     ):
-        print(f"{title:9}{score(answers, truth, task):7.1%} {unit}, {len(truth)} held-out files")
+        print(f"{title:9} {score(answers, truth, task):{form}} {unit}, {len(truth)} held-out files")
 
 
 if __name__ == "__main__":
