@@ -13,49 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HOMES = {"aftexport": "export", "aftserve": "serve", "aftplugins": "plugins"}
 """The folder of each package."""
-LAYERS = {
-    "aftserve": (
-        ("__main__",),
-        ("cli",),
-        ("__init__",),
-        ("predictor",),
-        ("batch",),
-        ("ray",),
-        ("server",),
-        ("app", "grpc"),
-        ("api",),
-        ("serving",),
-        ("parity",),
-        ("scheduling",),
-        ("model",),
-        ("schemas",),
-        ("settings",),
-        ("setting_sources", "adapter_names"),
-        ("http",),
-        ("observability", "errors"),
-        ("types", "client"),
-    ),
-    "aftexport": (
-        ("__main__",),
-        ("cli",),
-        ("bench", "demo", "__init__"),
-        ("calibration",),
-        ("verify",),
-        ("pipeline",),
-        ("recognition", "deploy"),
-        ("parity",),
-        ("chunked",),
-        ("checkpoint", "lowering", "bundle"),
-        ("capture", "heads", "engines", "nn"),
-        ("extra_inputs", "operators"),
-        ("system",),
-        ("errors", "_version"),
-    ),
-}
-"""Subpackages and root modules of each package, from the highest layer to the lowest."""
 MAX_ROOT_MODULES = 10
-NAME = re.compile(r"`(\w+)(?:\.py)?`")
-"""A unit in a cell of a table."""
+PAGE = ROOT / "docs" / "architecture.md"
+"""The page with the layers of each package, in a drawing below its heading."""
+ROW = re.compile(r"(?m)^(?: *(\d+) | {3,}) (\w+(?:, \w+)*)(?:  .*)?$")
+"""The number of a layer, or none for that of the row before, and the units of a row."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +105,21 @@ def ring_of(edges: set[tuple[str, str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("package", sorted(LAYERS.keys() & HOMES.keys()))
+def layers_of(package: str) -> dict[str, int]:
+    """The layer of each subpackage and root module, as the page draws them."""
+    drawing = PAGE.read_text("utf-8").partition(f"## Layers of {package}\n")[2]
+    layers, current = dict[str, int](), -1
+    for number, units in ROW.findall(drawing.partition("```text\n")[2].partition("```")[0]):
+        current = int(number) if number else current
+        layers |= dict.fromkeys(units.split(", "), current)
+    return layers | {"__main__": max(layers.values()) + 1}
+
+
+@pytest.mark.parametrize("package", ["aftexport", "aftserve"])
 def test_imports_go_down(package: str) -> None:
-    layer = {unit: -depth for depth, units in enumerate(LAYERS[package]) for unit in units}
+    layer = layers_of(package)
     units = {unit_of(module) for module in modules_of(package)}
-    assert units <= layer.keys(), "a unit has no layer"
+    assert units == layer.keys(), "each unit has a layer, and each layer has units"
     up = [
         str(one)
         for one in imports_of(package)
@@ -213,27 +185,6 @@ def test_root_is_small(package: str) -> None:
     files = (ROOT / HOMES[package] / package).glob("*.py")
     modules = [file.stem for file in files if file.stem not in ("__init__", "__main__")]
     assert len(modules) <= MAX_ROOT_MODULES, modules
-
-
-def listed_units(page: str, package: str) -> list[str]:
-    """The units that a page lists for a package, from the top: in a drawing, or in a table."""
-    text = (ROOT / page).read_text("utf-8")
-    if page == "CONTRIBUTING.md":
-        table = text.partition(f"/{package}` | holds |\n")[2].partition("\n\n")[0]
-        return [name for row in table.splitlines() for name in NAME.findall(row.split("|")[1])]
-    drawing = text.partition(f"## Layers of {package}\n")[2].partition("```text\n")[2]
-    rows = [row[5:] for row in drawing.partition("```")[0].splitlines()]
-    return [name for row in rows for name in row.partition("  ")[0].split(", ")]
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-@pytest.mark.parametrize("package", LAYERS)
-def test_page_lists_layers(page: str, package: str) -> None:
-    depth = {unit: i for i, units in enumerate(LAYERS[package]) for unit in units}
-    listed = listed_units(page, package)
-    assert set(listed) == {unit for unit in depth if not unit.startswith("_")}
-    depths = [depth[unit] for unit in listed]
-    assert depths == sorted(depths)
 
 
 def test_ring_is_found() -> None:

@@ -10,7 +10,6 @@ ADAPTERS = {
     "tei": "aftserve.api.adapters.tei:create",
     "models": "aftserve.api.adapters.models:create",
     "decisions": "aftserve.api.adapters.decisions:create",
-    "systemone": "aftserve.api.adapters.systemone:create",
 }
 """The callable of each adapter, by its name."""
 NO_ADAPTER = "none"

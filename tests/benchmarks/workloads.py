@@ -55,7 +55,7 @@ class Workload:
     def attributes(self) -> dict[str, int | float | str]:
         """Its attributes: the defaults, with ``HEADS`` heads."""
         attributes = self.operator.attributes
-        heads = {a.name: HEADS for a in attributes if a.name == "num_heads" and a.since == 1}
+        heads = {a.name: HEADS for a in attributes if a.name == "num_heads" and not a.is_cpu_only}
         return {a.name: a.default for a in attributes} | heads
 
     @property

@@ -94,6 +94,29 @@ def test_tasks_are_served_as_pytorch_computes(tmp_path: Path) -> None:
         assert read_manifest(folder / f"{task}.bundle")["heads"]["logits"]["task"] == task
 
 
+@pytest.mark.parametrize("command", commands("label_source_files.py"))
+def test_source_files_have_bundle_of_task(command: str, tmp_path: Path) -> None:
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    shares = [float(found) for found in re.findall(r"(?m)^\w+ +([\d.]+)%? ", done.stdout)]
+    baseline, bundle = shares
+    task = command.split("--task ")[1].split()[0]
+    is_better = bundle < baseline if task == "regression" else bundle > baseline
+    assert is_better, done.stdout
+    (path,) = (tmp_path / "build" / "examples" / "source_files").glob("*.bundle")
+    head = read_manifest(path)["heads"]["logits"]["task"]
+    assert head.removesuffix("_classification").replace("_", "-") in task
+
+
+def test_series_of_sensors_are_labelled(tmp_path: Path) -> None:
+    (command,) = commands("sensor_series.py")
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("%")[0]) > 80, done.stdout
+    manifest = read_manifest(tmp_path / "build" / "examples" / "series" / "model.bundle")
+    assert len(manifest["features"]["names"]) == 16
+
+
 def test_transformers_model_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="this example needs `pip install transformers`")
     (command,) = commands("transformers_model.py")

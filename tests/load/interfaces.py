@@ -174,19 +174,6 @@ def _read_decisions(response: Message) -> list[Found]:
     return [{"topic": {"label": topic["choice"], "scores": scores}, "flags": {"columns": columns}}]
 
 
-def _write_systemone(model: str, documents: Sequence[Document]) -> Message:
-    questions: dict[str, Any] = {name: {"type": "noul"} for name in FLAGS}
-    questions["topic"] = {"type": "choice", "criteria": dict.fromkeys(TOPICS)}
-    return json_message(model=model, state=documents[0].text, questions=questions)
-
-
-def _read_systemone(response: Message) -> list[Found]:
-    answers = json.loads(response.body)["answers"]
-    topic, columns = answers["topic"], np.array([answers[name]["noul"] for name in FLAGS])
-    scores = topic["probabilities"]
-    return [{"topic": {"label": topic["choice"], "scores": scores}, "flags": {"columns": columns}}]
-
-
 _TENSORS = "/v2/models/{model}/infer"
 _TENSORS_ROUTE = "/v2/models/{name}/infer"
 INTERFACES = (
@@ -213,10 +200,6 @@ INTERFACES = (
     Interface("TEI vectors", "/embed", _write_embed, _read_embed),
     Interface(
         "decisions", "/v1/decisions", _write_decisions, _read_decisions, max_documents=1,
-        names_model=True,
-    ),
-    Interface(
-        "System One", "/v1/systemone", _write_systemone, _read_systemone, max_documents=1,
         names_model=True,
     ),
 )  # fmt: skip

@@ -265,7 +265,7 @@ def is_bundle(path: Path) -> bool:
 def is_replaceable(path: Path) -> bool:
     """Return whether a folder has a valid manifest, so that a new bundle may replace it."""
     try:
-        ManifestFile.parse(_manifest_bytes(path / MANIFEST).decode("utf-8"))
+        ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST).decode("utf-8"))
     except (ValueError, RecursionError, OSError):
         return False
     return True
@@ -301,7 +301,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
                 f"its schema version must be at most {SCHEMA_VERSION}, got {version}",
                 "Upgrade aftexport.",
             )
-        manifest = ManifestFile.parse(text)
+        manifest = ManifestFile.model_validate_json(text)
     except ValidationError as error:
         raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
     except (ValueError, RecursionError) as error:

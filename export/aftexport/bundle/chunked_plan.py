@@ -1,19 +1,13 @@
 """The plan by which a document longer than memory runs, a part of ``manifest.json``."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le, Len
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.engines.tensorrt.settings import Count
-from aftexport.system.contract import LOGITS, MAX_TOKENS
+from aftexport.system.contract import MAX_TOKENS
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
@@ -61,17 +55,7 @@ class ChunkedStage(BaseModel):
     right: Tokens
     causal: bool
     keeps: tuple[str, ...]
-    recurrence: Recurrence | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_recurrence(
-        self, serialize: SerializerFunctionWrapHandler
-    ) -> dict[str, Any]:
-        # Earlier versions refuse keys that they do not know.
-        content: dict[str, Any] = serialize(self)
-        if self.recurrence is None:
-            content.pop("recurrence", None)
-        return content
+    recurrence: Recurrence | None
 
     @model_validator(mode="after")
     def _recurrence_fits(self) -> Self:
@@ -108,10 +92,10 @@ class ChunkedPlan(BaseModel):
     stages: tuple[ChunkedStage, ...]
     pooled: dict[str, Pooling]
     token_bytes: Count
-    evidence: bool = False
-    documents: tuple[str, ...] = (LOGITS,)
-    tokens: dict[str, Count] = {}
-    tokens_use_last_stage: bool = False
+    evidence: bool
+    documents: tuple[str, ...]
+    tokens: dict[str, Count]
+    tokens_use_last_stage: bool
 
     @property
     def output_names(self) -> frozenset[str]:

@@ -7,13 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.operators.schema import STATE_OUTPUT
-from aftexport.system.contract import LOGITS, main_input
+from aftexport.system.contract import main_input
 
 Array = NDArray[np.generic]
 OPERATOR_OUTPUT = "output"
 """The name of the output of an operator's case, with all outputs of the operator."""
-_OLD_OUTPUT = "expected"
-"""The key of the only output in bundles of models without names of outputs."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,6 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
     cases = []
     for (subject, name), parts in grouped.items():
         inputs, outputs = (_named(parts, kind) for kind in ("input/", "output/"))
-        if _OLD_OUTPUT in parts:
-            outputs[LOGITS if subject == "model" else OPERATOR_OUTPUT] = parts[_OLD_OUTPUT]
         is_of_operator = subject != "model"
         if not outputs or not inputs or (is_of_operator and OPERATOR_OUTPUT not in outputs):
             raise ValueError(f"the golden case {subject}/{name} is incomplete")

@@ -1,6 +1,5 @@
 """The description of a bundle, ``manifest.json``."""
 
-import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
@@ -13,9 +12,9 @@ from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
-from aftexport.system.contract import FEATURES, IDS, INPUTS, LOGITS, MAX_VOCABULARY, main_input
+from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_VOCABULARY, main_input
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Literal[3] = 3
 ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 
@@ -113,12 +112,10 @@ class Manifest(BaseModel):
         engine: the TensorRT engine it was exported for; None for only ONNX.
         chunked: the plan for documents longer than memory; None if there is none.
         whole_only: the reason why there is no such plan.
-        evidence: the part of each logit of ``explained`` that does not depend on the tokens, if
-            the model returns the evidence of each token; None if it does not.
         no_evidence: the reason why the model returns no evidence.
-        evidence_heads: for each head whose logits a request can choose the same part of each
-            logit, in the order of the logits' numbers, see ``lowering.evidence``; None if the model
-            only explains the largest logit of ``explained``, as those of earlier versions do.
+        evidence_heads: for each head whose logits a request can choose, the part of each logit
+            that does not depend on the tokens, in the order of the logits' numbers, see
+            ``lowering.evidence``; None if the model does not return the evidence of each token.
         refused_evidence: the reason against evidence for each other head for documents.
         calibration: the calibration of heads by their names; None if there is none.
     """
@@ -148,7 +145,6 @@ class Manifest(BaseModel):
     engine: EnginePlan | None = None
     chunked: ChunkedPlan | None = None
     whole_only: str | None = None
-    evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
     evidence_heads: Annotated[dict[str, tuple[float, ...]], Len(1)] | None = None
     refused_evidence: dict[str, str] = {}
@@ -179,13 +175,8 @@ class Manifest(BaseModel):
 
     @property
     def explained(self) -> str | None:
-        """The output that evidence explains without a choice; None without such a one.
-
-        It is the first with evidence, or the first for documents.
-        """
-        if self.evidence_heads is not None:
-            return next(iter(self.evidence_heads))
-        return next((name for name, head in self.heads.items() if not head.is_per_token), None)
+        """The output that evidence explains without a choice: the first with evidence, if any."""
+        return next(iter(self.evidence_heads or ()), None)
 
     @property
     def main_input(self) -> str:
@@ -240,21 +231,6 @@ class Manifest(BaseModel):
                     f"evidence_heads.{name}: expected an offset for each of {head.width} logits, "
                     f"got {len(offsets)}"
                 )
-        if self.evidence_heads and next(iter(self.evidence_heads.values())) != self.evidence:
-            raise ValueError("evidence: expected the offsets of the first of evidence_heads")
-        return self
-
-    @model_validator(mode="after")
-    def _evidence_fits(self) -> Self:
-        if self.evidence is None:
-            return self
-        if self.explained is None:
-            raise ValueError("evidence: expected a head for documents, got only heads for tokens")
-        width = self.heads[self.explained].width
-        if len(self.evidence) != width:
-            raise ValueError(
-                f"evidence: expected an offset for each of {width} logits, got {len(self.evidence)}"
-            )
         return self
 
     @model_validator(mode="after")
@@ -270,20 +246,5 @@ class Manifest(BaseModel):
 class ManifestFile(Manifest):
     """The complete ``manifest.json``, with the schema version and the files."""
 
-    schema_version: Count
+    schema_version: Literal[3]
     files: dict[str, FileEntry]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the content of a file of this schema version, or of an earlier one.
-
-        Raises:
-            ValidationError: if it is not valid.
-            ValueError: if it is not JSON, or too deep.
-        """
-        content = json.loads(text)
-        if isinstance(content, dict) and content.get("schema_version") == 1 and "labels" in content:
-            # Version 1 had one head, of labels that exclude each other.
-            head = {"task": "single_label_classification", "labels": content.pop("labels")}
-            text = json.dumps(content | {"heads": {LOGITS: head}})
-        return cls.model_validate_json(text)

@@ -15,6 +15,7 @@ _WRAPPERS = frozenset(
 )
 """Names of the wrapped module in torch.compile, activation checkpointing and both kinds of FSDP."""
 _PARALLEL = "module"
+_MAX_LISTED = 8
 """The name in DataParallel and DistributedDataParallel, which a model's own part may also have."""
 
 
@@ -98,7 +99,7 @@ def _endings(name: str) -> list[str]:
     return [".".join(parts[i:]) for i in range(len(parts))]
 
 
-def listed(names: Sequence[str], max_names: int = 8) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first names as a list in a sentence, with the number of others."""
-    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
-    return ", ".join(names[:max_names]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

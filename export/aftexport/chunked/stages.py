@@ -61,7 +61,11 @@ class Stage:
         """The description of the stage in the manifest."""
         window = self.window
         return ChunkedStage(
-            left=window.left, right=window.right, causal=self.causal, keeps=self.keeps
+            left=window.left,
+            right=window.right,
+            causal=self.causal,
+            keeps=self.keeps,
+            recurrence=None,
         )
 
 

@@ -1,7 +1,7 @@
 """The demo: train a small model, judge it, export it, serve it and query it."""
 
-import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,17 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from aftexport.checkpoint import save
-from aftexport.demo.documents import Document, Example, tokenized
-from aftexport.demo.judging import HeldOut, hold_out
+from aftexport.demo.corpus import Corpus, cap, installed_packages
+from aftexport.demo.documents import Document, tokenized, train_tokenizer
+from aftexport.demo.judging import HeldOut, accuracies, hold_out
 from aftexport.demo.options import BUNDLE, DemoOptions, Size
-from aftexport.demo.series_run import run_series
+from aftexport.demo.own_documents import read_documents
 from aftexport.demo.server import HOST, ask, serving
-from aftexport.demo.split import split
-from aftexport.demo.tasks import TASKS, Task
-from aftexport.demo.tokenizer import train_tokenizer
+from aftexport.demo.split import Split, split
 from aftexport.demo.training import build, fit, predict
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
-from aftexport.system.console import escape, stage
+from aftexport.system.console import escape, plain_table, stage
 from aftexport.system.files import replacing_file
 
 __all__ = ["DemoOptions", "Size", "run"]
@@ -33,17 +32,17 @@ LONG = 10_000
 
 _VOCABULARY = 2048
 _AFT_FULL_TOKENS = 2048  # the bias is a T x T matrix: 1 GB per layer for 16,000 tokens
+_LABELS_SHOWN = 20
 
 
 def run(options: DemoOptions, console: Console) -> None:
     """Train a model of documents, export it, serve it and post a long document to it.
 
     The folder ``options.out`` then contains ``model.pt``, ``bundle/``, ``document.txt`` (the
-    posted document) and ``server.log``, and ``heads.json`` if the task describes its head. For
-    series it contains ``features.json`` and ``series.npy`` instead of ``document.txt``.
+    posted document) and ``server.log``.
 
     Args:
-        options: the task and its settings.
+        options: the settings.
         console: console for progress and results.
 
     Raises:
@@ -52,61 +51,94 @@ def run(options: DemoOptions, console: Console) -> None:
     """
     start = time.monotonic()
     options.check()
-    if options.task == "series":
-        run_series(options, console)
-        return
-    kind = TASKS[options.task]
-    corpus = kind.collect(options, console)
+    corpus = _collect(options, console)
     with stage(console, "Splitting with near-duplicates kept together"):
         parts = split(corpus, options.seed)
-        task = kind.of(parts.train)
-    task.show_split(parts, console)
+    labels = parts.train.classes
+    _show_split(parts, labels, console)
     with stage(console, "Training the tokenizer, encoding the training documents"):
         tokenizer = train_tokenizer(parts.train.texts, _VOCABULARY)
         documents = tokenized(tokenizer, parts.train)
-    model = _train(options, task, tokenizer, documents, console)
-    task = _tuned(model, task, documents, console)
+    model = _train(options, labels, tokenizer, documents, console)
     held_out = _hold_out(model, tokenized(tokenizer, parts.test), console)
-    _judge(model, task, documents, held_out, console)
+    _judge(model, labels, documents, held_out, console)
 
     options.out.mkdir(parents=True, exist_ok=True)
-    _export(options.out, model, task, tokenizer, _choose(held_out, console), console)
-    _ask(options.out, task, held_out.longest, console)
+    _export(options.out, model, labels, tokenizer, _choose(held_out, console), console)
+    _ask(options.out, held_out.longest, console)
     console.print(f"The demo took {time.monotonic() - start:.0f} s.")
+
+
+def _collect(options: DemoOptions, console: Console) -> Corpus:
+    """Return the user's documents, or source files without the names of packages."""
+    size = options.size
+    if options.data is None:
+        with stage(console, "Collecting source files of installed packages"):
+            corpus = installed_packages(
+                num_classes=size.classes, per_class=size.per_class, seed=options.seed
+            )
+        console.print(
+            "Task: find the package of a source file. Package names, import aliases and "
+            "leading comments are removed. Code copied from other projects is left out."
+        )
+        return corpus
+    with stage(console, f"Reading {options.data}"):
+        everything = read_documents(options.data)
+    share = size.classes * size.per_class // len(everything.classes)
+    kept = cap(everything.labels, max(8, share), options.seed)
+    if len(kept) < len(everything):
+        console.print(f"[yellow]Drawn at random: {len(kept)} of {len(everything)} documents.[/]")
+    return everything.take(kept)
+
+
+def _show_split(parts: Split, labels: list[str], console: Console) -> None:
+    """Print the number of documents of each label, and of groups of near-duplicates."""
+    train, test = parts.train, parts.test
+    table = plain_table("label", "training", "held out")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label in labels[:_LABELS_SHOWN]:
+        table.add_row(escape(label), *(str(part.labels.count(label)) for part in (train, test)))
+    if len(labels) > _LABELS_SHOWN:
+        table.add_row(f"{len(labels) - _LABELS_SHOWN} more labels", "", "")
+    table.add_section()
+    table.add_row("documents", str(len(train)), str(len(test)))
+    console.print(table)
+    console.print(
+        f"{len(train) + len(test)} documents, {len(test)} of them held out; {parts.groups} if "
+        "near-duplicates count once."
+    )
 
 
 def _train(
     options: DemoOptions,
-    task: Task,
+    labels: list[str],
     tokenizer: Tokenizer,
     documents: list[Document],
     console: Console,
 ) -> DocumentClassifier:
-    mechanism = options.mechanism
+    mechanism, size = options.mechanism, options.size
     config = ClassifierConfig(
         mechanism=mechanism,
         vocab_size=tokenizer.get_vocab_size(),
-        num_labels=len(task.names),
+        num_labels=len(labels),
         dim=64,
         depth=2,
         ffn_dim=128,
-        window=task.window,
+        window=8,
         max_length=_AFT_FULL_TOKENS if mechanism == "aft_full" else None,
         pooling="attention",
-        problem_type=task.problem_type,
     )
     model = build(config, options.seed)
-    steps = options.size.steps or task.steps
-    examples = [Example(document.ids, task.target(document)) for document in documents]
     with _progress(console, "loss {task.fields[loss]:.2f}") as progress:
         shown = progress.add_task(f"Training {mechanism}", total=1.0, loss=float("nan"))
         result = fit(
             model,
-            examples,
+            documents,
+            labels,
             seed=options.seed,
-            crops=task.crops.for_layer(mechanism),
-            steps=steps,
-            max_seconds=options.size.max_seconds,
+            steps=size.steps,
+            max_seconds=size.max_seconds,
             report=lambda done, loss: progress.update(shown, completed=done, loss=loss),
         )
     parameters = sum(p.numel() for p in model.parameters())
@@ -115,24 +147,10 @@ def _train(
     )
     if result.was_cut_short:
         console.print(
-            f"[yellow]Training stopped after {options.size.max_seconds:.0f} s, before its "
-            f"{steps} steps. Accuracy may be lower, and another run may give another "
-            "result.[/]"
+            f"[yellow]Training stopped after {size.max_seconds:.0f} s, before its {size.steps} "
+            "steps. Accuracy may be lower, and another run may give another result.[/]"
         )
     return model
-
-
-def _tuned(
-    model: DocumentClassifier, task: Task, documents: list[Document], console: Console
-) -> Task:
-    """Return the task with settings for the model's outputs for some training documents."""
-    limit = min(model.max_length or MAX_TOKENS, MAX_TOKENS)
-    fitting = [document for document in documents if len(document) <= limit]
-    if not fitting or task.tuned_on == 0:
-        return task
-    some = fitting[:: -(-len(fitting) // task.tuned_on)]  # they are sorted by package
-    with stage(console, "Choosing thresholds on training documents"):
-        return task.tuned(some, predict(model, some))
 
 
 def _hold_out(model: DocumentClassifier, test: list[Document], console: Console) -> HeldOut:
@@ -149,16 +167,16 @@ def _hold_out(model: DocumentClassifier, test: list[Document], console: Console)
 
 def _judge(
     model: DocumentClassifier,
-    task: Task,
+    labels: list[str],
     train: list[Document],
     held_out: HeldOut,
     console: Console,
 ) -> None:
     with _progress(console, "{task.completed}/{task.total}") as progress:
         shown = progress.add_task("Judging on whole documents", total=len(held_out.documents))
-        outputs = predict(model, held_out.documents, report=lambda: progress.advance(shown))
+        answers = predict(model, held_out.documents, labels, lambda: progress.advance(shown))
     with stage(console, "Training the baseline"):
-        table = task.results(train, held_out, outputs, model.config.mechanism)
+        table = accuracies(train, held_out, answers, model.config.mechanism)
     console.print(table)
 
 
@@ -175,45 +193,42 @@ def _choose(held_out: HeldOut, console: Console) -> Document:
 def _export(
     out: Path,
     model: DocumentClassifier,
-    task: Task,
+    labels: list[str],
     tokenizer: Tokenizer,
     document: Document,
     console: Console,
 ) -> None:
     """Write the model, the document and the bundle."""
-    save(out / "model.pt", model=model, labels=task.names, tokenizer=tokenizer.to_str())
+    save(out / "model.pt", model=model, labels=labels, tokenizer=tokenizer.to_str())
     console.print(f"Model: [bold]{escape(str(out / 'model.pt'))}[/]")
     with replacing_file(out / "document.txt") as aside:
         aside.write_bytes(document.text.encode())
-    heads = None
-    if task.head is not None:
-        heads = out / "heads.json"
-        with replacing_file(heads) as aside:
-            aside.write_text(json.dumps({"logits": task.head.model_dump(mode="json")}), "utf-8")
-    export(out / "model.pt", to="onnx", out=out / BUNDLE, heads=heads, force=True, console=console)
+    export(out / "model.pt", to="onnx", out=out / BUNDLE, force=True, console=console)
 
 
-def _ask(out: Path, task: Task, document: Document, console: Console) -> None:
+def _ask(out: Path, document: Document, console: Console) -> None:
     with serving(out / BUNDLE, out / "server.log") as port:
         path = escape(str(out / "document.txt"))
         console.print(f"Serving on http://{HOST}:{port}; posting {path} to /infer")
-        answer = ask(port, document.text, evidence=task.evidence)
+        answer = ask(port, document.text)
     table = Table.grid(padding=(0, 2))
-    for name, text in (*task.answer_rows(answer, document), *_common_rows(answer)):
+    for name, text in answer_rows(answer, document):
         table.add_row(name, text)
     console.print("\nThe server's answer")
     console.print(table)
 
 
-def _common_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of an answer of any task."""
-    rows = [
-        ("tokens", f"{answer['tokens_used']:,} used of {answer['tokens_total']:,}"),
-        ("truncated", "yes" if answer["truncated"] else "no"),
-    ]
+def answer_rows(answer: dict[str, Any], document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the server's answer for a document beside the truth, as names and texts."""
+    is_right = answer["label"] == document.label
+    verdict = "[green]right[/]" if is_right else f"[red]wrong[/], it is {escape(document.label)}"
+    yield "label", f"[bold]{escape(answer['label'])}[/] ({verdict})"
+    best = sorted(answer["scores"].items(), key=lambda item: -item[1])[:3]
+    yield "scores", ", ".join(f"{escape(name)} {score:.3f}" for name, score in best)
+    yield "tokens", f"{answer['tokens_used']:,} used of {answer['tokens_total']:,}"
+    yield "truncated", "yes" if answer["truncated"] else "no"
     for name, seconds in answer["timings"].items():
-        rows.append((name.removesuffix("_seconds"), f"{seconds * 1000:,.1f} ms"))
-    return rows
+        yield name.removesuffix("_seconds"), f"{seconds * 1000:,.1f} ms"
 
 
 def _progress(console: Console, detail: str) -> Progress:

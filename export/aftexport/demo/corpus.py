@@ -9,7 +9,7 @@ comments (licenses, authors) are removed.
 import importlib.machinery
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,9 +84,7 @@ def hide_names(source: str) -> str:
     return _NAMES.sub(_HIDDEN, _LEADING_COMMENTS.sub("", source))
 
 
-def installed_packages(
-    *, num_classes: int, per_class: int, seed: int, prepare: Callable[[str], str] = hide_names
-) -> Corpus:
+def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus:
     """Collect source files of the packages with the most files on this machine.
 
     Args:
@@ -94,10 +92,9 @@ def installed_packages(
             library is one of the candidates.
         per_class: maximum number of files per package, drawn at random.
         seed: seed of the random choice.
-        prepare: function of a file's text that returns the document, or nothing to leave it out.
 
     Returns:
-        The prepared files, by default with hidden package names, labeled by import name.
+        The files with hidden package names, labeled by import name.
     """
     candidates = _source_files()
     largest = sorted(candidates, key=lambda label: (-len(candidates[label]), label))[:num_classes]
@@ -106,7 +103,7 @@ def installed_packages(
     texts, labels = [], []
     for label, path in (files[i] for i in kept):
         try:
-            text = prepare(path.read_text(encoding="utf-8"))
+            text = hide_names(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
         if text:

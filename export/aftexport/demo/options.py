@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftexport.bundle.bundle import is_bundle
-from aftexport.demo.training import MAX_SECONDS
 from aftexport.errors import UsageError
 from aftexport.nn.encoder_config import MECHANISM_LAYERS
 
@@ -18,15 +17,15 @@ class Size:
 
     Attributes:
         classes: number of packages whose source files are used.
-        per_class: maximum number of files per package; None for the task's own number.
-        steps: number of optimizer steps; None for the task's own number.
+        per_class: maximum number of files per package.
+        steps: number of optimizer steps.
         max_seconds: maximum wall time of the training.
     """
 
     classes: int = 8
-    per_class: int | None = None
-    steps: int | None = None
-    max_seconds: float = MAX_SECONDS
+    per_class: int = 250
+    steps: int = 250
+    max_seconds: float = 110.0
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,14 @@ class DemoOptions:
     """The options of ``aftexport demo``.
 
     Attributes:
-        task: one of ``tasks.TASKS``, or ``series``.
         mechanism: one of ``MECHANISM_LAYERS``.
         data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
-            of the packages installed here. Only for the task single-label.
+            of the packages installed here.
         out: the folder, which is created if it does not exist.
         seed: seed of the choice of documents, the split, the initial weights and the training.
         size: the amount of work.
     """
 
-    task: str
     mechanism: str
     data: Path | None
     out: Path
@@ -70,9 +67,3 @@ class DemoOptions:
         is_ours = not bundle.exists() or is_bundle(bundle)
         if not is_ours and (bundle.is_file() or any(bundle.iterdir())):
             raise UsageError(f"{bundle} exists and is not a bundle.", "Choose another --out.")
-        if self.data is not None and self.task != "single-label":
-            raise UsageError(
-                f"--data needs --task single-label, got --task {self.task}, whose documents are "
-                "fixed.",
-                "Leave --data out, or choose --task single-label.",
-            )

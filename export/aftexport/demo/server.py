@@ -15,7 +15,6 @@ from typing import Any
 from aftexport.errors import AftexportError
 
 HOST = "127.0.0.1"
-_JSON = "application/json"
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -55,29 +54,15 @@ def serving(bundle: Path, log: Path) -> Iterator[int]:
         _stop(process)
 
 
-def ask(port: int, text: str, *, evidence: int = 0) -> dict[str, Any]:
-    """Send ``text`` to ``POST /infer``; return the answer's JSON object.
-
-    Args:
-        port: the port of the server.
-        text: a document.
-        evidence: maximum number of passages of evidence.
+def ask(port: int, text: str) -> dict[str, Any]:
+    """Send a document to ``POST /infer``; return the answer's JSON object.
 
     Raises:
         ServerError: if the server does not answer with status 200.
     """
-    return _ask(port, json.dumps({"text": text}).encode(), _JSON, evidence)
-
-
-def ask_features(port: int, content: bytes, *, evidence: int = 0) -> dict[str, Any]:
-    """Send a file of ``numpy.save`` to ``POST /infer``; see ``ask``."""
-    return _ask(port, content, "application/x-npy", evidence)
-
-
-def _ask(port: int, body: bytes, kind: str, evidence: int) -> dict[str, Any]:
-    path = f"/infer?evidence={evidence}" if evidence else "/infer"
+    body = json.dumps({"text": text}).encode()
     try:
-        status, content = _request(port, "POST", path, body, kind=kind, timeout=_ANSWER_SECONDS)
+        status, content = _request(port, "POST", "/infer", body, timeout=_ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(
             f"The server did not answer POST /infer: {error}.", "See the server's log."
@@ -94,17 +79,11 @@ def _ask(port: int, body: bytes, kind: str, evidence: int) -> dict[str, Any]:
 
 
 def _request(
-    port: int,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    *,
-    kind: str = _JSON,
-    timeout: float,
+    port: int, method: str, path: str, body: bytes | None = None, *, timeout: float
 ) -> tuple[int, bytes]:
     # Use http.client, because urllib would use a configured network proxy.
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
-        connection.request(method, path, body, {"Content-Type": kind})
+        connection.request(method, path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
 

@@ -1,4 +1,4 @@
-"""Training on crops of documents, and the outputs for whole documents."""
+"""Training on crops of documents, and the labels of whole documents."""
 
 import math
 import time
@@ -7,30 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aftexport.demo.documents import Example, Tokenized
-from aftexport.nn import AftLocal, ClassifierConfig, DocumentClassifier, task_loss
+from aftexport.demo.documents import Document
+from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
 from aftexport.nn.encoder_config import RECURRENT_LAYERS
-
-STEPS = 250
-MAX_SECONDS = 110.0
-IGNORED = -100
-"""Target of a token that does not count, and of padding."""
 
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
 _EMBEDDING_STD = 0.02
-_NEAR = 12.0
-"""Bias of the token itself: its weight is that of 160,000 tokens without a bias."""
-_WIDER = 4
 _SLOWER = 4
 """The training of a recurrence takes at least this many times as long for each token."""
-_SERIES_SLOPE = 0.3
-"""Fall of the bias with a step of a series: a single step is mostly noise."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +62,9 @@ def build(config: ClassifierConfig, seed: int) -> DocumentClassifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DocumentClassifier(config)
-        if config.num_features is None:
-            # PyTorch's standard deviation of 1 is too large for a few hundred steps.
-            nn.init.normal_(model.embedding.weight, std=_EMBEDDING_STD)
-        if config.problem_type == "token_classification":
-            _focus_on_neighbors(model)
-        elif config.num_features is not None:
-            _focus_on_neighbors(model, _SERIES_SLOPE)
+        # PyTorch's standard deviation of 1 is too large for a few hundred steps.
+        nn.init.normal_(model.embedding.weight, std=_EMBEDDING_STD)
     return model
-
-
-@torch.no_grad()
-def _focus_on_neighbors(model: DocumentClassifier, slope: float = 1.0) -> None:
-    """Set the biases of aft_local to near tokens first, and in each layer to farther ones.
-
-    The initial bias of nearly 0 is for the mean of a document, which says little about a token.
-    """
-    layers = [layer for layer in model.modules() if isinstance(layer, AftLocal)]
-    for depth, layer in enumerate(layers):
-        if layer.max_length is None:
-            distances = torch.tensor([abs(offset) for offset in layer.offsets])
-            layer.relative_bias.copy_(_NEAR - slope * distances / _WIDER**depth)
 
 
 @contextmanager
@@ -113,12 +83,13 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def fit(
     model: DocumentClassifier,
-    examples: Sequence[Example],
+    documents: Sequence[Document],
+    labels: Sequence[str],
     *,
     seed: int,
+    steps: int,
+    max_seconds: float = math.inf,
     crops: Crops = Crops(),
-    steps: int = STEPS,
-    max_seconds: float = MAX_SECONDS,
     report: Callable[[float, float], None] = lambda progress, loss: None,
 ) -> Training:
     """Train in place, on random crops, with AdamW and a cosine schedule.
@@ -128,15 +99,17 @@ def fit(
 
     Args:
         model: the classifier to train.
-        examples: the documents to train on.
+        documents: the documents to train on.
+        labels: the labels of the model, in the order of its outputs.
         seed: seed of the order of documents and of the crops.
-        crops: the parts of documents in each step.
         steps: number of optimizer steps.
         max_seconds: maximum wall time of the training.
+        crops: the parts of documents in each step.
         report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    batches = _batches(examples, crops, torch.Generator().manual_seed(seed))
+    sizes = crops.for_layer(model.config.mechanism)
+    batches = _batches(documents, labels, sizes, torch.Generator().manual_seed(seed))
     model.train()
     start, progress, step = time.monotonic(), 0.0, 0
     while progress < 1:
@@ -158,21 +131,18 @@ def fit(
 @_one_thread()
 def predict(
     model: DocumentClassifier,
-    documents: Sequence[Tokenized],
+    documents: Sequence[Document],
+    labels: Sequence[str],
     report: Callable[[], None] = lambda: None,
-) -> list[NDArray[np.float32]]:
-    """Return the outputs for whole documents, one by one: padding costs more than batching saves.
-
-    Returns:
-        For each document ``[num_labels]``, or ``[T, num_labels]`` of outputs for each token.
-    """
-    outputs = []
+) -> list[str]:
+    """Return the label of each whole document."""
+    answers = []
     with torch.inference_mode():
-        for document in documents:
-            tokens = torch.tensor(document.ids)[None]
-            outputs.append(model(tokens, torch.tensor([tokens.shape[1]]))[0].numpy())
+        for document in documents:  # one by one: padding costs more than batching saves
+            logits = model(torch.tensor(document.ids)[None], torch.tensor([len(document)]))
+            answers.append(labels[int(logits.argmax())])
             report()
-    return outputs
+    return answers
 
 
 def _progress(steps: float, seconds: float) -> float:
@@ -186,30 +156,25 @@ def _schedule(progress: float) -> float:
 
 
 def _batches(
-    examples: Sequence[Example], sizes: Crops, generator: torch.Generator
+    documents: Sequence[Document],
+    labels: Sequence[str],
+    sizes: Crops,
+    generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield crops ``[B, T]`` or ``[B, T, F]``, their lengths int64 ``[B]``, and their targets."""
-    documents = [torch.tensor(example.ids) for example in examples]
+    """Yield crops ``[B, T]``, their lengths int64 ``[B]``, and the numbers of their labels."""
+    texts = [torch.tensor(document.ids) for document in documents]
+    targets = torch.tensor([labels.index(document.label) for document in documents])
     while True:
-        order = torch.randperm(len(documents), generator=generator)
+        order = torch.randperm(len(texts), generator=generator)
         for first in range(0, len(order), sizes.count):
-            chosen = order[first : first + sizes.count].tolist()
+            chosen = order[first : first + sizes.count]
             span = (sizes.shortest, sizes.longest + 1)
             size = int(torch.randint(*span, (1,), generator=generator))
-            places = [_crop(len(documents[i]), size, generator) for i in chosen]
-            pairs = list(zip(chosen, places, strict=True))
-            crops = [documents[i][start:stop] for i, (start, stop) in pairs]
-            targets = [examples[i].target.part(start, stop) for i, (start, stop) in pairs]
+            crops = [_crop(texts[i], size, generator) for i in chosen.tolist()]
             lengths = torch.tensor([len(crop) for crop in crops])
-            yield _padded(crops, 0), lengths, _padded(targets, IGNORED)
+            yield nn.utils.rnn.pad_sequence(crops, batch_first=True), lengths, targets[chosen]
 
 
-def _crop(tokens: int, size: int, generator: torch.Generator) -> tuple[int, int]:
-    start = int(torch.randint(max(1, tokens - size + 1), (1,), generator=generator))
-    return start, min(tokens, start + size)
-
-
-def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
-    if len({row.shape for row in rows}) == 1:
-        return torch.stack(list(rows))
-    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+def _crop(tokens: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    start = int(torch.randint(max(1, len(tokens) - size + 1), (1,), generator=generator))
+    return tokens[start : start + size]

@@ -162,10 +162,8 @@ def _parity(bundle: Bundle) -> str:
 def _evidence(manifest: Manifest) -> str | None:
     if manifest.no_evidence:
         return f"no: {manifest.no_evidence}"
-    if manifest.evidence is None:
-        return None
     if manifest.evidence_heads is None:
-        return f"of each token, for the largest logit of {manifest.explained}"
+        return None
     lines = [f"of each token, for {', '.join(manifest.evidence_heads)}"]
     lines += [f"not for {name}: {why}" for name, why in manifest.refused_evidence.items()]
     return "\n".join(lines)

@@ -10,15 +10,9 @@ ONNX Runtime when it loads the model, TensorRT when it builds the engine. So the
 place in the file, whose size is limited, and one implementation serves both engines. Newer
 versions of ONNX Runtime leave outputs over 1 GiB to each run by default, which are those above
 16,384 tokens in float32; ``onnxruntime.sessions`` removes this limit.
-
-The library's product runs nearer to the peak of the GPU, but its entries pass through memory. So it
-pays for long documents only, as ``ROWS`` says. float32 has no row: a library adds all keys to one
-float32 sum, whose error grows with the tokens. The fused kernel adds segments of keys, whose error
-does not.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -28,30 +22,33 @@ from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.kernel_forms import takes_form
 from aftexport.operators.portable_bodies import attach_bodies
 
-_PRECISION: dict[tuple[int, str], str] = {
-    (TensorProto.FLOAT16, "fp16"): "fp16",
-    (TensorProto.BFLOAT16, "bf16"): "bf16",
-    (TensorProto.BFLOAT16, "int8"): "bf16",
+_NARROW: set[tuple[int, str]] = {
+    (TensorProto.FLOAT16, "fp16"),
+    (TensorProto.BFLOAT16, "bf16"),
+    (TensorProto.BFLOAT16, "int8"),
 }
-"""Element type and attribute ``precision`` of a node to the precision of both. Others are wider.
+"""Element type and attribute ``precision`` of the nodes that may be replaced. Others are wider.
 ``lowering.position_bias`` sets the attribute, so that the range of the bias suits the precision."""
 
 
-def use_products(
-    model: onnx.ModelProto,
-    library: str,
-    *,
-    max_tokens: int | None = None,
-    capabilities: Collection[int] = (),
-) -> bool:
-    """Replace the AFT-full nodes that a library's product computes faster; see ``ROWS``.
+MIN_TOKENS = 2048
+"""The number of tokens from which on the library's product is chosen; an estimate, not measured.
+
+The product runs nearer to the peak of the GPU, but its entries pass through memory, so it pays for
+long documents only. It is also ``AFT_CUDA_AFT_FULL_GEMM_TOKENS`` of the kernels. float32 keeps the
+fused kernel at any length: a library adds all keys to one float32 sum, whose error grows with the
+tokens. The fused kernel adds segments of keys, whose error does not.
+"""
+
+
+def use_products(model: onnx.ModelProto, library: str, *, max_tokens: int | None = None) -> bool:
+    """Replace the AFT-full nodes that a library's product computes faster.
 
     Args:
         model: the graph, which is changed in place.
         library: the name of the kernel library, see ``aftplugins.RUNTIMES``.
         max_tokens: the number of tokens of the longest document; None for as many as the bias has
             rows.
-        capabilities: the compute capabilities times 10 of the GPUs; none if unknown.
 
     Returns:
         Whether there were any.
@@ -60,7 +57,7 @@ def use_products(
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         bias = _constant_bias(node, library, constants)
-        if bias is not None and _is_chosen(node, bias, max_tokens, capabilities):
+        if bias is not None and _is_chosen(node, bias, max_tokens):
             nodes += _product_nodes(node, bias.data_type)
         else:
             nodes.append(node)
@@ -81,16 +78,10 @@ def _constant_bias(
     return constants.get(node.input[3]) if is_aft_full and takes_form(library, node) else None
 
 
-def _is_chosen(
-    node: onnx.NodeProto,
-    bias: TensorProto,
-    max_tokens: int | None,
-    capabilities: Collection[int],
-) -> bool:
+def _is_chosen(node: onnx.NodeProto, bias: TensorProto, max_tokens: int | None) -> bool:
     asked = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
-    precision = _PRECISION.get((bias.data_type, asked))
     tokens = min(bias.dims[0], max_tokens or bias.dims[0])
-    return precision is not None and is_long(precision, tokens, capabilities)
+    return (bias.data_type, asked) in _NARROW and tokens >= MIN_TOKENS
 
 
 def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:
@@ -123,40 +114,3 @@ def _product_nodes(node: onnx.NodeProto, element: int) -> list[onnx.NodeProto]:
     for new in nodes:
         new.name = new.output[0]
     return [*nodes, finish]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the rule.
-
-    Attributes:
-        family: the major number of the compute capability; None for every other GPU.
-        precision: the precision of the product, which is that of the tensors.
-        min_tokens: the number of tokens from which on the library's product is chosen.
-    """
-
-    family: int | None
-    precision: str
-    min_tokens: int
-
-
-# All rows are estimates until they are measured. 2,048 is also ``AFT_CUDA_AFT_FULL_GEMM_TOKENS``.
-ROWS = (
-    Row(family=None, precision="fp16", min_tokens=2048),
-    Row(family=None, precision="bf16", min_tokens=2048),
-)
-
-
-def is_long(precision: str, tokens: int, capabilities: Collection[int] = ()) -> bool:
-    """Return whether documents are long enough for the library's product.
-
-    Args:
-        precision: the precision of the product; one without a row keeps the fused kernel.
-        tokens: the number of tokens of the longest document.
-        capabilities: the compute capabilities times 10 of all GPUs of an engine; none if unknown.
-    """
-    rows = {row.family: row.min_tokens for row in ROWS if row.precision == precision}
-    if None not in rows:
-        return False
-    families = [capability // 10 for capability in capabilities]
-    return tokens >= max((rows.get(f, rows[None]) for f in families), default=rows[None])

@@ -17,7 +17,8 @@ _SUFFIX = "Portable"
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
     """Return whether the kernels of a library take a node of our domain.
 
-    Those for the CPU take every form, the others only those of the first version of the contract.
+    Those for the CPU take every form; the others lack those of the recurrent family and of
+    ``OnnxOperator.cpu_only_parts``.
 
     Args:
         library: the name of the library, see ``aftplugins.RUNTIMES``.
@@ -26,7 +27,7 @@ def takes_form(library: str, node: onnx.NodeProto) -> bool:
     operator = operator_of(node.op_type)
     if operator is None or library == "onnxruntime":
         return True
-    return not operator.later_parts(node) and operator.op_type not in RECURRENT_OPERATORS
+    return not operator.cpu_only_parts(node) and operator.op_type not in RECURRENT_OPERATORS
 
 
 def choose_kernels(model: onnx.ModelProto, library: str) -> bool:

@@ -177,20 +177,20 @@ def repeat_heads(x: Tensor, count: int, dim: int = 2) -> Tensor:
     return x if heads == count else x.repeat_interleave(count // heads, dim)
 
 
-def causal_product(query: Tensor, key: Tensor, value: Tensor, block: int = 64) -> Tensor:
+def causal_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
 
     Args:
         query: ``[B, T, H, d]``.
         key: ``[B, T, H, d]``.
         value: ``[B, T, H, e]``.
-        block: number of tokens whose pairs are multiplied out. Earlier blocks enter
-            through the running sum of ``key^T value``.
 
     Returns:
         ``[B, T, H, e]``.
     """
-    tokens = query.shape[1]
+    # The pairs of a block are multiplied out; earlier blocks enter through the running sum of
+    # key^T value.
+    block, tokens = 64, query.shape[1]
     padding = -tokens % block
     batch, heads = query.shape[0], query.shape[2]
     query, key, value = (

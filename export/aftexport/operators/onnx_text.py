@@ -227,21 +227,20 @@ def finite_maximum(maximum: str, result: str) -> str:
     """
 
 
-def weighted_pair(logits: str, values: str, *, axis: int) -> str:
-    """Define ``pair``: the values weighted by exp(logits - ``key_max``), and then the weights.
+def weighted_pair(values: str, *, axis: int) -> str:
+    """Define ``pair``: the values weighted by exp(``logits`` - ``key_max``), and then the weights.
 
     ``key_max`` is the largest logit over axis 1; see ``finite_maximum``.
 
     Args:
-        logits: the logits.
         values: the values.
         axis: the axis along which the weights follow the values.
     """
     return (
-        f"key_max_of_all = ReduceMax <keepdims = 1> ({logits}, axis1)\n"
+        "key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)\n"
         + finite_maximum("key_max_of_all", "key_max")
         + f"""
-        key_shifted = Sub({logits}, key_max)
+        key_shifted = Sub(logits, key_max)
         key_weight = Exp(key_shifted)
         weighted = Mul(key_weight, {values})
         pair = Concat <axis = {axis}> (weighted, key_weight)

@@ -27,16 +27,16 @@ class Attribute:
     ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
 
-    ``since`` is the version of the contract that added the attribute. Calls of the torch op may
-    leave it out after version 1. ``later_choices`` are those that version 2 added.
+    The GPU kernels lack every value but the default of an ``is_cpu_only`` attribute, and the
+    choices of ``cpu_only_choices``. Calls of the torch op may leave an ``is_cpu_only`` one out.
     """
 
     name: str
     default: AttributeValue
     doc: str
     choices: tuple[str, ...] = ()
-    since: int = 1
-    later_choices: tuple[str, ...] = ()
+    is_cpu_only: bool = False
+    cpu_only_choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,14 @@ class OnnxOperator:
         given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
         return tuple(name for name in self.inputs if name in self.optional and name in given)
 
-    def later_parts(self, node: onnx.NodeProto) -> tuple[str, ...]:
-        """Return the attributes and inputs of ``node`` that version 1 of the contract lacks."""
+    def cpu_only_parts(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Return the attributes and inputs of ``node`` that the GPU kernels lack."""
         values = self.attributes_of(node)
         attributes = [
             a.name
             for a in self.attributes
-            if values[a.name] in a.later_choices or (a.since > 1 and values[a.name] != a.default)
+            if values[a.name] in a.cpu_only_choices
+            or (a.is_cpu_only and values[a.name] != a.default)
         ]
         return (*attributes, *self.present_in(node))
 
@@ -191,19 +192,19 @@ GATE = Attribute(
     "sigmoid",
     "Function of the query that multiplies the result; none leaves the query out.",
     ("sigmoid", "tanh", "none", "relu"),
-    later_choices=("relu",),
+    cpu_only_choices=("relu",),
 )
 NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of query and value.")
 DENOMINATOR_EPS = Attribute(
     "eps",
     0.0,
     "Added to each sum of weights exp(key + bias), as they are, without any shift by a maximum.",
-    since=2,
+    is_cpu_only=True,
 )
 KV_NUM_HEADS = Attribute(
     "kv_num_heads",
     0,
     "Number of heads of key and value; divides num_heads. Query head i reads head "
     "i // (num_heads / kv_num_heads). 0: num_heads, and values as wide as keys.",
-    since=2,
+    is_cpu_only=True,
 )

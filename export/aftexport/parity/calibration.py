@@ -97,7 +97,7 @@ def read_details(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def replace_section(page: Path, section: Markup) -> None:
-    """Replace the calibration in a page; a page of an older version has no place for one."""
+    """Replace the calibration in a page of ``report.page``."""
     text = page.read_text("utf-8")
     page.write_text(_SECTION.sub(lambda _: str(section), text, count=1), "utf-8")
 

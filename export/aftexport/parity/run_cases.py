@@ -93,13 +93,12 @@ def _compare(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[C
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
     """Compare the logits, with the largest of each head replaced by its evidence and offset."""
     manifest, results = bundle.manifest, []
-    if manifest.evidence is None or manifest.explained is None:
+    if manifest.evidence_heads is None:
         return []
-    heads = manifest.evidence_heads or {manifest.explained: manifest.evidence}
     documents, tokens = case.shape[:2]
     totals = outputs[EVIDENCE].reshape(documents, -1, tokens).sum(2, dtype=np.float64)
     # An engine that takes no choice explains the first head only.
-    for (name, offsets), total in zip(heads.items(), totals.T, strict=False):
+    for (name, offsets), total in zip(manifest.evidence_heads.items(), totals.T, strict=False):
         logits = outputs[name].astype(np.float64)
         chosen = logits.argmax(1)[:, None]
         np.put_along_axis(logits, chosen, total[:, None] + np.array(offsets)[chosen], 1)

@@ -125,12 +125,8 @@ def _config(checkpoint: "Checkpoint | OnnxSource") -> dict[str, Any] | None:
 
 def _evidence(evidence: Explainable | str) -> dict[str, Any]:
     if isinstance(evidence, str):
-        return {"evidence": None, "no_evidence": evidence}
-    return {
-        "evidence": next(iter(evidence.offsets.values())),
-        "evidence_heads": evidence.offsets,
-        "refused_evidence": evidence.refused,
-    }
+        return {"no_evidence": evidence}
+    return {"evidence_heads": evidence.offsets, "refused_evidence": evidence.refused}
 
 
 def _versions(*, with_torch: bool) -> dict[str, str]:

@@ -179,14 +179,14 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
         raise CheckpointError(path, f"not valid JSON ({error})", "Fix the file.") from error
 
 
-def read_json_object(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file that holds an object; see ``read_json``.
 
     Raises:
         CheckpointError: if the file cannot be used, or holds another value.
         OSError: if the file cannot be read.
     """
-    content = read_json(path, max_bytes=max_bytes)
+    content = read_json(path)
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise CheckpointError(path, f"expected a JSON object, got {kind}", "Fix the file.")

@@ -39,7 +39,7 @@ def describe(service: Service) -> Info:
         operators=manifest.operators,
         methods=[ProductMethod(**asdict(choice)) for choice in model.methods],
         tokenizer=classifier.has_tokenizer,
-        evidence=manifest.evidence is not None,
+        evidence=manifest.evidence_heads is not None,
         explainable=explainable(manifest),
         limits=Limits(
             max_tokens=classifier.max_tokens,

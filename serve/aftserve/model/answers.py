@@ -258,13 +258,12 @@ class AnswerBuilder:
     def _explained(self, answer: Answer, chosen: ChosenLogit, added: Added) -> ExplainedLogit:
         logits, head = answer.outputs[chosen.head], self._documents[chosen.head]
         index = int(logits.argmax()) if chosen.index is None else chosen.index
-        offsets = (self._manifest.evidence_heads or {}).get(chosen.head, self._manifest.evidence)
-        assert offsets is not None  # checked by AnswerOptions.wanted
+        assert self._manifest.evidence_heads is not None  # checked by AnswerOptions.wanted
         return ExplainedLogit(
             chosen.head,
             head.logit_names[index] if chosen.sign > 0 else head.names[0],
             chosen.sign * float(logits[index]),
-            chosen.sign * offsets[index],
+            chosen.sign * self._manifest.evidence_heads[chosen.head][index],
             # Copy the row: a view would keep a block of the engine's memory with every answer.
             np.multiply(added, chosen.sign, dtype=added.dtype),
         )

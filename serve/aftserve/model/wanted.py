@@ -110,9 +110,10 @@ class AnswerOptions:
                 )
         if not self.spans:
             return Wanted(heads)
-        if manifest.evidence is None or manifest.explained is None:
-            why = manifest.no_evidence or "an earlier version exported it"
-            raise InputError(f"This model has no evidence: {why}.", "Do not request evidence.")
+        if manifest.explained is None:
+            raise InputError(
+                f"This model has no evidence: {manifest.no_evidence}.", "Do not request evidence."
+            )
         explained = (
             _CHOICES.of(manifest).find(self.explain)
             if self.explain
@@ -188,12 +189,6 @@ class _Choices:
         Raises:
             InputError: if a name has no logits with evidence, or there are too many logits.
         """
-        if self.manifest.evidence_heads is None:
-            raise InputError(
-                "This bundle explains only the largest logit of "
-                f"{self.manifest.explained}, because an earlier version exported it.",
-                "Export the model again, or leave explain out.",
-            )
         found: dict[ChosenLogit, None] = {}
         for name in dict.fromkeys(names):
             found |= dict.fromkeys(self._logits(name))

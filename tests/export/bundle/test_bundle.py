@@ -104,14 +104,6 @@ def test_fields_without_graph_are_refused(tagger: Chunks) -> None:
     )
 
 
-def test_plan_without_names_has_logits() -> None:
-    """Earlier bundles have one output per document and do not name it."""
-    old = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8, "evidence": True}
-    plan = ChunkedPlan.model_validate_json(json.dumps(old))
-    assert plan.documents == ("logits",)
-    assert plan.tokens == {}
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -121,6 +113,7 @@ def test_plan_without_names_has_logits() -> None:
     ],
 )
 def test_missing_or_double_outputs_are_refused(changes: dict[str, object], reason: str) -> None:
-    plan = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8} | changes
+    plan = {"stages": [], "pooled": {"sum_1": "sum"}, "token_bytes": 8, "evidence": True}
+    plan |= {"documents": ["logits"], "tokens": {}, "tokens_use_last_stage": False} | changes
     with pytest.raises(ValueError, match=reason):
         ChunkedPlan.model_validate_json(json.dumps(plan))

@@ -105,7 +105,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "manifest no Unicode": (put("manifest.json", b"\xff\xfe"), ("manifest.json",)),
     "manifest nested": (put("manifest.json", b"[" * 100_000), ("manifest.json",)),
     "newer schema": (
-        lambda folder: changed_manifest(folder, {"schema_version": 3}), ("got 3", "Upgrade")),
+        lambda folder: changed_manifest(folder, {"schema_version": 4}), ("got 4", "Upgrade")),
+    "earlier schema": (
+        lambda folder: changed_manifest(folder, {"schema_version": 2}),
+        ("schema_version: expected 3, got 2", "Export the model again")),
     "newer operators": (
         lambda folder: changed_manifest(folder, {"operator_version": 2}), ("2", "Upgrade")),
     "model no ONNX": (resealed_with(MODEL, b"junk" * 9), ()),
@@ -119,22 +122,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "golden without a case": (golden({}), ("golden.safetensors",)),
     "golden of other names": (golden({"x": IDS}), ("golden.safetensors",)),
     "golden without outputs": (golden({"model/a/input/input_ids": IDS}), ("model/a",)),
-    "golden without inputs": (golden({"model/a/expected": LOGITS}), ("model/a",)),
+    "golden without inputs": (golden({"model/a/output/logits": LOGITS}), ("model/a",)),
     "golden without ids": (
-        golden({"model/a/input/lengths": LENGTHS, "model/a/expected": LOGITS}), ()),
+        golden({"model/a/input/lengths": LENGTHS, "model/a/output/logits": LOGITS}), ()),
     "golden of an operator the model lacks": (
         golden({"model/a/input/input_ids": IDS, "model/a/input/lengths": LENGTHS,
-                "model/a/expected": LOGITS,
-                "AftFull/a/input/query": LOGITS, "AftFull/a/expected": LOGITS}), ("AftFull",)),
+                "model/a/output/logits": LOGITS,
+                "AftFull/a/input/query": LOGITS, "AftFull/a/output/output": LOGITS}), ("AftFull",)),
     "golden of another output": (
         golden({"model/a/input/input_ids": IDS, "model/a/input/lengths": LENGTHS,
                 "model/a/output/mood": LOGITS}), ("outputs logits in model/a, got mood",)),
     "golden of an operator without its output": (
-        golden({"model/a/input/input_ids": IDS, "model/a/expected": LOGITS,
+        golden({"model/a/input/input_ids": IDS, "model/a/output/logits": LOGITS,
                 "AftSimple/a/input/query": LOGITS, "AftSimple/a/output/x": LOGITS}),
         ("AftSimple/a is incomplete",)),
     "golden of an operator alone": (
-        golden({"AftSimple/a/input/query": LOGITS, "AftSimple/a/expected": LOGITS}),
+        golden({"AftSimple/a/input/query": LOGITS, "AftSimple/a/output/output": LOGITS}),
         ("no cases of the model",)),
 }  # fmt: skip
 

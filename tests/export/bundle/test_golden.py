@@ -28,15 +28,6 @@ def test_every_output_survives_packing() -> None:
         np.testing.assert_array_equal(read.outputs[name], output)
 
 
-def test_old_cases_have_one_output() -> None:
-    """Earlier versions wrote the only output without its name."""
-    old = {"model/a/input/input_ids": IDS["input_ids"], "model/a/expected": np.ones((2, 3))}
-    old |= {"AftSimple/b/input/query": np.ones((1, 1)), "AftSimple/b/expected": np.zeros((1, 1))}
-    model, operator = unpack_cases(old)
-    np.testing.assert_array_equal(model.outputs["logits"], np.ones((2, 3)))
-    np.testing.assert_array_equal(operator.outputs[OPERATOR_OUTPUT], np.zeros((1, 1)))
-
-
 def test_case_without_reference_is_refused() -> None:
     tensors = pack_cases([Case("a", "model", IDS, {"logits": np.ones((2, 3))})])
     del tensors["model/a/output/logits"]

@@ -2,20 +2,16 @@
 
 import copy
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from bundles import resealed
 
-from aftexport.bundle.bundle import CHUNKED, GOLDEN, Bundle
+from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.errors import AftexportError, BundleError
-from aftexport.parity.run_cases import verify
 
 DELETED = object()
 VALUES: tuple[Any, ...] = (DELETED, [], {}, -1, 0, 10**12, "x", None, True, 0.5, [[]], {"x": {}})
@@ -115,32 +111,3 @@ def test_extra_pooled_value_is_refused(bundle_copy: Path) -> None:
     content["chunked"]["pooled"]["x"] = how
     with pytest.raises(AftexportError, match="expected a pooled x as in the manifest"):
         run_in_chunks(opened(bundle_copy, content))
-
-
-def test_schema_1_has_labels(bundle_copy: Path) -> None:
-    whole = Bundle.open(bundle_copy).manifest
-    content = manifest_of(bundle_copy)
-    head = content.pop("heads")["logits"]
-    first = content | {"schema_version": 1, "labels": head["labels"]}
-    assert opened(bundle_copy, first).manifest == whole
-    with pytest.raises(BundleError, match=r"labels: expected .*, got a list of 1"):
-        opened(bundle_copy, first | {"labels": ["a"]})
-
-
-@pytest.mark.parametrize("schema", [1, 2])
-def test_bundle_without_names_of_outputs_passes(schema: int, bundle_copy: Path) -> None:
-    """Earlier versions wrote golden cases with one output under the key ``expected``."""
-    golden = bundle_copy / GOLDEN
-    tensors = safetensors.numpy.load_file(golden)
-    old = {re.sub(r"/output/\w+$", "/expected", name): array for name, array in tensors.items()}
-    assert old.keys() != tensors.keys()
-    golden.write_bytes(safetensors.numpy.save(old))
-    content = manifest_of(bundle_copy) | {"schema_version": schema}
-    if schema == 1:
-        content["labels"] = content.pop("heads")["logits"]["labels"]
-    (bundle_copy / "manifest.json").write_text(json.dumps(content), "utf-8")
-    bundle = Bundle.open(resealed(bundle_copy))
-    results = verify(bundle)
-    assert all(result.passed for result in results)
-    assert {r.output for r in results if r.subject == "model"} == {"logits"}
-    assert not [r for r in results if r.score_error is None and r.subject == "model"]

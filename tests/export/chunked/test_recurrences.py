@@ -162,16 +162,6 @@ def test_plan_of_recurrence_is_checked(changes: dict[str, object], reason: str) 
         ChunkedStage.model_validate(plan | changes)
 
 
-def test_only_recurrences_have_their_key() -> None:
-    attention = ChunkedStage(left=3, right=0, causal=True, keeps=("x",))
-    content = {"left": 3, "right": 0, "causal": True, "keeps": ("x",)}
-    assert attention.model_dump() == content
-    recurrence = Recurrence(direction="forward", shape=(2, 3))
-    stage = ChunkedStage(left=0, right=0, causal=True, keeps=(), recurrence=recurrence)
-    for written in (attention, stage):
-        assert ChunkedStage.model_validate_json(written.model_dump_json()) == written
-
-
 def test_state_larger_than_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="shape: expected at most 268435456 numbers"):
         Recurrence(direction="forward", shape=(1 << 10, 1 << 10, 1 << 10))

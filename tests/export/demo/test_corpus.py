@@ -58,12 +58,3 @@ def test_labels_keep_at_most_their_share() -> None:
     kept = cap(labels, 5, seed=0)
     assert kept == sorted(kept)
     assert [labels[i] for i in kept] == ["a"] * 5 + ["b"] * 3
-
-
-def test_prepare_leaves_documents_out() -> None:
-    def prepare(text: str) -> str:
-        return text.upper() if "class " in text else ""
-
-    corpus = installed_packages(num_classes=2, per_class=20, seed=0, prepare=prepare)
-    assert 0 < len(corpus) < 40
-    assert all("CLASS " in text and text == text.upper() for text in corpus.texts)

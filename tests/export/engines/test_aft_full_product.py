@@ -1,6 +1,5 @@
 """The rewrite of graphs: AFT-full by a matrix product of the runtime."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from aft_full_product import DTYPES, aft_full_model, open_session
 import aftplugins
 from aftexport.capture.capture import capture
 from aftexport.engines import aft_full_product
-from aftexport.engines.aft_full_product import ROWS, Row, is_long, use_products
+from aftexport.engines.aft_full_product import MIN_TOKENS, use_products
 from aftexport.engines.onnxruntime import sessions
 from aftexport.engines.onnxruntime.providers import PROVIDERS
 from aftexport.engines.onnxruntime.sessions import Adaptation
@@ -36,8 +35,12 @@ EPS = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 @pytest.fixture(autouse=True)
 def rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the product begin at 40 tokens."""
-    rows = tuple(Row(None, precision, TOKENS) for precision in EPS)
-    monkeypatch.setattr(aft_full_product, "ROWS", rows)
+    monkeypatch.setattr(aft_full_product, "MIN_TOKENS", TOKENS)
+
+
+def test_default_is_that_of_kernels() -> None:
+    header = Path(__file__).parents[3] / "plugins" / "cuda" / "kernels.h"
+    assert f"AFT_CUDA_AFT_FULL_GEMM_TOKENS = {MIN_TOKENS} " in header.read_text("utf-8")
 
 
 def random_bias(reach: float = 1.0, tokens: int = TOKENS) -> np.ndarray:
@@ -208,28 +211,3 @@ def test_large_weights_are_computed_at_load(tmp_path: Path) -> None:
     )
     loaded = onnx.load(options.optimized_model_filepath).graph.node
     assert not any(name.endswith("bias_exponentials") for n in loaded for name in n.output)
-
-
-HEADER = Path(__file__).parents[3] / "plugins" / "cuda" / "kernels.h"
-
-
-def test_default_is_that_of_kernels() -> None:
-    (tokens,) = re.findall(r"AFT_CUDA_AFT_FULL_GEMM_TOKENS = (\d+)", HEADER.read_text("utf-8"))
-    defaults = {row.precision: row.min_tokens for row in ROWS if row.family is None}
-    assert defaults == dict.fromkeys(("fp16", "bf16"), int(tokens))
-
-
-def test_slowest_gpu_of_engine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = (Row(None, "fp16", 2000), Row(9, "fp16", 1000), Row(12, "fp16", 3000))
-    monkeypatch.setattr(aft_full_product, "ROWS", rows)
-    assert is_long("fp16", 2000)
-    assert not is_long("fp16", 1999)
-    assert is_long("fp16", 1000, [90])
-    assert not is_long("fp16", 999, [90])
-    assert not is_long("fp16", 1000, [86, 90])
-    assert is_long("fp16", 2000, [86, 90])
-    assert not is_long("fp16", 2999, [120, 90])
-
-
-def test_float32_keeps_the_kernel() -> None:
-    assert not is_long("fp32", 1_000_000)

@@ -178,7 +178,7 @@ def test_evidence_obstacle_is_named(
 
 def test_bundle_holds_and_checks_evidence(checkpoint_file: Path, tmp_path: Path) -> None:
     bundle = export(checkpoint_file, out=tmp_path / "model.bundle")
-    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence_heads is not None
     results = [r for r in verify(bundle) if r.subject == "evidence"]
     assert all(r.max_ulps < 1e6 for r in results)  # of float32, as the logits are
     assert len(results) == sum(case.subject == "model" for case in bundle.golden())
@@ -188,8 +188,8 @@ def test_bundle_holds_and_checks_evidence(checkpoint_file: Path, tmp_path: Path)
 def test_wrong_evidence_is_found(bundle_folder: Path) -> None:
     bundle = Bundle.open(bundle_folder)
     manifest = bundle.manifest
-    assert manifest.evidence is not None
-    moved = {"logits": tuple(offset + 0.1 for offset in manifest.evidence)}
+    assert manifest.evidence_heads is not None
+    moved = {"logits": tuple(offset + 0.1 for offset in manifest.evidence_heads["logits"])}
     wrong = replace(bundle, manifest=manifest.model_copy(update={"evidence_heads": moved}))
     found = [r for r in verify(wrong) if r.subject.startswith("evidence")]
     assert {r.subject for r in found} == {"evidence", "evidence in chunks"}

@@ -68,7 +68,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]
 
 
 @pytest.mark.parametrize("library", aftplugins.RUNTIMES)
-def test_every_library_takes_version_1(library: str) -> None:
+def test_every_library_takes_common_forms(library: str) -> None:
     node = node_of(Form("AftLocal"))
     assert takes_form(library, node)
     del node.attribute[:]
@@ -76,7 +76,7 @@ def test_every_library_takes_version_1(library: str) -> None:
 
 
 @pytest.mark.parametrize("form", WIDE, ids=str)
-def test_gpu_libraries_take_version_1_only(form: Form) -> None:
+def test_gpu_libraries_lack_wide_forms(form: Form) -> None:
     assert takes_form("onnxruntime", node_of(form))
     for library in ("onnxruntime_cuda", "tensorrt"):
         assert not takes_form(library, node_of(form))
@@ -137,7 +137,7 @@ def test_exported_forms_equal_pytorch(exported: tuple[nn.Module, Path]) -> None:
         np.testing.assert_allclose(engine.run(inputs)["logits"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_nodes_of_version_1_get_later_defaults() -> None:
+def test_nodes_without_attributes_get_defaults() -> None:
     """onnx's inliner has no defaults for the attributes that a body reads."""
     model = model_of(FIRST)
     del model.functions[:], model.graph.node[0].attribute[:]

@@ -204,7 +204,7 @@ def test_features_have_extra_inputs(tmp_path: Path) -> None:
     bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
     assert bundle.manifest.inputs == ("input_features", "lengths", "static", "types")
     assert bundle.manifest.chunked is not None
-    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence_heads is not None
 
 
 def test_triton_repository_has_extra_inputs(extra_bundle: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_bundle_describes_its_features(feature_bundle: Path) -> None:
     assert manifest.reference == "float64"
     assert manifest.operators
     assert manifest.chunked is not None
-    assert manifest.evidence is not None
+    assert manifest.evidence_heads is not None
 
 
 def test_cases_have_features_of_many_ranges(feature_bundle: Path) -> None:

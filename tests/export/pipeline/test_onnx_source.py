@@ -149,7 +149,7 @@ def test_inner_value_may_have_any_name(old: str, name: str, tmp_path: Path) -> N
 def test_names_of_later_passes_are_free(dtype: Any, name: str, tmp_path: Path) -> None:
     """The bundle has evidence and runs in chunks, and the sums of 16 bits are in float32."""
     bundle = bundle_of(tmp_path, renamed(text_model(dtype=dtype), "value_3", name))
-    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence_heads is not None
     expected = onnx_texts.answers(tmp_path / "model.onnx", DOCUMENTS[0])
     np.testing.assert_allclose(run(bundle, DOCUMENTS[:1])[0], expected, rtol=1e-2, atol=1e-2)
 
@@ -197,7 +197,7 @@ def test_mean_of_documentation_has_evidence(tmp_path: Path) -> None:
     outcome = run_python("make_onnx.py", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     bundle = export(tmp_path / "plain.onnx", labels=["letter", "invoice"])
-    assert bundle.manifest.evidence is not None
+    assert bundle.manifest.evidence_heads is not None
 
 
 def test_weights_beside_the_file_are_read(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_only_output_may_be_for_tokens(tmp_path: Path, capsys: pytest.CaptureFix
     bundle = Bundle.open(tmp_path / "b")
     head = bundle.manifest.heads["logits"]
     assert (head.task, head.names[1]) == ("token_classification", "B-LAW")
-    assert bundle.manifest.evidence is None
+    assert bundle.manifest.evidence_heads is None
     assert bundle.manifest.no_evidence == "every output is for tokens"
     verified = run_here(["verify", tmp_path / "b"], capsys)
     assert verified.code == 0, verified.err

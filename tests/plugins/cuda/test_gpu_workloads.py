@@ -47,7 +47,9 @@ def defined(
         if operator.stem == workload.mechanism
         and operator.op_type.startswith("Causal") == workload.causal
     )
-    heads = {a.name: HEADS for a in operator.attributes if a.name == "num_heads" and a.since == 1}
+    heads = {
+        a.name: HEADS for a in operator.attributes if a.name == "num_heads" and not a.is_cpu_only
+    }
     attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes} | heads
     inputs = [tensors[name] for name in operator.required_inputs]
     doubled = [x.double() if x.is_floating_point() else x for x in inputs]

@@ -19,7 +19,7 @@ from sampling import any_case
 import aftplugins
 from aftexport.capture.capture import capture
 from aftexport.engines import aft_full_product
-from aftexport.engines.aft_full_product import Row, use_products
+from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.lowering.finish import finish
@@ -268,7 +268,7 @@ def test_operators_around_product_equal_definition(
 
 def test_rewritten_graph_runs_by_kernels(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bodies, only kernels can run the two operators."""
-    monkeypatch.setattr(aft_full_product, "ROWS", (Row(None, "fp16", 1),))
+    monkeypatch.setattr(aft_full_product, "MIN_TOKENS", 1)
     drawn = random_inputs("AftFull", 2, 60, 16, lengths=[60, 21], dtype=np.float16)
     names = dict(zip(INPUTS["AftFull"], drawn, strict=True))
     model = aft_full_model("fp16", names.pop("position_bias"), gate="tanh")

@@ -59,7 +59,7 @@ def one_of_each(
             kind = (elements or {}).get(name, kind)
             shape = (shapes or {}).get(name, shape)
             inputs.append(helper.make_tensor_value_info(f"{op_type}_{name}", kind, shape))
-        first = [a for a in operator.attributes if a.since == 1]
+        first = [a for a in operator.attributes if not a.is_cpu_only]
         own = (*first, *operator.kernel_attributes)
         values = {a.name: HEADS if a.name == "num_heads" else a.default for a in own}
         nodes.append(

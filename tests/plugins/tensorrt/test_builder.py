@@ -17,7 +17,7 @@ from onnx import TensorProto
 from sampling import any_case
 
 from aftexport.engines import aft_full_product
-from aftexport.engines.aft_full_product import Row, use_products
+from aftexport.engines.aft_full_product import use_products
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.operators.torch_ops import OPERATORS
 
@@ -75,7 +75,7 @@ def test_every_operator_builds_in_every_type(element: str, library: Path, tmp_pa
 
 @pytest.fixture
 def product_from_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aft_full_product, "ROWS", (Row(None, "fp16", 1), Row(None, "bf16", 1)))
+    monkeypatch.setattr(aft_full_product, "MIN_TOKENS", 1)
 
 
 @pytest.mark.usefixtures("product_from_one_token")

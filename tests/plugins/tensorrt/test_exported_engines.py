@@ -14,7 +14,7 @@ import aftplugins
 from aftexport.bundle.bundle import engine_file
 from aftexport.capture.capture import capture
 from aftexport.engines import aft_full_product
-from aftexport.engines.aft_full_product import Row, use_products
+from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
@@ -63,7 +63,7 @@ def test_longest_document_decides_about_product(
 ) -> None:
     """The path of the operator is a plugin's either way."""
     changes: list[bool] = []
-    monkeypatch.setattr(aft_full_product, "ROWS", (Row(None, "fp16", first_tokens),))
+    monkeypatch.setattr(aft_full_product, "MIN_TOKENS", first_tokens)
     monkeypatch.setattr(
         builder,
         "use_products",

@@ -110,15 +110,6 @@ def test_decisions_are_of_new_model(
     assert reloads == ["classify" if choices is OLD_CHOICES else "check"]
 
 
-def test_system_one_reads_new_labels(models: ModelRepository, reloads: list[str]) -> None:
-    question = {"type": "choice", "criteria": dict.fromkeys(tiny_models.LABELS)}
-    body = {"model": MODEL, "state": "a", "questions": {"any": question}}
-    status, answer = post(models, "/v1/systemone", body)
-    assert status == 422, answer
-    assert "the labels of one output" in answer["detail"][0]["msg"]
-    assert reloads
-
-
 def test_formats_answer_by_new_output(models: ModelRepository, reloads: list[str]) -> None:
     status, answer = post(models, "/classify", {"input": "a"})
     assert status == 200, answer

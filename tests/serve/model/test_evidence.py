@@ -89,9 +89,7 @@ def test_plain_text_and_lines_get_evidence(server: str) -> None:
 
 def test_info_shows_evidence_support(server: str, bundle_copy: Path, tmp_path: Path) -> None:
     assert http.get(f"{server}/info").json()["evidence"] is True
-    without = changed_manifest(
-        bundle_copy, {"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
-    )
+    without = changed_manifest(bundle_copy, {"evidence_heads": None, "no_evidence": "Tanh stands"})
     with serving(without, tmp_path / "log") as (address, _):
         assert http.get(f"{address}/info").json()["evidence"] is False
 
@@ -192,7 +190,7 @@ def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="11 tokens and runs in chunks"):
         check_evidence(classifier, wanted, 11)
     manifest = bundle.manifest.model_copy(
-        update={"evidence": None, "evidence_heads": None, "no_evidence": "Tanh stands"}
+        update={"evidence_heads": None, "no_evidence": "Tanh stands"}
     )
     with pytest.raises(InputError, match="Tanh stands"):
         AnswerOptions(spans=1).wanted(manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from bundles import changed_manifest, resealed
+from bundles import resealed
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.manifest import Manifest
@@ -25,8 +25,7 @@ from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted
 def manifest_of(bundle_folder: Path, heads: dict[str, Head], **changes: object) -> Manifest:
     """Return the manifest of the tests' bundle with other heads."""
     offsets = {name: (0.0,) * head.width for name, head in heads.items() if not head.is_per_token}
-    evidence = next(iter(offsets.values()), None)
-    update = {"heads": heads, "evidence_heads": offsets or None, "evidence": evidence}
+    update = {"heads": heads, "evidence_heads": offsets or None}
     manifest: Manifest = Bundle.open(bundle_folder).manifest.model_copy(update=update | changes)
     return manifest
 
@@ -178,8 +177,8 @@ def test_batch_has_choices_of_its_documents(bundle_folder: Path) -> None:
         for names in options
     ]
     answers = classifier.classify(documents, wanted=wanted)
-    offsets = bundle.manifest.evidence
-    assert offsets is not None
+    assert bundle.manifest.evidence_heads is not None
+    offsets = bundle.manifest.evidence_heads["logits"]
     for answer, ids, names in zip(answers, documents, options, strict=True):
         chosen = [name.removeprefix("logits:") for name in names]
         assert [one.name for one in answer.explained] == chosen
@@ -201,16 +200,8 @@ def test_long_document_explains_fewer_labels(bundle_folder: Path) -> None:
     check_evidence(classifier, AnswerOptions(spans=1).wanted(bundle.manifest), 1 << 30)
 
 
-def test_old_bundle_explains_largest_logit_only(bundle_folder: Path) -> None:
-    manifest = Bundle.open(bundle_folder).manifest.model_copy(update={"evidence_heads": None})
-    wanted = AnswerOptions(spans=1).wanted(manifest)
-    assert wanted == Wanted(None, (ChosenLogit("logits", -1),))
-    with pytest.raises(InputError, match=r"only the largest logit of logits.*Export the model"):
-        explained(manifest, "logits")
-
-
 def test_file_without_choice_has_default_evidence(bundle_copy: Path) -> None:
-    """A file of an earlier version has the same outputs, and no constant for the choice."""
+    """An engine that takes no choice explains the largest logit of the first output."""
     new = Classifier(Bundle.open(bundle_copy), OnnxRuntimeEngine(bundle_copy / "model.onnx"))
     model = onnx.load(bundle_copy / "model.onnx")
     for tensor in model.graph.initializer:
@@ -218,7 +209,6 @@ def test_file_without_choice_has_default_evidence(bundle_copy: Path) -> None:
     for node in model.graph.node:
         node.input[:] = [name.replace(EXPLAINED, "minus_one") for name in node.input]
     onnx.save(model, bundle_copy / "model.onnx")
-    changed_manifest(bundle_copy, {"evidence_heads": None})
     bundle = Bundle.open(resealed(bundle_copy))
     engine = OnnxRuntimeEngine(bundle.model_path)
     assert not engine.takes_choice

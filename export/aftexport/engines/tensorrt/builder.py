@@ -152,12 +152,7 @@ def _parse(
         ) from error
     nodes = [(node.name, node.op_type) for node in graph.graph.node if node.domain == DOMAIN]
     if has_plugins:
-        use_products(
-            graph,
-            "tensorrt",
-            max_tokens=settings.max_length,
-            capabilities=settings.compute_capabilities,
-        )
+        use_products(graph, "tensorrt", max_tokens=settings.max_length)
     prepared = _prepare(trt)(graph, has_plugins=has_plugins)
     is_parsed = parser.parse(prepared.SerializeToString(), str(model))
     if not is_parsed:

@@ -64,11 +64,11 @@ class Arithmetic(Enum):
             + f"{result} = CastLike({result}_wide, {x})\n"
         )
 
-    def output(self, name: str, expression: str, *, like: str = "x") -> str:
-        """Return the lines of an output, which has the type of the input ``like``."""
+    def output(self, name: str, expression: str) -> str:
+        """Return the lines of an output, which has the type of the input ``x``."""
         if self is not Arithmetic.FLOAT32:
             return f"{name} = {expression}\n"
-        return f"{name}_result = {expression}\n{name} = CastLike({name}_result, {like})\n"
+        return f"{name}_result = {expression}\n{name} = CastLike({name}_result, x)\n"
 
 
 def layer_norm(x: str, weight: str, bias: str) -> str:

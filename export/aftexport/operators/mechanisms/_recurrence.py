@@ -1,6 +1,6 @@
 """The portable body of recurrent linear attention, in ONNX textual syntax.
 
-It is apart from the mechanism, which has the formula. ``torch_ops._recurrent_chunks`` has the
+It is apart from the mechanism, which has the formula. ``torch_ops._recurrence`` has the
 formulas of the loop over chunks of tokens. The triangular system of the delta rule is inverted by
 blocks: with X the inverse of the blocks of s tokens on the diagonal and B the part of A between two
 neighbours, that of blocks of 2 s tokens is X - X B X. A Neumann series would cancel.

@@ -9,16 +9,15 @@ from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 
 
-def running_mean(logits: str, values: str, result: str, *, rank: int, has_eps: bool = False) -> str:
+def running_mean(logits: str, values: str, result: str, *, has_eps: bool = False) -> str:
     """Define the mean of ``values``, weighted by ``exp(logits)``, up to each token.
 
     Args:
-        logits, values: names of ``[B, T, ...]``; the axes after T are broadcast.
+        logits, values: names of tensors of rank 4, ``[B, T, ...]``; the axes after T are broadcast.
         result: name of the mean, ``[B, T, ...]``.
-        rank: the rank of all tensors.
         has_eps: whether eps is added to the sums of weights; needs ``log_eps``.
     """
-    lines = running_sums(logits, result, rank=rank, values=values)
+    lines = running_sums(logits, result, rank=4, values=values)
     total = f"{result}_d"
     if has_eps:
         lines += text.add_eps(total, f"{result}_m", f"{result}_d_eps")

@@ -58,7 +58,7 @@ def _body(*, gate: str, causal: bool) -> str:
 def _pair_body() -> str:
     """Define ``logits`` and ``pair``, ``[B, T, H, e + 1]``: weighted values, and the weight."""
     lines = "logits = Unsqueeze(logits_3d, channel_axis)\n"
-    return lines + text.weighted_pair("logits", "values", axis=3)
+    return lines + text.weighted_pair("values", axis=3)
 
 
 def _filter_weights_body() -> str:

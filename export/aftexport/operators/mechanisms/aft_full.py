@@ -42,7 +42,7 @@ def _body(*, gate: str, causal: bool) -> str:
         all_bias_weight = Exp(bias_shifted)
         bias_weight = Slice(all_bias_weight, origin, corner, both_axes)
     """
-    lines += text.weighted_pair("logits", "value_f", axis=2)
+    lines += text.weighted_pair("value_f", axis=2)
     lines += """
         sums = MatMul(bias_weight, pair)
         numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)

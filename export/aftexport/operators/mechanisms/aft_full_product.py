@@ -17,7 +17,7 @@ from aftexport.operators.schema import GATE, OnnxOperator
 def _prepare_body() -> str:
     lines = text.inputs_as_float("key", "value", sequence="key")
     lines += text.mask("key_f", "logits", rank=3)
-    lines += text.weighted_pair("logits", "value_f", axis=2)
+    lines += text.weighted_pair("value_f", axis=2)
     return lines + "entries = CastLike(pair, key)\n"
 
 

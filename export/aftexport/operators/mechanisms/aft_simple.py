@@ -21,7 +21,7 @@ _NUM_HEADS = Attribute(
     0,
     "Number of channels of the key; divides the channels of query and value. "
     "0: those of the value.",
-    since=2,
+    is_cpu_only=True,
 )
 
 
@@ -56,7 +56,7 @@ def _by_head_body() -> str:
 
 def _causal_body() -> str:
     lines = sums.scan_cut("value_f")
-    return lines + running.running_mean("logits", "values", "mean", rank=4, has_eps=True)
+    return lines + running.running_mean("logits", "values", "mean", has_eps=True)
 
 
 def _global_body() -> str:

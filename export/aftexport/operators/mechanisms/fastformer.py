@@ -69,7 +69,7 @@ def _causal_body() -> str:
     for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
         lines += text.heads(name, result)
     lines += "alpha_4d = Unsqueeze(alpha_logits, last_axis)\n"
-    lines += running.running_mean("alpha_4d", "queries", "global_query", rank=4)
+    lines += running.running_mean("alpha_4d", "queries", "global_query")
     lines += """
         keyed = Mul(keys, global_query)
         keyed_rows = Reshape(keyed, packed_shape)
@@ -78,7 +78,7 @@ def _causal_body() -> str:
         beta_logits = Where(valid_keys, beta_scaled, masked)
         beta_4d = Unsqueeze(beta_logits, last_axis)
     """
-    lines += running.running_mean("beta_4d", "keyed", "global_key", rank=4)
+    lines += running.running_mean("beta_4d", "keyed", "global_key")
     return (
         lines
         + """

@@ -31,14 +31,14 @@ FEATURE_MAP = Attribute(
     "elu",
     "elu: elu(x) + 1; relu: max(x, 0); identity: query and key are features.",
     ("elu", "relu", "identity"),
-    later_choices=("identity",),
+    cpu_only_choices=("identity",),
 )
 NORMALIZER = Attribute(
     "normalizer",
     "add",
     "The divisor. add: the normalizer plus eps; clamp: the normalizer, at least eps; none: 1.",
     ("add", "clamp", "none"),
-    since=2,
+    is_cpu_only=True,
 )
 MIN_EPS = 1e-20
 """Minimum eps; a smaller one is raised to it, in float64 too.

@@ -139,8 +139,7 @@ class _TorchOp:
     """The torch op of an operator.
 
     It takes the inputs, then the attributes, and then the optional inputs after the last required
-    one. These inputs, and attributes with ``since`` above 1, have defaults: older programs leave
-    them out.
+    one. These inputs, and the attributes that only the CPU kernels take, have defaults.
     """
 
     def __init__(self, operator: MechanismOperator, call: Callable[..., Call]) -> None:
@@ -236,9 +235,9 @@ class _TorchOp:
 
 
 def _parameter(attribute: Attribute) -> str:
-    """Return the declaration of an attribute; a later one has a default."""
+    """Return the declaration of an attribute; one that only the CPU kernels take has a default."""
     declared = f"{_TORCH_TYPES[type(attribute.default)]} {attribute.name}"
-    if attribute.since == 1:
+    if not attribute.is_cpu_only:
         return declared
     value = attribute.default
     return f'{declared}="{value}"' if isinstance(value, str) else f"{declared}={value}"

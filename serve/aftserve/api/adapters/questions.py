@@ -17,7 +17,6 @@ MAX_QUESTIONS = 400
 IGNORED_INSTRUCTIONS = "Ignored: an output answers its own question."
 """Description of the field that has the text of a question."""
 _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
-_SHOWN_LABELS = 20
 
 
 @dataclass(frozen=True)
@@ -123,21 +122,3 @@ class Outputs:
                 for name in (label, f"{output}:{label}"):
                     found.setdefault(name, []).append(Statement(output, label))
         return found
-
-    @cached_property
-    def choices(self) -> str:
-        """The labels of each output that answers a question for one of several, shortened."""
-        known = (f"{name}: {_shown(self._heads[name].names)}" for name in self._labels)
-        return "; ".join(known) or "no labels that exclude each other"
-
-    @cached_property
-    def statements(self) -> str:
-        """The names of labels that answer a statement, shortened."""
-        return (
-            _shown([name for name in self._statements if ":" in name]) or "no labels of documents"
-        )
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_LABELS} more" if len(names) > _SHOWN_LABELS else ""
-    return f"{', '.join(names[:_SHOWN_LABELS])}{more}"

@@ -52,8 +52,8 @@ class Variant:
 
 
 def _is_first(attribute: Attribute) -> bool:
-    """Return whether an attribute is a number of version 1 of the contract."""
-    return attribute.since == 1 and not attribute.choices
+    """Return whether an attribute is a number that the GPU kernels take too."""
+    return not attribute.is_cpu_only and not attribute.choices
 
 
 def _variants() -> list[Variant]:

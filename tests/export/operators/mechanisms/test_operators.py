@@ -33,8 +33,11 @@ DEFAULTS = {
     "normalizer": "add",
     "kv_num_heads": 0,
 }
-LATER = {"eps", "normalizer", "kv_num_heads"}
-"""The attributes of version 2; eps of linear attention and num_heads of AFT-simple differ."""
+CPU_ONLY = {"eps", "normalizer", "kv_num_heads"}
+"""The attributes that the GPU kernels lack.
+
+eps of linear attention and num_heads of AFT-simple differ.
+"""
 
 
 def test_seven_mechanisms_have_causal_twins() -> None:
@@ -54,13 +57,13 @@ def test_inputs_and_attributes_match_contract(op_type: str) -> None:
     assert operator.inputs == (*inputs.split(), *optional)
     assert [a.name for a in operator.attributes] == attributes.split()
     own = {
-        "linear_attention": {"eps": (1e-6, 1)},
-        "aft_simple": {"num_heads": (0, 2)},
+        "linear_attention": {"eps": (1e-6, False)},
+        "aft_simple": {"num_heads": (0, True)},
     }.get(operator.stem, {})
     for attribute in operator.attributes:
         name = attribute.name
-        expected = own.get(name, (DEFAULTS[name], 2 if name in LATER else 1))
-        assert (attribute.default, attribute.since) == expected
+        expected = own.get(name, (DEFAULTS[name], name in CPU_ONLY))
+        assert (attribute.default, attribute.is_cpu_only) == expected
     # The torch op takes them in the same order, and then the optional inputs.
     assert [a.name for a in operator.torch_op._schema.arguments] == (
         inputs.split() + attributes.split() + optional

@@ -1,4 +1,4 @@
-"""Forms of the operators beyond version 1 of the contract, with inputs for each."""
+"""Forms of the operators that the GPU kernels lack, with inputs for each."""
 
 import zlib
 from dataclasses import dataclass, field

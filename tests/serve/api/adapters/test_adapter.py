@@ -11,6 +11,7 @@ from commands import run_python
 from docs.pages import BLOCKS, PAGES
 from fastapi import FastAPI
 from servers import serving
+from tiny_models import LABELS
 
 from aftexport.errors import UsageError
 from aftserve import adapter_names
@@ -20,6 +21,8 @@ from aftserve.api.api_keys import make_key
 from aftserve.settings import Settings
 
 PAGE = "docs/how-to/other-apis.md"
+PATH = "/v1/systemone"
+"""The path of the adapter that the page shows."""
 (SHOWN,) = [block for block in BLOCKS if (block.page, block.mark) == (PAGE, "file")]
 REFUSALS = {
     "/classify": ["error"],
@@ -30,11 +33,10 @@ REFUSALS = {
     "/v1/models/model": ["error"],
     "/v1/decisions": ["error"],
     "/v1/systemone": ["detail"],
-    "/plain": ["problem"],
 }
 """The fields of an error at each path."""
-CLASHING = SHOWN.text.replace("/plain", "/infer")
-SHADOWED = SHOWN.text.replace("/plain", "/models/plain/infer")
+CLASHING = SHOWN.text.replace("/v1/systemone", "/infer")
+SHADOWED = SHOWN.text.replace("/v1/systemone", "/models/plain/infer")
 
 
 @pytest.fixture
@@ -80,24 +82,32 @@ def test_help_and_page_list_names(tmp_path: Path) -> None:
 def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) -> None:
     key, section = make_key("alice", None)
     (here / "keys.toml").write_text(section)
-    options = ("--api", f"{','.join(ADAPTERS)},plain:create", "--api-keys", "keys.toml")
+    options = ("--api", f"{','.join(ADAPTERS)},systemone:create", "--api-keys", "keys.toml")
     with (
         serving(bundle_folder, here / "log", *options) as (address, _),
         httpx.Client(base_url=address, timeout=60) as client,
     ):
-        own, named = {"content": "A contract"}, {"json": {"input": "A contract"}}
+        choice = {"type": "choice", "criteria": dict.fromkeys(LABELS)}
+        own = {"model": "model", "state": "A contract", "questions": {"kind": choice}}
         for path, fields in REFUSALS.items():
             refused = client.request("GET" if path.startswith("/v1/models") else "POST", path)
             assert (refused.status_code, [*refused.json()]) == (401, fields)
             assert refused.headers["WWW-Authenticate"] == "Bearer"
         client.headers["X-API-Key"] = key
-        label = client.post("/classify", **named).json()["data"][0]["label"]
-        assert client.post("/plain", **own).text == f"{label}\n"
-        assert "has no tokens" in client.post("/plain", content="").json()["problem"]
-        assert "/plain" in client.get("/openapi.json").json()["paths"]
-        assert "aftserve_responses_total{model=\"\",path=\"/plain\",status=\"401\"}" in client.get(
-            "/metrics"
-        ).text  # fmt: skip
+        named = client.post("/infer", json={"text": own["state"]}).json()
+        answer = client.post(PATH, json=own).json()
+        assert answer["answers"]["kind"]["choice"] == named["label"]
+        assert answer["answers"]["kind"]["probabilities"] == named["scores"]
+        assert answer["usage"]["input_tokens"] == named["tokens_used"]
+        for changes, problem in (
+            ({"state": ""}, "has no tokens"),
+            ({"model": "other"}, "Expected the model 'model', got 'other'"),
+            ({"questions": {"kind": choice | {"criteria": {"a": None}}}}, "labels of one output"),
+        ):
+            assert problem in client.post(PATH, json=own | changes).json()["detail"]
+        assert PATH in client.get("/openapi.json").json()["paths"]
+        refused = f'aftserve_responses_total{{model="",path="{PATH}",status="401"}}'
+        assert refused in client.get("/metrics").text
     assert "Traceback" not in (here / "log").read_text("utf-8")
 
 
@@ -131,7 +141,7 @@ def test_only_registry_names_adapters() -> None:
         ("wrong:create", "must return an Adapter, got a list"),
         ("broken:create", "the call raised IndexError"),
         ("absent_module:create", "the import raised ModuleNotFoundError"),
-        ("plain:other", "the import raised AttributeError"),
+        ("systemone:other", "the import raised AttributeError"),
     ],
 )
 def test_bad_adapter_is_refused(name: str, message: str, here: Path) -> None:
@@ -145,7 +155,7 @@ def test_named_adapters_keep_import_path(here: Path) -> None:
         "import sys; from aftserve.api.adapters.adapter import import_adapters; "
         "from aftserve.adapter_names import ADAPTERS; before = [*sys.path]; "
         "import_adapters(ADAPTERS); assert sys.path == before; "
-        "import_adapters(['plain:create']); print(sys.path[0] == '' != before[0])"
+        "import_adapters(['systemone:create']); print(sys.path[0] == '' != before[0])"
     )
     outcome = run_python("-P", "-c", code, cwd=here)
     assert outcome.out.split() == ["True"], outcome

@@ -19,14 +19,12 @@ MOOD = {
 def bodies(document: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return a request of every format for a document."""
     decision = {"model": "model", "input": document}
-    questions = {"kind": {"type": "choice", "criteria": dict.fromkeys(LABELS)}}
     return [
         ("/classify", {"input": document}),
         ("/v1/classify", {"input": [document]}),
         ("/predict", {"inputs": document}),
         ("/v1/decisions", decision | {"questions": [KIND]}),
         ("/v1/decisions", decision | {"questions": [MOOD]}),
-        ("/v1/systemone", {"model": "model", "state": document, "questions": questions}),
     ]
 
 
@@ -58,7 +56,6 @@ def test_every_format_refuses_documents(
         ("PredictRequest", "inputs"),
         ("EmbedRequest", "inputs"),
         ("DecisionRequest", "input"),
-        ("SystemOneRequest", "state"),
     ):
         assert schemas[model]["properties"][field] == {"not": {}}
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")

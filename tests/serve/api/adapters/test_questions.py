@@ -23,20 +23,3 @@ def test_questions_find_outputs() -> None:
     assert outputs.of_statement("yes") == [Statement("paid", "yes"), Statement("sent", "yes")]
     assert outputs.of_statement("label 7") == [Statement("many", "label 7")]
     assert outputs.of_statement(None) == outputs.of_statement("many") == []
-
-
-def test_listed_labels_are_bounded() -> None:
-    outputs = Outputs(HEADS)
-    assert outputs.choices.endswith("label 19 and 4980 more; paid: no, yes; sent: no, yes")
-    assert outputs.statements.startswith("many:label 0, many:label 1, ")
-    assert outputs.statements.endswith("many:label 19 and 4984 more")
-
-
-def test_text_of_unmatched_questions_is_written_once() -> None:
-    """A request may have hundreds of them, and the model thousands of labels."""
-    outputs = Outputs(HEADS)
-    assert not outputs.of_labels(None, [*MANY[:254], "other"])
-    assert not outputs.of_statement("other")
-    assert outputs.choices is outputs.choices
-    assert outputs.statements is outputs.statements
-    assert len(outputs.choices) + len(outputs.statements) < 1000

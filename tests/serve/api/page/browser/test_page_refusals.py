@@ -28,7 +28,7 @@ def guarded(
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys.toml").write_text("\n".join(section for _, section in keys.values()))
     bundle = Path(shutil.copytree(bundle_folder, folder / "old.bundle"))
-    changed_manifest(bundle, {"evidence": None, "evidence_heads": None})
+    changed_manifest(bundle, {"evidence_heads": None})
     options = ("--api-keys", str(folder / "keys.toml"), "--cors-origins", "https://other.example")
     with serving(bundle, folder / "log", *options) as (address, _):
         yield address
