@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import served_heads
 import tiny_models
 import torch
 from bundle_swaps import deploy
 from repository_servers import RepositoryServer, serving_models
+from shared_folders import made_once
 
 import aftexport
 from aftexport.pipeline.export import export
@@ -21,6 +23,13 @@ def engines_end() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == "engine":
             thread.join(60)
+
+
+@pytest.fixture(scope="session")
+def heads_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model with a head of every kind; its source is ``model.pt`` beside it."""
+    folder = made_once(tmp_path_factory, "heads", served_heads.exported)
+    return folder / "heads.bundle"
 
 
 @pytest.fixture(scope="session")

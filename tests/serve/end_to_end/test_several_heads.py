@@ -26,7 +26,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("heads")
     bundle = served_heads.exported(folder)
     options = ("--reference", str(folder / "model.pt"))
-    factory = ("--reference-factory", "served_heads:FourHeads")
+    factory = ("--reference-factory", "served_heads:EveryHead")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(served_heads.__file__).parent))
         with serving(bundle, folder / "log", *options, *factory) as (address, _):

@@ -50,7 +50,7 @@ def test_shadow_compares_rows_of_tokens(tmp_path: Path, monkeypatch: pytest.Monk
     bundle = served_heads.exported(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(served_heads.__file__).parent))
     options = ("--reference", str(tmp_path / "model.pt"), "--shadow", "1", "--threads", "1")
-    factory = ("--reference-factory", "served_heads:FourHeads")
+    factory = ("--reference-factory", "served_heads:EveryHead")
     with serving(bundle, tmp_path / "log", *options, *factory) as (address, _):
         ids = [[7] * 30_000, *[[5, 9, 11] * 40] * 3]
         assert (

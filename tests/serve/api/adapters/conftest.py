@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-import adapter_heads
 import httpx
 import pytest
+import served_heads
 from servers import serving
 
 
@@ -12,7 +12,7 @@ from servers import serving
 def heads_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that runs each document alone, so that answers have equal bits."""
     folder = tmp_path_factory.mktemp("adapters")
-    bundle = adapter_heads.exported(folder)
+    bundle = served_heads.exported(folder)
     options = ("--max-documents", "4", "--budget-tokens", "1", "--max-tokens", "2000")
     with serving(bundle, folder / "log", *options) as (address, _):
         yield address

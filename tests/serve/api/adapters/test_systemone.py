@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from adapter_heads import ANSWERS, TEXTS, TOPICS, infer
+from served_heads import ANSWERS, TEXTS, TOPICS, infer
 from typesafe_sdk import (
     Choice,
     Noul,

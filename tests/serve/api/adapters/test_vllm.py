@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 import tiny_models
-from adapter_heads import ANSWERS, TEXTS, infer
+from served_heads import ANSWERS, TEXTS, infer
 
 
 def classify(client: httpx.Client, **body: Any) -> dict[str, Any]:
