@@ -40,7 +40,8 @@ Fields = dict[str, Any]
 Heads = dict[str, Any]
 """The answer of each head for a document, in the form of an interface."""
 
-TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 9]
+TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 260]
+"""The last has more tokens than two parts of a streamed answer."""
 LINES = "application/x-ndjson"
 SCALING = Scaling(log_temperature=0.5, slope=-0.02)
 CALIBRATIONS = {
@@ -55,6 +56,8 @@ CALIBRATIONS = {
 }
 HEADS = {"every head": (*served_heads.HEADS,), "one label": ("logits",)}
 """The heads of each model."""
+DOCUMENT = "document"
+"""The name of the fields beside the heads, which are compared as an answer of their own."""
 ONE_LABEL, LABELS = ("topic", "paid", "logits"), ("topic", "paid", "flags", "logits")
 
 
@@ -121,8 +124,12 @@ def without_none(content: Fields) -> Fields:
 def heads_of(answer: Mapping[str, Any]) -> Heads:
     """Return the fields of each head; a model with one label has its fields beside the others."""
     found = json.loads(json.dumps(answer), object_hook=without_none)
-    flat = ("label", "scores", "calibrated", "abstain")
-    return found.get("heads") or {"logits": {name: found[name] for name in flat if name in found}}
+    fields = ("tokens_total", "tokens_used", "truncated", "policy", "bundle")
+    document = {name: found[name] for name in fields}
+    flat = {
+        name: found[name] for name in ("label", "scores", "calibrated", "abstain") if name in found
+    }
+    return {DOCUMENT: document, **(found.get("heads") or {"logits": flat})}
 
 
 def as_json(served: Served, field: str, values: Sequence[Any]) -> list[Heads]:
@@ -157,6 +164,7 @@ def as_parts(served: Served) -> list[Heads]:
     found = []
     for text in TEXTS:
         response = served.post("/infer", {"text": text}, Accept=LINES)
+        assert response.headers["content-type"] == LINES
         first, *parts, last = map(json.loads, response.iter_lines())
         assert last == {"complete": True, "lines": len(parts) + 1}
         found.append(joined(heads_of(first), parts))
@@ -169,6 +177,7 @@ def joined(heads: Heads, parts: Sequence[Fields]) -> Heads:
         head = heads.setdefault(part["head"], {})
         if "start_token" in part:
             assert part["start_token"] == len(head.get("labels", head.get("vectors", ())))
+            assert len(part.get("labels", part.get("vectors"))) <= 4096
         for field in part.keys() - {"head", "start_token"}:
             head.setdefault(field, []).extend(part[field])
     return heads
@@ -202,7 +211,7 @@ def as_rows(served: Served) -> list[Heads]:
     options = (str(served.bundle.path), "--threads", "1", "--budget-tokens", "1")
     outcomes = [*OfflineClassifier(Settings.read(options)).answer(TEXTS)]
     columns = output.schema(manifest.heads, None, manifest.calibration)
-    table = output.table(None, outcomes, columns, policy="exact", bundle="")
+    table = output.table(None, outcomes, columns, policy="exact", bundle=served.bundle.digest)
     return [single_precision(heads_of(row)) for row in table.to_pylist()]
 
 
@@ -271,7 +280,7 @@ def rows_of(tensors: dict[str, Any]) -> list[Heads]:
     for name, values in tensors.items():
         head, _, field = name.rpartition(".")
         if field in ("tokens_total", "tokens_used"):
-            continue
+            head = DOCUMENT
         for row, value in enumerate(values):
             if head in served_heads.FOR_TOKENS and field != "spans":
                 used = tensors["tokens_used"][row]
@@ -284,6 +293,8 @@ def rows_of(tensors: dict[str, Any]) -> list[Heads]:
 
 def tensors_of(head: str, fields: Fields) -> Fields:
     """Return an answer as its tensors have it."""
+    if head == DOCUMENT:
+        return {name: fields[name] for name in ("tokens_total", "tokens_used")}
     found = single_precision(fields)
     for name in fields.keys() & {"scores", "calibrated", "values"}:
         if isinstance(fields[name], dict):
@@ -415,10 +426,10 @@ INTERFACES = {
     "decisions": Interface(decisions, decision_form, heads=LABELS),
 }  # fmt: skip
 CASES = [
-    pytest.param(name, model, head, id=f"{name}-{head}")
+    pytest.param(name, model, head, id=f"{name}-{model}-{head}")
     for name, one in INTERFACES.items()
     for model, heads in HEADS.items()
-    for head in heads
+    for head in (*heads, DOCUMENT)
     if one.heads is None or head in one.heads
 ]
 

@@ -27,13 +27,6 @@ def test_single_text_gets_flat_infer_answer(inputs: Any, client: httpx.Client) -
     assert answer == ranked(client.post("/infer", json={"text": TEXTS[0]}).json()["scores"])
 
 
-@pytest.mark.parametrize("output", ["topic", "paid", "flags"])
-def test_batch_gets_infer_answers(output: str, heads_client: httpx.Client) -> None:
-    answer = predict(heads_client, output, inputs=[[text] for text in TEXTS])
-    expected = infer(heads_client, *TEXTS)
-    assert answer == [ranked(heads[output]["scores"]) for heads in expected]
-
-
 def test_token_ids_get_infer_answers(heads_client: httpx.Client) -> None:
     ids = [[5, 6, 7], [9]]
     results = heads_client.post("/infer", json={"input_ids": ids}).json()["results"]
