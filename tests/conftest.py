@@ -88,10 +88,12 @@ def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a model of features, which are normalized."""
+    """A bundle of a model of features, which are normalized, with ``model.pt`` beside it."""
 
     def make(folder: Path) -> None:
+        torch.save(feature_models.Sensors().state_dict(), folder / "model.pt")
         export(
+            folder / "model.pt",
             factory="feature_models:Sensors",
             feature_file=feature_models.feature_file(folder),
             out=folder / "model.bundle",
@@ -103,10 +105,12 @@ def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def extra_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a model with extra inputs of each kind but one."""
+    """A bundle of a model with extra inputs of each kind but one, with ``model.pt`` beside it."""
 
     def make(folder: Path) -> None:
+        torch.save(extra_models.Events().state_dict(), folder / "model.pt")
         export(
+            folder / "model.pt",
             factory="extra_models:Events",
             inputs=extra_models.INPUTS,
             out=folder / "model.bundle",
@@ -126,9 +130,12 @@ def bundle_copy(bundle_folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def rtx_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a portable TensorRT engine."""
-    folder = tmp_path_factory.mktemp("rtx") / "rtx.bundle"
-    export(checkpoint_file, to="trt-rtx", precision="fp16", max_length=500, out=folder)
-    return folder
+
+    def make(folder: Path) -> None:
+        out = folder / "rtx.bundle"
+        export(checkpoint_file, to="trt-rtx", precision="fp16", max_length=500, out=out)
+
+    return made_once(tmp_path_factory, "rtx", make) / "rtx.bundle"
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from adapter_heads import HEADS, TOPICS, EveryHead
 from rich.console import Console
+from served_heads import HEADS, TOPICS, EveryHead
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.pipeline.export import export
@@ -58,7 +58,7 @@ def export_bundles(folder: Path) -> list[Path]:
         heads.write_text(json.dumps(HEADS | changes))
         torch.save(state, folder / f"model-{number}.pt")
         exported = export(
-            folder / f"model-{number}.pt", factory="adapter_heads:EveryHead", heads=heads,
+            folder / f"model-{number}.pt", factory="served_heads:EveryHead", heads=heads,
             tokenizer="bytes", out=folder / f"exported-{number}", force=True,
             console=Console(quiet=True),
         )  # fmt: skip

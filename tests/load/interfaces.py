@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from adapter_heads import FLAGS, TOPICS
+from served_heads import FLAGS, TOPICS
 
 from aftserve.grpc.wire_types import SERVICE
 from load import tensor_messages
@@ -122,6 +122,8 @@ def _read_streamed(response: Message) -> list[Found]:
         raise ValueError(f"the last line is {last}")
     tags: dict[str, list[Any]] = {"labels": [], "scores": [], "spans": []}
     for part in parts:
+        if part["head"] != "tags":
+            continue
         if "start_token" in part and part["start_token"] != len(tags["labels"]):
             raise ValueError(f"token {part['start_token']} follows {len(tags['labels'])} tokens")
         for field in tags.keys() & part.keys():
@@ -154,7 +156,7 @@ def _read_predict(response: Message) -> list[Found]:
 
 
 def _write_embed(model: str, documents: Sequence[Document]) -> Message:
-    return json_message(inputs=_ids(documents), normalize=False)
+    return json_message(inputs=_ids(documents))
 
 
 def _read_embed(response: Message) -> list[Found]:

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import served_heads
 import tiny_models
 import torch
 from bundle_swaps import deploy
 from repository_servers import RepositoryServer, serving_models
+from shared_folders import made_once
 
 import aftexport
 from aftexport.pipeline.export import export
@@ -24,28 +26,36 @@ def engines_end() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def heads_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model with a head of every kind; its source is ``model.pt`` beside it."""
+    folder = made_once(tmp_path_factory, "heads", served_heads.exported)
+    return folder / "heads.bundle"
+
+
+@pytest.fixture(scope="session")
 def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model of the same kind that gives other scores."""
-    model = tiny_models.classifier()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(-0.9)
-    path = tmp_path_factory.mktemp("other") / "model.pt"
-    aftexport.save(
-        path,
-        model=model,
-        labels=tiny_models.LABELS,
-        tokenizer=tiny_models.byte_tokenizer().to_str(),
-    )
-    return path
+    """A model of the same kind that gives other scores, and its bundle beside it."""
+
+    def make(folder: Path) -> None:
+        model = tiny_models.classifier()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(-0.9)
+        aftexport.save(
+            folder / "model.pt",
+            model=model,
+            labels=tiny_models.LABELS,
+            tokenizer=tiny_models.byte_tokenizer().to_str(),
+        )
+        export(folder / "model.pt", to="onnx", out=folder / "other.bundle")
+
+    return made_once(tmp_path_factory, "other", make) / "model.pt"
 
 
 @pytest.fixture(scope="session")
 def other_bundle(other_checkpoint: Path) -> Path:
-    """Export the other model; tests must copy the bundle before they change it."""
-    folder = other_checkpoint.with_name("other.bundle")
-    export(other_checkpoint, to="onnx", out=folder)
-    return folder
+    """The bundle of the other model; tests must copy it before they change it."""
+    return other_checkpoint.with_name("other.bundle")
 
 
 @pytest.fixture

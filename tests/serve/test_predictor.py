@@ -62,18 +62,6 @@ def compare(found: Any, expected: Any) -> None:
             assert found == expected
 
 
-def test_answers_equal_the_servers(predictor: Predictor, client: httpx.Client) -> None:
-    response = client.post("/infer", json={"texts": TEXTS}).json()
-    results = predictor(TEXTS)
-    for found, answer in zip(results, response["results"], strict=True):
-        assert_same(found, answer)
-    assert results[0].bundle == predictor.bundle == response["results"][0]["bundle"]
-
-
-def test_one_text_has_one_result(predictor: Predictor, client: httpx.Client) -> None:
-    assert_same(predictor(TEXTS[0]), client.post("/infer", json={"text": TEXTS[0]}).json())
-
-
 def test_chosen_label_is_explained_as_by_the_server(
     predictor: Predictor, client: httpx.Client
 ) -> None:
@@ -111,6 +99,7 @@ def test_token_ids_may_be_lists_or_arrays(predictor: Predictor, client: httpx.Cl
     for documents in (ids, tuple(map(tuple, ids)), [np.array(one, np.int32) for one in ids]):
         for found, answer in zip(predictor(documents), response, strict=True):
             assert_same(found, answer)
+            assert found.bundle == predictor.bundle
 
 
 def test_features_equal_lists_of_numbers(feature_bundle: Path) -> None:

@@ -1,9 +1,10 @@
-"""A model whose heads answer for documents and for tokens, and its PyTorch answers."""
+"""A model with a head of every kind, for documents and for tokens, and its PyTorch answers."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from several_heads import Encoder, output_layers
 from tokenizers import Tokenizer
@@ -11,13 +12,29 @@ from torch import Tensor
 
 from aftexport.pipeline.export import export
 
+TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 9]
 TOPICS = ("invoice", "contract", "letter")
+FLAGS = ("urgent", "legal")
+ANSWERS = ("no", "yes")
 TAGS = ("O", "B-name", "I-name", "B-date", "I-date")
-WIDTHS = {"topic": len(TOPICS), "tags": len(TAGS), "vectors": 4, "embedding": 6}
+HEADS: dict[str, Any] = {
+    "topic": {"task": "single_label_classification", "labels": TOPICS},
+    "paid": {"task": "binary_classification", "labels": ANSWERS},
+    "flags": {"task": "multi_label_classification", "labels": FLAGS, "thresholds": [0.5, 0.9]},
+    "age": {
+        "task": "regression",
+        "values": [{"name": "years", "unit": "years", "scale": 12.5, "offset": 40.0}],
+    },
+    "tags": {"task": "token_classification", "labels": TAGS, "aggregation": "simple"},
+    "vectors": {"task": "feature_extraction", "dimensions": 4, "per_token": True},
+    "embedding": {"task": "feature_extraction", "dimensions": 6, "normalize": True},
+}
+WIDTHS = {"topic": 3, "paid": 1, "flags": 2, "age": 1, "tags": 5, "vectors": 4, "embedding": 6}
+FOR_TOKENS = ("tags", "vectors")
 
 
-class FourHeads(Encoder):
-    """A topic and an embedding of the document; a tag and a vector of each token."""
+class EveryHead(Encoder):
+    """Returns an output for each head of ``HEADS``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,49 +43,41 @@ class FourHeads(Encoder):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         tokens = self.encode(input_ids, lengths)
         pooled = self.pool(tokens, lengths)
-        return {
-            "topic": self.heads["topic"](pooled),
-            "tags": self.heads["tags"](tokens),
-            "vectors": self.heads["vectors"](tokens),
-            "embedding": self.heads["embedding"](pooled),
-        }
-
-
-def heads_of(aggregation: str) -> dict[str, Any]:
-    """Return the content of the file of heads, with a rule for the spans."""
-    return {
-        "topic": {"task": "single_label_classification", "labels": TOPICS},
-        "tags": {"task": "token_classification", "labels": TAGS, "aggregation": aggregation},
-        "vectors": {"task": "feature_extraction", "dimensions": 4, "per_token": True},
-        "embedding": {"task": "feature_extraction", "dimensions": 6, "normalize": True},
-    }
+        return {n: head(tokens if n in FOR_TOKENS else pooled) for n, head in self.heads.items()}
 
 
 def exported(
     folder: Path, *, aggregation: str = "simple", tokenizer: Tokenizer | None = None
 ) -> Path:
-    """Export the model to a bundle, and return its path; the source is ``model.pt`` beside it.
+    """Export the model to ``heads.bundle``, and return its path; the source is ``model.pt``.
 
     Args:
         folder: an empty folder.
         aggregation: the rule for the spans.
         tokenizer: the tokenizer; None for that of bytes.
     """
-    torch.save(FourHeads().state_dict(), folder / "model.pt")
+    torch.save(EveryHead().state_dict(), folder / "model.pt")
     heads = folder / "heads.json"
-    heads.write_text(json.dumps(heads_of(aggregation)))
+    heads.write_text(json.dumps(HEADS | {"tags": HEADS["tags"] | {"aggregation": aggregation}}))
     words: str = "bytes"
     if tokenizer is not None:
         words = str(folder / "tokenizer.json")
         tokenizer.save(words)
-    bundle = export(
-        folder / "model.pt", factory="served_heads:FourHeads", heads=heads, tokenizer=words
-    )
-    return bundle.path
+    return export(
+        folder / "model.pt", factory="served_heads:EveryHead", heads=heads, tokenizer=words,
+        out=folder / "heads.bundle",
+    ).path  # fmt: skip
 
 
 def outputs(ids: list[int]) -> dict[str, Tensor]:
     """Compute the outputs for one document by PyTorch in float64."""
     with torch.inference_mode():
-        found = FourHeads().double().eval()(torch.tensor([ids]), torch.tensor([len(ids)]))
+        found = EveryHead().double().eval()(torch.tensor([ids]), torch.tensor([len(ids)]))
     return {name: output[0] for name, output in found.items()}
+
+
+def infer(client: httpx.Client, *texts: str) -> list[dict[str, Any]]:
+    """Return the heads of each document, as /infer answers."""
+    answer = client.post("/infer", json={"texts": texts})
+    assert answer.status_code == 200, answer.text
+    return [result["heads"] for result in answer.json()["results"]]

@@ -156,7 +156,9 @@ def reading_first_line(address: str) -> Iterator[socket.socket]:
         connection.sendall(head(len(content)) + content)
         received = b""
         while b"Seen a" not in received:
-            received += connection.recv(65536)
+            part = connection.recv(65536)
+            assert part, received
+            received += part
         yield connection
 
 

@@ -18,7 +18,6 @@ from feature_models import FEATURES, MEAN, NAMES, SCALE, Sensors
 from numpy.typing import NDArray
 from servers import serving
 
-from aftexport.pipeline.export import export
 from aftserve.client import Client, InvalidRequestError, TooLongError
 
 NPY = "application/x-npy"
@@ -30,19 +29,15 @@ INFER = "/v2/models/model/infer"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("features")
-    weights, bundle, log = folder / "model.pt", folder / "model.bundle", folder / "log"
-    torch.save(Sensors().state_dict(), weights)
-    factory = "feature_models:Sensors"
-    described = feature_models.feature_file(folder)
-    export(weights, factory=factory, feature_file=described, out=bundle, allow_pickle=True)
+def address(feature_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, weights = tmp_path_factory.mktemp("features"), feature_bundle.with_name("model.pt")
+    log, factory = folder / "log", "feature_models:Sensors"
     options = ["--memory-budget-mib", "1", "--max-array-mib", "8", "--spill", str(folder)]
     options += ["--max-tokens", str(MAX_TOKENS)]
     options += ["--reference", str(weights), "--reference-factory", factory]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(feature_models.__file__).parent), prepend=os.pathsep)
-        with serving(bundle, log, *options, "--reference-allow-pickle") as (address, _):
+        with serving(feature_bundle, log, *options, "--reference-allow-pickle") as (address, _):
             yield address
     assert "Traceback" not in log.read_text("utf-8")
 

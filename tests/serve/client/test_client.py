@@ -30,16 +30,8 @@ def asking(server: str) -> Iterator[Client]:
         yield client
 
 
-def test_text_and_ids_are_classified(asking: Client, client: httpx.Client) -> None:
-    expected = client.post("/infer", json={"text": DOCUMENTS[1]}).json()
-    one = asking.infer(DOCUMENTS[1])
-    assert one.label == expected["label"]
-    assert one.scores == expected["scores"]
-    assert one.bundle == expected["bundle"]
-    assert one.timings.inference_seconds > 0
-    several = asking.infer(DOCUMENTS)
-    assert [result.tokens_total for result in several] == [len(d.encode()) for d in DOCUMENTS]
-    assert several[1].scores == pytest.approx(one.scores, abs=1e-5)
+def test_ids_may_be_arrays_or_lists(asking: Client) -> None:
+    assert asking.infer(DOCUMENTS[1]).timings.inference_seconds > 0
     ids = asking.infer([np.array([1, 2, 3]), [4]])  # type: ignore[list-item]
     assert [result.tokens_total for result in ids] == [3, 1]
 

@@ -56,21 +56,10 @@ def test_text_gets_pytorch_answer(
     assert all(seconds >= 0 for seconds in result["timings"].values())
 
 
-def test_documents_get_different_labels(client: httpx.Client) -> None:
-    results = infer(client, texts=[chr(code) * 9 for code in range(33, 90)])["results"]
-    assert len({result["label"] for result in results}) > 1
-
-
 def test_texts_always_get_list(client: httpx.Client) -> None:
     one = infer(client, texts=["An invoice."])
     assert one.keys() == {"results"}
     assert len(one["results"]) == 1
-
-
-def test_ids_get_answer_of_text(client: httpx.Client) -> None:
-    answer = infer(client, input_ids=[tokens_of(text) for text in TEXTS])
-    for text, result in zip(TEXTS, answer["results"], strict=True):
-        assert_scores(result, infer(client, text=text)["scores"])
 
 
 @pytest.mark.parametrize("order", [TEXTS, TEXTS[::-1]], ids=["short first", "long first"])

@@ -1,7 +1,6 @@
-"""Calibrated scores and abstention over every interface, from 200 labelled documents."""
+"""Calibrated scores and abstention of a server, from 200 labelled documents."""
 
 import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from aftexport.heads import MultiLabelClassification
 from aftexport.heads.calibration import Calibration
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.pipeline.export import export
-from aftserve.client import Client
 
 TEXTS = ["An invoice.", "a", "Pay this by Friday, or the contract ends. " * 9, "tttt sss  ee"]
 FLAGS = ("urgent", "legal", "spam")
@@ -107,50 +105,6 @@ def test_answers_have_calibrated_scores(calibrated: Calibrated) -> None:
     assert any(answer["calibrated"] != answer["scores"] for answer in found)
 
 
-def test_lines_have_calibrated_scores(calibrated: Calibrated) -> None:
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    kind = {"Content-Type": "application/x-ndjson"}
-    response = http.post(f"{calibrated.address}/infer", content=lines, headers=kind)
-    for line, answer in zip(response.text.splitlines(), answers(calibrated), strict=True):
-        one = json.loads(line)
-        one = one.get("heads", {}).get("logits", one)
-        assert one["calibrated"] == pytest.approx(answer["calibrated"], abs=1e-6)
-        assert one["abstain"] is answer["abstain"]
-
-
-def test_tensors_have_calibrated_scores(calibrated: Calibrated) -> None:
-    start = "logits." if isinstance(calibrated.head, MultiLabelClassification) else ""
-    url = f"{calibrated.address}/v2/models/calibrated"
-    known = {output["name"]: output for output in http.get(url).json()["outputs"]}
-    assert known[f"{start}calibrated"]["shape"] == [-1, 3]
-    assert known[f"{start}abstain"] == {
-        "name": f"{start}abstain",
-        "datatype": "BOOL",
-        "shape": [-1],
-    }
-    inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
-    outputs = http.post(f"{url}/infer", json={"inputs": inputs}).json()["outputs"]
-    assert [output["name"] for output in outputs] == list(known)
-    values = {output["name"]: output["data"] for output in outputs}
-    wanted = [list(answer["calibrated"].values()) for answer in answers(calibrated)]
-    np.testing.assert_allclose(values[f"{start}calibrated"], np.ravel(wanted), atol=1e-6)
-    assert values[f"{start}abstain"] == [answer["abstain"] for answer in answers(calibrated)]
-    binary = {"name": f"{start}abstain", "parameters": {"binary_data": True}}
-    body = {"inputs": inputs, "outputs": [binary]}
-    response = http.post(f"{url}/infer", json=body)
-    content = response.content[int(response.headers["Inference-Header-Content-Length"]) :]
-    assert struct.unpack(f"{len(TEXTS)}?", content) == tuple(values[f"{start}abstain"])
-
-
-def test_client_reads_calibrated_scores(calibrated: Calibrated) -> None:
-    answer = answers(calibrated)[2]
-    with Client(calibrated.address) as client:
-        result = client.infer(TEXTS[2])
-    one = result if result.heads is None else result.heads["logits"]
-    assert one.calibrated == pytest.approx(answer["calibrated"], abs=1e-6)
-    assert one.abstain is answer["abstain"]
-
-
 def test_info_describes_calibration(calibrated: Calibrated) -> None:
     info = http.get(f"{calibrated.address}/info").json()
     given = info["head_calibrations"]["logits"]
@@ -165,3 +119,10 @@ def test_plain_answers_have_no_new_field(client: httpx.Client) -> None:
     outputs = client.get("/v2/models/model").json()["outputs"]
     assert [one["name"] for one in outputs] == ["label", "scores", "tokens_total", "tokens_used"]
     assert client.get("/info").json()["head_calibrations"] is None
+
+
+def test_evidence_names_independent_label(calibrated: Calibrated) -> None:
+    """Without a label of the answer, the evidence names the label that it is for."""
+    response = http.post(f"{calibrated.address}/infer?evidence=3", json={"text": TEXTS[2]})
+    name = response.json()["evidence"].get("name")
+    assert name in (FLAGS if isinstance(calibrated.head, MultiLabelClassification) else (None,))

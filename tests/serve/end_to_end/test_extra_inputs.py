@@ -57,24 +57,15 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    model = extra_models.Events().eval()
-    torch.save(model.state_dict(), folder / "state.pt")
-    factory = "extra_models:Events"
-    bundle = export(
-        folder / "state.pt",
-        factory=factory,
-        inputs=extra_models.INPUTS,
-        labels=tiny_models.LABELS,
-        tokenizer="bytes",
-    )
-    options = ["--reference", str(folder / "state.pt"), "--reference-factory", factory]
-    options += ["--memory-budget-mib", "2", "--max-tokens", "65536", "--model-name", "model"]
+def served(extra_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder, source = tmp_path_factory.mktemp("served"), extra_bundle.with_name("model.pt")
+    options = ["--reference", str(source), "--reference-factory", "extra_models:Events"]
+    options += ["--memory-budget-mib", "2", "--max-tokens", "65536"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(extra_models.__file__).parent))
-        with serving(bundle.path, folder / "log", *options) as (address, _):
-            yield Served(model.double(), bundle.manifest, address)
+        with serving(extra_bundle, folder / "log", *options) as (address, _):
+            model = extra_models.Events().double().eval()
+            yield Served(model, Bundle.open(extra_bundle).manifest, address)
 
 
 def test_json_gives_each_document_its_inputs(served: Served) -> None:

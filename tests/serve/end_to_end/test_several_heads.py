@@ -1,8 +1,8 @@
-"""A model with heads for documents and for tokens is served as PyTorch computes it."""
+"""A model with heads for documents and for tokens: spans, limits, streams, parity and choices."""
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,20 @@ from clients import head, http, raw_connection
 from servers import serving
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from aftserve.client import Client, ServerError, TooLongError
+from aftserve.client import Client, TooLongError
 
 LINES = "application/x-ndjson"
 TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 9]
-TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(heads_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("heads")
-    bundle = served_heads.exported(folder)
-    options = ("--reference", str(folder / "model.pt"))
-    factory = ("--reference-factory", "served_heads:FourHeads")
+    options = ("--reference", str(heads_bundle.with_name("model.pt")))
+    factory = ("--reference-factory", "served_heads:EveryHead")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(served_heads.__file__).parent))
-        with serving(bundle, folder / "log", *options, *factory) as (address, _):
+        with serving(heads_bundle, folder / "log", *options, *factory) as (address, _):
             yield address
     assert "Traceback" not in (folder / "log").read_text("utf-8")
 
@@ -42,21 +40,6 @@ def heads_of(address: str, text: str) -> dict[str, Any]:
     answer = post(address, {"text": text})
     assert answer.status_code == 200, answer.text
     return dict(answer.json()["heads"])
-
-
-def assert_of_pytorch(heads: dict[str, Any], text: str) -> None:
-    """Compare the answers of all heads with PyTorch in float64."""
-    outputs = served_heads.outputs(list(text.encode()))
-    topics = outputs["topic"].softmax(0).tolist()
-    np.testing.assert_allclose(list(heads["topic"]["scores"].values()), topics, **TOLERANCE)
-    assert heads["topic"]["label"] == served_heads.TOPICS[int(np.argmax(topics))]
-    scores = outputs["tags"].softmax(1)
-    expected = [served_heads.TAGS[place] for place in scores.argmax(1).tolist()]
-    assert heads["tags"]["labels"] == expected
-    np.testing.assert_allclose(heads["tags"]["scores"], scores.amax(1), **TOLERANCE)
-    np.testing.assert_allclose(heads["vectors"]["vectors"], outputs["vectors"], **TOLERANCE)
-    embedding = outputs["embedding"] / outputs["embedding"].norm()
-    np.testing.assert_allclose(heads["embedding"]["vector"], embedding, **TOLERANCE)
 
 
 def assert_spans_fit(tags: dict[str, Any], text: str) -> None:
@@ -76,72 +59,31 @@ def assert_spans_fit(tags: dict[str, Any], text: str) -> None:
     assert covered == outside.count(False)
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_answers_are_those_of_pytorch(address: str, text: str) -> None:
-    heads = heads_of(address, text)
-    assert list(heads) == list(served_heads.WIDTHS)
-    assert_of_pytorch(heads, text)
-    assert_spans_fit(heads["tags"], text)
-
-
 def test_shared_run_keeps_tokens_apart(address: str) -> None:
     results = post(address, {"texts": TEXTS * 4}).json()["results"]
     assert len(results) == 4 * len(TEXTS)
     for result, text in zip(results, TEXTS * 4, strict=True):
-        assert_of_pytorch(result["heads"], text)
+        heads, outputs = result["heads"], served_heads.outputs(list(text.encode()))
+        vectors, scores = outputs["vectors"], outputs["tags"].softmax(1).amax(1)
+        np.testing.assert_allclose(heads["vectors"]["vectors"], vectors, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(heads["tags"]["scores"], scores, atol=1e-4)
 
 
-def test_lines_have_whole_answers(address: str) -> None:
-    lines = [{"text": text} for text in TEXTS] + [{"input_ids": [5] * 70_000}]
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_spans_fit_labels_and_text(address: str, text: str) -> None:
+    assert_spans_fit(heads_of(address, text)["tags"], text)
+
+
+def test_long_line_fails_alone(address: str) -> None:
+    lines = [{"text": "a"}, {"input_ids": [5] * 70_000}]
     content = "".join(json.dumps(line) + "\n" for line in lines)
     answer = http.post(
         f"{address}/infer", content=content, headers={"Content-Type": LINES}, timeout=120
     )
-    *results, problem = map(json.loads, answer.text.splitlines())
-    for result, text in zip(results, TEXTS, strict=True):
-        assert_of_pytorch(result["heads"], text)
+    first, problem = map(json.loads, answer.text.splitlines())
+    assert first["heads"].keys() == served_heads.HEADS.keys()
     assert problem["status"] == 413
     assert "x-ndjson" in problem["detail"]
-
-
-def test_token_ids_have_no_characters(address: str) -> None:
-    ids = list(TEXTS[2].encode())
-    (result,) = post(address, {"input_ids": [ids]}).json()["results"]
-    assert_of_pytorch(result["heads"], TEXTS[2])
-    assert result["heads"]["tags"]["spans"]
-    assert all(
-        "text" not in span and "start" not in span for span in result["heads"]["tags"]["spans"]
-    )
-
-
-def joined(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the lines of a streamed answer to the heads of a whole one."""
-    first, *parts, end = lines
-    assert end == {"complete": True, "lines": len(lines) - 1}
-    heads = dict(first["heads"])
-    for part in parts:
-        head = heads.setdefault(part["head"], {})
-        if "start_token" in part:
-            values = part.get("labels", part.get("vectors"))
-            known = head.get("labels", head.get("vectors", ()))
-            assert part["start_token"] == len(known)
-            assert len(values) <= 4096
-        for field in part.keys() - {"head", "start_token"}:
-            head.setdefault(field, []).extend(part[field])
-    return heads
-
-
-def test_streamed_answer_is_that_of_json(address: str) -> None:
-    text = TEXTS[2] * 30
-    whole = heads_of(address, text)
-    answer = post(address, {"text": text}, Accept=LINES)
-    assert answer.headers["content-type"] == LINES
-    lines = [json.loads(line) for line in answer.content.splitlines()]
-    # The document, 3 parts of tags and of their spans, 3 of vectors, the end.
-    assert len(lines) == 11
-    assert lines[0]["tokens_used"] == len(text)
-    assert joined(lines) == {name: whole[name] for name in joined(lines)}
-    assert joined(lines).keys() == whole.keys()
 
 
 def test_half_closed_client_gets_every_line(address: str) -> None:
@@ -174,102 +116,20 @@ def test_long_inline_answer_is_refused(address: str) -> None:
     assert "several requests" in answer.json()["detail"]
 
 
-def tensors(address: str, inputs: Any, **fields: Any) -> dict[str, Any]:
-    body = {"inputs": inputs, **fields}
-    answer = http.post(f"{address}/v2/models/model/infer", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    length = answer.headers.get("Inference-Header-Content-Length")
-    head, rest = answer.content[: int(length)] if length else answer.content, answer.content
-    rest = rest[len(head) :]
-    found = {}
-    for output in json.loads(head)["outputs"]:
-        data = output.get("data")
-        if data is None:
-            size = output["parameters"]["binary_data_size"]
-            part, rest = rest[:size], rest[size:]
-            if output["datatype"] == "BYTES":
-                found[output["name"]] = strings(part)
-                continue
-            kinds = {"INT64": "<i8", "FP32": "<f4", "BOOL": "?"}
-            data = np.frombuffer(part, kinds[output["datatype"]])
-        found[output["name"]] = np.array(data).reshape(output["shape"])
-    assert not rest
-    return found
-
-
-def strings(content: bytes) -> list[str]:
-    found = []
-    while content:
-        size = int.from_bytes(content[:4], "little")
-        found.append(content[4 : 4 + size].decode())
-        content = content[4 + size :]
-    return found
-
-
-def test_tensors_are_those_of_json(address: str) -> None:
-    known = http.get(f"{address}/v2/models/model").json()["outputs"]
-    names = next(output["parameters"]["labels"] for output in known if "parameters" in output)
-    assert names == list(served_heads.TAGS)
-    inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
-    listed = tensors(address, inputs)
-    binary = tensors(address, inputs, parameters={"binary_data_output": True})
-    assert list(listed) == list(binary) == [output["name"] for output in known]
-    for name in listed:
-        np.testing.assert_array_equal(binary[name], listed[name], err_msg=name)
-    longest = max(len(text.encode()) for text in TEXTS)
-    assert listed["tags.labels"].shape == (len(TEXTS), longest)
-    for row, text in enumerate(TEXTS):
-        heads = heads_of(address, text)
-        used = listed["tokens_used"][row]
-        labels = [served_heads.TAGS[place] for place in listed["tags.labels"][row, :used]]
-        assert labels == heads["tags"]["labels"]
-        assert (listed["tags.labels"][row, used:] == -1).all()
-        for name, field in (("tags", "scores"), ("vectors", "vectors")):
-            np.testing.assert_allclose(
-                listed[f"{name}.{field}"][row, :used], heads[name][field], rtol=1e-6, atol=1e-6
-            )
-            assert not listed[f"{name}.{field}"][row, used:].any()
-        np.testing.assert_allclose(
-            listed["embedding.vector"][row], heads["embedding"]["vector"], rtol=1e-6, atol=1e-6
-        )
-        assert json.loads(listed["tags.spans"][row]) == heads["tags"]["spans"]
-
-
 def test_long_tensors_must_be_binary(address: str) -> None:
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 70_000], "data": [5] * 70_000}
-    refused = http.post(f"{address}/v2/models/model/infer", json={"inputs": [ids]}, timeout=120)
+    refused = http.post(f"{address}/v2/models/heads/infer", json={"inputs": [ids]}, timeout=120)
     assert refused.status_code == 413
     outputs = [
         {"name": "tags.labels", "parameters": {"binary_data": True}},
         {"name": "topic.label"},
     ]
-    found = tensors(address, [ids], outputs=outputs)
-    assert list(found) == ["topic.label", "tags.labels"]
-    assert len(np.unique(found["tags.labels"])) == 1
-
-
-def test_client_reads_and_streams_heads(address: str) -> None:
-    text = TEXTS[2] * 20
-    with Client(address) as client:
-        heads = client.infer(text).heads
-        assert heads is not None
-        tags = heads["tags"]
-        assert tags.spans is not None
-        labels, spans, vectors = list[str](), list[Any](), list[Any]()
-        with client.stream(text) as answer:
-            assert answer.result.heads is not None
-            assert answer.result.heads["topic"] == heads["topic"]
-            for part in answer:
-                labels += part.labels or ()
-                spans += part.spans or ()
-                vectors += part.vectors or ()
-        (lines,) = client.infer_each([text])
-    assert labels == tags.labels
-    assert spans == tags.spans
-    assert spans[0].text == text[spans[0].start : spans[0].end]
-    assert vectors == heads["vectors"].vectors
-    assert not isinstance(lines, ServerError)
-    assert lines.heads == heads
+    body = {"inputs": [ids], "outputs": outputs}
+    answer = http.post(f"{address}/v2/models/heads/infer", json=body, timeout=120)
+    size = int(answer.headers["Inference-Header-Content-Length"])
+    found = [output["name"] for output in json.loads(answer.content[:size])["outputs"]]
+    assert found == ["topic.label", "tags.labels"]
+    assert len({*np.frombuffer(answer.content[size:], "<i8")}) == 1
 
 
 def test_client_stream_raises_refusals(address: str) -> None:
@@ -278,6 +138,10 @@ def test_client_stream_raises_refusals(address: str) -> None:
 
 
 def test_parity_is_of_every_output(address: str) -> None:
+    golden = http.get(f"{address}/parity").json()["golden"]
+    ours = [case for case in golden if case["subject"] == "model"]
+    assert {case["output"] for case in ours} == served_heads.WIDTHS.keys()
+    assert all(case["score_error"] <= case["bound"] for case in ours)
     check = http.post(f"{address}/parity", json={"text": TEXTS[2]}, timeout=120).json()
     assert check["within"]
     assert check["heads"].keys() == served_heads.WIDTHS.keys()
@@ -285,12 +149,28 @@ def test_parity_is_of_every_output(address: str) -> None:
         assert 0 < found["error"] <= check["bound"], name
         assert found["score_error"] <= check["bound"]
         assert (found["label_flips"], found["span_flips"]) == (0, 0 if name == "tags" else None)
-    assert {output["head"] for output in check["outputs"]} == {"topic", "embedding"}
+    outputs, of_documents = served_heads.outputs(list(TEXTS[2].encode())), []
+    for name, width in served_heads.WIDTHS.items():
+        of_documents += [name] * width if name not in served_heads.FOR_TOKENS else []
+    assert [output["head"] for output in check["outputs"]] == of_documents
+    wanted = [number for name in dict.fromkeys(of_documents) for number in outputs[name].tolist()]
+    assert [output["reference"] for output in check["outputs"]] == pytest.approx(wanted, abs=1e-12)
 
 
 def test_info_describes_every_head(address: str) -> None:
     heads = http.get(f"{address}/info").json()["heads"]
-    assert list(heads) == list(served_heads.WIDTHS)
+    assert {name: head["task"] for name, head in heads.items()} == {
+        name: head["task"] for name, head in served_heads.HEADS.items()
+    }
+    assert heads["age"]["values"] == [
+        {
+            "name": "years", "unit": "years", "minimum": None, "maximum": None, "scale": 12.5,
+            "offset": 40.0,
+        }
+    ]  # fmt: skip
+    known = http.get(f"{address}/v2/models/heads").json()["outputs"]
+    (names,) = [output["parameters"]["labels"] for output in known if "parameters" in output]
+    assert names == list(served_heads.TAGS)
     assert heads["tags"]["labels"] == list(served_heads.TAGS)
     assert (heads["tags"]["scheme"], heads["tags"]["aggregation"]) == ("bio", "simple")
     assert heads["vectors"]["per_token"]
@@ -325,7 +205,9 @@ def test_other_heads_are_not_explained(address: str, name: str, reason: str) -> 
     answer = http.post(f"{address}/infer", json={"text": TEXTS[2]}, params=query)
     assert answer.status_code == 422
     assert reason in answer.json()["detail"]
-    assert answer.json()["detail"].endswith("Choose an output with evidence: topic.")
+    assert answer.json()["detail"].endswith(
+        "Choose an output with evidence: topic, paid, flags, age."
+    )
 
 
 @pytest.fixture(scope="module")

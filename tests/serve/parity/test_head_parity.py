@@ -45,13 +45,15 @@ def test_span_flips_leave_added_tokens_out() -> None:
     assert count_span_flips(heads, outputs, wanted, NO_MARKS) == {"tags": 1}
 
 
-def test_shadow_compares_rows_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow_compares_rows_of_tokens(
+    heads_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shared runs are compared with single ones, and both with PyTorch, for every output."""
-    bundle = served_heads.exported(tmp_path)
+    source = str(heads_bundle.with_name("model.pt"))
     monkeypatch.setenv("PYTHONPATH", str(Path(served_heads.__file__).parent))
-    options = ("--reference", str(tmp_path / "model.pt"), "--shadow", "1", "--threads", "1")
-    factory = ("--reference-factory", "served_heads:FourHeads")
-    with serving(bundle, tmp_path / "log", *options, *factory) as (address, _):
+    options = ("--reference", source, "--shadow", "1", "--threads", "1")
+    factory = ("--reference-factory", "served_heads:EveryHead")
+    with serving(heads_bundle, tmp_path / "log", *options, *factory) as (address, _):
         ids = [[7] * 30_000, *[[5, 9, 11] * 40] * 3]
         assert (
             http.post(f"{address}/infer", json={"input_ids": ids}, timeout=120).status_code == 200

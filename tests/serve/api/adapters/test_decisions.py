@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from adapter_heads import ANSWERS, TEXTS, TOPICS, infer
+from served_heads import ANSWERS, TEXTS, TOPICS, infer
 
 UNPROCESSABLE = openai.UnprocessableEntityError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from adapter_heads import HEADS
+from served_heads import HEADS
 from typesafe_sdk import TypeSafeClient
 
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 import tiny_models
-from adapter_heads import ANSWERS, TEXTS, infer
+from served_heads import ANSWERS, TEXTS, infer
 
 
 def classify(client: httpx.Client, **body: Any) -> dict[str, Any]:
@@ -40,16 +40,6 @@ def test_text_gets_infer_answer(path: str, client: httpx.Client) -> None:
             "prompt_tokens_details": None,
         },
     }
-
-
-@pytest.mark.parametrize("output", ["topic", "paid", "flags"])
-def test_several_texts_get_infer_answers(output: str, heads_client: httpx.Client) -> None:
-    answer = heads_client.post("/classify", params={"output": output}, json={"input": TEXTS}).json()
-    expected = [heads[output] for heads in infer(heads_client, *TEXTS)]
-    assert [one["probs"] for one in answer["data"]] == [[*e["scores"].values()] for e in expected]
-    labels = [e.get("label") or max(e["scores"], key=e["scores"].get) for e in expected]
-    assert [one["label"] for one in answer["data"]] == labels
-    assert [one["index"] for one in answer["data"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("given", "rows"), [([5, 6, 7], [[5, 6, 7]]), ([[5, 6], [9]], None)])

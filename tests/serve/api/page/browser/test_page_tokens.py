@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,17 @@ TEXT = "Zoë met 👩‍🚀 Ada in <b>Turin</b>\n\ton the 3rd of May."
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(heads_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("tokens")
-    with serving(served_heads.exported(folder), folder / "log") as (address, _):
+    with serving(heads_bundle, folder / "log") as (address, _):
         yield address
 
 
 def test_each_head_is_shown(address: str, page: Page) -> None:
     page.goto(address)
     expect(page.locator("#model")).to_have_text(
-        "Distinguishes 3 classes. Labels every token with one of 5 labels. "
+        "Distinguishes 3 classes. Distinguishes 2 classes. Finds which of 2 labels hold. "
+        "Estimates years. Labels every token with one of 5 labels. "
         "Returns a vector of 4 numbers for every token. "
         "Returns a vector of 6 numbers for every document."
     )
@@ -33,8 +35,10 @@ def test_each_head_is_shown(address: str, page: Page) -> None:
     assert list(heads) == [*served_heads.WIDTHS]
     expect(page.locator("#label .head-name")).to_have_text([*heads])
     expect(page.locator("#label")).to_contain_text(heads["topic"]["label"])
-    expect(page.locator("#scores tbody th.head-name")).to_have_text("topic")
-    expect(page.locator("#scores tbody td.number")).to_have_count(len(served_heads.TOPICS))
+    expect(page.locator("#scores tbody th.head-name")).to_have_text(
+        ["topic", "paid", "flags", "age"]
+    )
+    expect(page.locator("#scores tbody td.number")).to_have_count(8)
     titles = ["Spans of tags", "Vectors of vectors", "Vectors of embedding"]
     expect(page.locator("#tokens h3")).to_have_text(titles)
     shown = page.locator("#tokens code").all_text_contents()
