@@ -10,11 +10,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, ids_schema, put_body, several
+from aftserve.api.document_schemas import TEXT, Describe, Schema, ids_schema, put_body, several
 from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.openapi_body import Describe, Schema
-from aftserve.api.streaming import BYTES
+from aftserve.api.request_body import BYTES
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest

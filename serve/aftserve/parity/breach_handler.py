@@ -4,8 +4,7 @@ import asyncio
 import logging
 from functools import partial
 
-from aftserve.model.active import ActiveBundle
-from aftserve.model.load import load_standard_ops_model
+from aftserve.model.load import ActiveBundle, load_standard_ops_model
 from aftserve.model.reload import BundleLoader
 from aftserve.observability.health import ModelHealth
 from aftserve.scheduling.scheduler import Scheduler

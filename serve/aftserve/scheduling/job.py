@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
-from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 
 from aftserve.model.answers import Answer
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.engine_state import Run
+from aftserve.scheduling.batching import Run
 
 _SHARE = 0.1
 """Maximum share of the engine's time for measurements while documents wait."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO
 
-from aftserve.observability.output_queue import flush_output
+from aftserve.observability.logging import flush_output
 
 PARTS = 8
 """Number of parts of a wait. If the process or its machine is paused, the pause counts as at most

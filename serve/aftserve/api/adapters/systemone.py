@@ -21,13 +21,17 @@ from aftserve.api.adapters.questions import (
     Outputs,
     Statement,
 )
-from aftserve.api.deadline import DeadlineSeconds, deadline_of
-from aftserve.api.document_answers import answer_documents
-from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body
+from aftserve.api.document_answers import DeadlineSeconds, answer_documents, deadline_of
+from aftserve.api.document_schemas import (
+    Schema,
+    any_of,
+    body_schema,
+    document_schemas,
+    name_schema,
+    put_body,
+)
 from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import requested
-from aftserve.api.model_reading import read_and_answer
-from aftserve.api.openapi_body import Schema, body_schema
+from aftserve.api.model_choice import read_and_answer, requested
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
