@@ -295,11 +295,7 @@ class Keys:
             raise ForbiddenError
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
-        """Return a check that refuses a request without a key or over the key's rate.
-
-        Args:
-            admin: whether the key must be marked admin.
-        """
+        """Return a check that refuses a request without a key or over the key's rate."""
 
         async def authorize(
             request: Request,

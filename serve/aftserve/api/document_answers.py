@@ -74,7 +74,7 @@ async def answer_documents(
         "queue": max(one.queue_seconds for one in timings),
         "compute": max(one.inference_seconds for one in timings),
     }
-    add_server_timing(request, stages)
+    _add_server_timing(request, stages)
     total = sum(answer.result.tokens_total for answer in answers)
     add_log_fields(request, documents=len(answers), tokens=total)
     return answers
@@ -86,10 +86,10 @@ async def check_documents(
     """Check the documents of a request that needs no answers; see ``answer_documents``."""
     service.traces.record("receive", request.state.started, time.monotonic())
     seconds = await run_until_disconnect(service.check(documents), request.receive, deadline)
-    add_server_timing(request, {"tokenize": seconds})
+    _add_server_timing(request, {"tokenize": seconds})
 
 
-def add_server_timing(request: Request, stages: Mapping[str, float]) -> None:
+def _add_server_timing(request: Request, stages: Mapping[str, float]) -> None:
     """Add the stages of a request to its response.
 
     Args:
@@ -116,12 +116,7 @@ def _json(answer: DocumentAnswer) -> bytes:
 
 
 def answer_lines(answer: DocumentAnswer, deadline: float) -> Iterator[bytes]:
-    """Yield the lines of an answer; at the deadline, a line with the problem ends them.
-
-    Args:
-        answer: the answer.
-        deadline: the client's deadline by ``time.monotonic``.
-    """
+    """Yield the lines of an answer; at the deadline, a line with the problem ends them."""
     yield _line(answer.result)
     count = 1
     for part in answer.tokens.parts():
@@ -160,7 +155,7 @@ class LinesResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the lines."""
-        leaving = asyncio.create_task(disconnected(receive))
+        leaving = asyncio.create_task(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             part = bytearray()
@@ -226,7 +221,7 @@ class PartsResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
-        leaving = asyncio.create_task(disconnected(receive))
+        leaving = asyncio.create_task(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while (part := await self._next()) is not None:
@@ -246,13 +241,7 @@ class PartsResponse(Response):
 
 
 def deadline_of(request: Request, seconds: float | None, max_seconds: float) -> float:
-    """Return the client's deadline by ``time.monotonic``, counted from its first byte.
-
-    Args:
-        request: a request whose headers have arrived.
-        seconds: the client's own limit; None if it sent none.
-        max_seconds: the server's limit.
-    """
+    """Return the client's deadline by ``time.monotonic``, counted from its first byte."""
     started: float = request.state.started
     return started + min(seconds or math.inf, max_seconds)
 
@@ -272,7 +261,7 @@ async def run_until_disconnect(
         DeadlineError: if the deadline passed.
     """
     left = deadline - time.monotonic()
-    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -283,7 +272,7 @@ async def run_until_disconnect(
             task.cancel()
 
 
-async def disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Wait until the client of a request whose body has arrived closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -22,12 +22,7 @@ TEXT: Schema = {"type": "string", "minLength": 1}
 
 
 def body_schema(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
-    """Return a route's description of a body that the endpoint reads itself.
-
-    Args:
-        model: model of the JSON body.
-        others: schemas of other bodies, by content type.
-    """
+    """Return a route's description of a body that the endpoint reads itself."""
     json = {"schema": {"$ref": COMPONENTS + model.__name__}}
     content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}
     return {"requestBody": {"required": True, "content": content}}
@@ -69,12 +64,7 @@ def several(schema: Schema) -> Schema:
 
 
 def name_schema(names: Sequence[str], *others: None) -> Schema:
-    """Return the schema of the name of a model.
-
-    Args:
-        names: the names; empty if the document leaves them out.
-        others: None if the name may be null.
-    """
+    """Return the schema of the name of a model."""
     return {"enum": [*names, *others]} if names else {"type": ["string", *["null" for _ in others]]}
 
 
@@ -82,11 +72,6 @@ def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, 
     """Put the schema of a body into an OpenAPI document.
 
     The models in it get names of their own, because other bodies may have models of equal names.
-
-    Args:
-        document: the document.
-        model: the model of the body.
-        properties: schemas that replace those of the model.
     """
     start = f"{model.__name__}."
     schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")

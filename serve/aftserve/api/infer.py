@@ -120,11 +120,7 @@ Outputs = Annotated[
 
 
 def create_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoint.
-
-    Args:
-        guards: checks of a request.
-    """
+    """Build the endpoint."""
     problems = responses(Problem)
     router = APIRouter(
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
@@ -178,7 +174,7 @@ async def _answer(
             request, classify, kind=kind, max_lines=max_lines, deadline=deadline
         )
     body = await _read(request, kind, service)
-    accepted = accepted_lines(request) if len(body.documents) == 1 else None
+    accepted = _accepted_lines(request) if len(body.documents) == 1 else None
     inline = tokens if accepted is None else None
     answers = await answer_documents(
         request,
@@ -252,7 +248,7 @@ async def _read_single(request: Request, kind: str, service: Service) -> Documen
     return await read_npy(request, classifier, service.shared.feature_space, max_bytes)
 
 
-class Classify(Protocol):
+class _Classify(Protocol):
     """A function that classifies documents with their extra inputs."""
 
     def __call__(
@@ -262,13 +258,13 @@ class Classify(Protocol):
         ...
 
 
-def accepted_lines(request: Request) -> str | None:
+def _accepted_lines(request: Request) -> str | None:
     """Return the name of JSON lines in the Accept header of a request; None without one."""
     return accepted_type(request, LINES_TYPES)
 
 
 async def classify_lines(
-    request: Request, classify: Classify, *, kind: str, max_lines: int, deadline: float
+    request: Request, classify: _Classify, *, kind: str, max_lines: int, deadline: float
 ) -> Response:
     """Classify each line as it arrives; a line that fails does not delay the others.
 
@@ -318,7 +314,7 @@ async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> bytes:
     return await tasks[0]
 
 
-async def _classify_line(request: Request, line: bytes, classify: Classify) -> bytes:
+async def _classify_line(request: Request, line: bytes, classify: _Classify) -> bytes:
     try:
         with document_failures(RequestValidationError):
             content = await parse_json(request, line)

@@ -71,7 +71,7 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
     @router.get("/info", responses={**refusals, 404: problems[404]}, **guarded)
     async def info(service: ChosenModel) -> Info:
         """The model, the limits, and the cost of a document on this machine."""
-        return describe(service)
+        return _describe(service)
 
     @router.get(
         "/metrics",
@@ -115,11 +115,7 @@ def create_reload_router(guards: Sequence[params.Depends]) -> APIRouter:
 
 
 def create_parity_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints of parity.
-
-    Args:
-        guards: checks of a request.
-    """
+    """Build the endpoints of parity."""
     problems = responses(Problem)
     unknown = {"model": Problem, "description": "The server has no PyTorch model."}
     router = APIRouter(
@@ -148,7 +144,7 @@ def create_parity_router(guards: Sequence[params.Depends]) -> APIRouter:
     return router
 
 
-def describe(service: Service) -> Info:
+def _describe(service: Service) -> Info:
     """Return the description of the server, its model and its limits."""
     active, settings = service.active, service.settings
     model, manifest = active.model, active.bundle.manifest

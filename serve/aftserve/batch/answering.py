@@ -67,15 +67,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tokenized document that waits for its run.
-
-    Attributes:
-        document: the document and its tokens.
-        since: time at which it was tokenized, by time.perf_counter().
-    """
+    """A tokenized document that waits for its run."""
 
     document: TokenizedDocument
-    since: float
+    since: float  # by time.perf_counter()
 
 
 def _with_fields(

@@ -134,7 +134,7 @@ def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
         "names": pa.list_(pa.string()),
         "numbers": numbers,
         "vector": pa.list_(pa.float32()),
-        **token_types(head),
+        **_token_types(head),
     }
     fields = [pa.field(name, types[kind]) for name, kind in head.fields.items()]
     if calibration is not None:
@@ -161,7 +161,7 @@ def _answer_columns(outcomes: Sequence[Outcome], columns: pa.Schema) -> dict[str
         given = next((one for one in tokens if one and field.name in one.results), None)
         if given is not None:
             head = given.heads[field.name]
-            arrays.append(token_column(field.name, head, tokens, field.type))
+            arrays.append(_token_column(field.name, head, tokens, field.type))
             continue
         values = [
             answer.heads[field.name].model_dump() if answer and field.name in answer.heads else None
@@ -257,7 +257,7 @@ def check_output(path: Path, place: Path) -> None:
     check_can_be_made("--output", path)
 
 
-def token_types(head: Head) -> Mapping[Field, pa.DataType]:
+def _token_types(head: Head) -> Mapping[Field, pa.DataType]:
     """Return the type of each kind of field that grows with the tokens of a document."""
     return {
         "token_names": pa.list_(pa.string()),
@@ -267,7 +267,7 @@ def token_types(head: Head) -> Mapping[Field, pa.DataType]:
     }
 
 
-def token_column(
+def _token_column(
     name: str, head: Head, answers: Sequence[TokenAnswers | None], kind: pa.StructType
 ) -> pa.StructArray:
     """Return the column of a head.

@@ -151,11 +151,6 @@ class Caller:
 
         It is the handler of a stream, which is the same on the wire. gRPC would receive the message
         of a unary call before any check.
-
-        Args:
-            path: full name of the method, for metrics and log.
-            method: the method. Without ``is_read`` its message is empty.
-            rules: the rules for its calls.
         """
 
         async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
@@ -458,12 +453,7 @@ class MessageBuffer:
             raise
 
     def release(self, count: int, client: str) -> None:
-        """Give bytes back, to the callers that wait for them.
-
-        Args:
-            count: number of bytes that were reserved.
-            client: name of the client that reserved them.
-        """
+        """Give bytes back, to the callers that wait for them."""
         self._bytes.add(client, -count)
         for _ in range(len(self._waiting)):
             turn, wanted, other = self._waiting.popleft()

@@ -90,7 +90,7 @@ class Methods:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": partial(self._model_infer, caller.max_message_bytes),
-            **repository_methods(self._models, has_admins=caller.has_keys),
+            **_repository_methods(self._models, has_admins=caller.has_keys),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -120,7 +120,7 @@ class Methods:
 
     async def _model_metadata(self, content: bytes, call: Call) -> bytes:
         request = parse("ModelMetadataRequest", content)
-        return write_metadata(describe_model(self._named(call, request.name, request.version)))
+        return _write_metadata(describe_model(self._named(call, request.name, request.version)))
 
     async def _model_infer(self, max_bytes: int, content: bytes, call: Call) -> bytes:
         self._models.check_open()
@@ -151,7 +151,7 @@ class Methods:
         total = sum(answer.result.tokens_total for answer in answers)
         call.fields.update(documents=len(answers), tokens=total)
         name = service.name
-        responding = partial(write_response, message, answers, name=name, version=VERSION)
+        responding = partial(_write_response, message, answers, name=name, version=VERSION)
         if not answers[0].tokens.results:
             return responding()
         # In a thread: the outputs of many tokens take long.
@@ -182,7 +182,7 @@ class Methods:
         return service
 
 
-def repository_methods(models: ModelRepository, *, has_admins: bool) -> Mapping[str, Method]:
+def _repository_methods(models: ModelRepository, *, has_admins: bool) -> Mapping[str, Method]:
     """Return the methods by name.
 
     Args:
@@ -346,16 +346,10 @@ def _classification(given: Any) -> dict[str, Any]:
     return {} if kind is None else {name: getattr(given[name], kind)}
 
 
-def write_response(
+def _write_response(
     message: messages.Message, answers: Sequence[DocumentAnswer], *, name: str, version: str
 ) -> bytes:
-    """Return the bytes of a ModelInferResponse, whose outputs are raw bytes.
-
-    Args:
-        message: the checked request.
-        answers: the answers for its documents.
-        name, version: name and version of the model.
-    """
+    """Return the bytes of a ModelInferResponse, whose outputs are raw bytes."""
     request, result = message.request, answers[0].result
     wanted = [output.name for output in request.outputs] if request.outputs else None
     response = MESSAGES["ModelInferResponse"](
@@ -371,7 +365,7 @@ def write_response(
     return content
 
 
-def write_metadata(metadata: ModelMetadata) -> bytes:
+def _write_metadata(metadata: ModelMetadata) -> bytes:
     """Return the bytes of a ModelMetadataResponse."""
     response = MESSAGES["ModelMetadataResponse"](
         name=metadata.name, versions=metadata.versions, platform=metadata.platform

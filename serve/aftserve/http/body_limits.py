@@ -315,11 +315,7 @@ CODINGS = tuple(_STREAMS)
 
 
 def coding_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the content coding of a request in lower case. Several are joined by commas.
-
-    Args:
-        headers: names in lower case, and values.
-    """
+    """Return the content coding of a request in lower case. Several are joined by commas."""
     values = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
     coding = ",".join(values).strip().lower() or IDENTITY
     return "gzip" if coding == "x-gzip" else coding  # RFC 9110, 8.4.1.3

@@ -78,13 +78,7 @@ class SharedBytes:
         self.held = 0
 
     def has_room(self, client: str, count: int, own: int = 0) -> bool:
-        """Return whether a request of a client may hold further bytes.
-
-        Args:
-            client: name of the client.
-            count: number of further bytes.
-            own: number of bytes that the request holds already.
-        """
+        """Return whether a request of a client may hold further bytes."""
         free = self.max_bytes - self.held - count
         held = self._held_by[client]  # a Counter stores no names that are only read
         return free >= 0 and (held == own or held + count <= free)
@@ -103,13 +97,10 @@ class LoopTurns:
     After a millisecond of turns the event loop serves all connections. Clients take turns, and the
     request of a client that has waited longest is its next. So hundreds of requests of one client
     delay others no longer than a few do.
-
-    Attributes:
-        large: lock for work that also takes much memory.
     """
 
     def __init__(self) -> None:
-        self.large = asyncio.Lock()
+        self.large = asyncio.Lock()  # for work that also takes much memory
         self._lock = asyncio.Lock()
         self._own_locks = WeakValueDictionary[str, asyncio.Lock]()
         self._end = 0.0

@@ -34,11 +34,12 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-files_logger = logging.getLogger("aftserve.open_files")
+_files_logger = logging.getLogger("aftserve.open_files")
 logger = logging.getLogger("aftserve.request")
 
-_SPARE = 8
-_PAUSE_SECONDS = 60.0
+_SPARE_FILES = 8
+"""Free file descriptors below which the log says that clients are cut off."""
+_LOG_PAUSE_SECONDS = 60.0
 _TURN_SECONDS = 0.001
 _PIECE_BYTES = 4096
 """Bytes that are parsed at once, which takes at most about 0.5 ms."""
@@ -76,7 +77,7 @@ class Connection(HttpToolsProtocol):
         seconds: float,
         responses: Counter,
         health: Health,
-        files: "DescriptorWatch",
+        files: "_DescriptorWatch",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -92,14 +93,14 @@ class Connection(HttpToolsProtocol):
         self._in_headers = True
         self._started: float | None = None
         self._refused = False
-        self._probe: DepartureProbe | None = None
+        self._probe: _DepartureProbe | None = None
         self._half_closed = False
         self._ending = False
 
     @classmethod
     def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
         """Return a factory of connections with these limits."""
-        files = DescriptorWatch()
+        files = _DescriptorWatch()
         return partial(cls, seconds=seconds, responses=responses, health=health, files=files)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,8 +108,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._made = self.loop.time()
         self._files.note(transport.get_extra_info("socket").fileno())
-        self.flow = self._flow = ReadFlow(transport)
-        self._unread = UnreadAnswerTimeout(transport, self._seconds)
+        self.flow = self._flow = _ReadFlow(transport)
+        self._unread = _UnreadAnswerTimeout(transport, self._seconds)
         self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -126,7 +127,7 @@ class Connection(HttpToolsProtocol):
             return False  # TLS has no half-closed connections in asyncio
         self._half_closed = True
         if self._owes_answer and self._probe is None:
-            self._probe = DepartureProbe(self.transport, self._may_send_interim)
+            self._probe = _DepartureProbe(self.transport, self._may_send_interim)
         return self._owes_answer
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -174,7 +175,7 @@ class Connection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("CONNECT is for proxies")
             return
-        check_headers(self.parser.get_http_version(), self.url, self.headers)
+        _check_headers(self.parser.get_http_version(), self.url, self.headers)
         self._cancel_header_timer()
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # a client of HTTP/1.0 would read it as the answer
@@ -289,7 +290,7 @@ class Connection(HttpToolsProtocol):
             self._started = self.scope["state"]["started"]  # the time of the first parse counts
             self.parser = self._parser()  # the old parser takes no more bytes
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, UnknownCodingError):
+            if isinstance(error.__context__, _UnknownCodingError):
                 self._refuse(501, f"{error.__context__}.")
             else:
                 self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
@@ -304,7 +305,7 @@ class Connection(HttpToolsProtocol):
 
     def _plain_headers(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        return headers_without_upgrade(method, self.url, version, self.headers)
+        return _headers_without_upgrade(method, self.url, version, self.headers)
 
     def _refuse(self, status: int, problem: str) -> None:
         logger.info("no request: %s", problem, extra={"fields": {"status": status}})
@@ -318,7 +319,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # earlier requests are answered first
             return
         if self._idle or not self.cycle.response_started:
-            self.transport.write(refusal(status, problem))
+            self.transport.write(_refusal(status, problem))
         self.transport.close()
         self._unread.start_if_closing()
 
@@ -345,10 +346,10 @@ def raise_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     except (OSError, ValueError) as error:  # macOS accepts less than its own maximum
-        files_logger.debug("the limit of open files stays: %s", error)
+        _files_logger.debug("the limit of open files stays: %s", error)
 
 
-class DescriptorWatch:
+class _DescriptorWatch:
     """A watch that logs when the limit is reached, because the system then drops connections."""
 
     def __init__(self) -> None:
@@ -364,10 +365,10 @@ class DescriptorWatch:
         Args:
             number: number of the descriptor, which was the lowest free one.
         """
-        if number < self._limit - _SPARE or time.monotonic() < self._next:
+        if number < self._limit - _SPARE_FILES or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _PAUSE_SECONDS
-        files_logger.error(
+        self._next = time.monotonic() + _LOG_PAUSE_SECONDS
+        _files_logger.error(
             "%d files are open, the limit is %d, and each connection is one: further clients are"
             " cut off; raise the limit (ulimit -n), or let fewer connect",
             number + 1,
@@ -375,7 +376,7 @@ class DescriptorWatch:
         )
 
 
-class ReadFlow(FlowControl):
+class _ReadFlow(FlowControl):
     """Flow control that also stops reading while earlier bytes are not parsed."""
 
     _paused_by_application = _paused_by_parser = False
@@ -399,7 +400,7 @@ class ReadFlow(FlowControl):
             super().resume_reading()
 
 
-def refusal(status: int, problem: str) -> bytes:
+def _refusal(status: int, problem: str) -> bytes:
     """Return a response that ends the connection, for a request that no application gets."""
     content = json.dumps({"detail": problem}).encode()
     headers = (
@@ -409,7 +410,7 @@ def refusal(status: int, problem: str) -> bytes:
     return STATUS_LINE[status] + headers.encode() + content
 
 
-def headers_without_upgrade(
+def _headers_without_upgrade(
     method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
     """Return the headers of a request without its upgrade to another protocol."""
@@ -418,11 +419,11 @@ def headers_without_upgrade(
     return b"\r\n".join([*lines, b"", b""])
 
 
-class UnknownCodingError(Exception):
+class _UnknownCodingError(Exception):
     """A body has an unknown transfer coding; RFC 9112 requires status 501."""
 
 
-def check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+def _check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Check the head of a request.
 
     Args:
@@ -432,7 +433,7 @@ def check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes
 
     Raises:
         HttpParserError: if the request has several hosts, or none in HTTP/1.1, or no path.
-        UnknownCodingError: if the body has another transfer coding than chunked.
+        _UnknownCodingError: if the body has another transfer coding than chunked.
     """
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts != 1 and version == "1.1":
@@ -441,14 +442,14 @@ def check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes
     codings = codings.strip().lower()
     # The parser would ignore the other codings.
     if codings.endswith(b"chunked") and codings != b"chunked":
-        raise UnknownCodingError(
+        raise _UnknownCodingError(
             "The transfer coding must be chunked only: send the body without other codings"
         )
     if not url.startswith((b"/", b"*")) and not httptools.parse_url(url).path:
         raise httptools.HttpParserError("a URL without a path")
 
 
-class DepartureProbe:
+class _DepartureProbe:
     """A timer that sends interim responses, and drops the connection once one is refused.
 
     A client that closes its socket and one that only ends its side look the same to the server.
@@ -488,7 +489,7 @@ class DepartureProbe:
             self._next = self._loop.call_later(_PROBE_SECONDS, self._send)
 
 
-class UnreadAnswerTimeout:
+class _UnreadAnswerTimeout:
     """A timer that aborts a connection whose client has stopped reading.
 
     Args:

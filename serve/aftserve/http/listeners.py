@@ -120,12 +120,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def accept_waiting(listener: socket.socket, max_connections: int) -> list[socket.socket]:
-    """Accept the connections that the system holds for a non-blocking socket.
-
-    Args:
-        listener: the listening socket.
-        max_connections: maximum number of connections.
-    """
+    """Accept the connections that the system holds for a non-blocking socket."""
     accepted = list[socket.socket]()
     for _ in range(max_connections):
         try:

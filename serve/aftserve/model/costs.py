@@ -188,12 +188,7 @@ class SlowdownFactor:
         return min(max(self._actual / self._calibrated, self._min_factor), _MAX_FACTOR)
 
     def observe(self, calibrated: float, actual: float) -> None:
-        """Take a run into account.
-
-        Args:
-            calibrated: calibrated seconds of single runs of its documents.
-            actual: measured seconds of the run.
-        """
+        """Take a run into account."""
         fading = math.exp(-actual / _HORIZON_SECONDS)
         self._calibrated = self._calibrated * fading + calibrated
         self._actual = self._actual * fading + actual

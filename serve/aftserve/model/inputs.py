@@ -181,16 +181,7 @@ def cut_document(
     extras: ExtraValues,
     seconds: float = 0.0,
 ) -> TokenizedDocument:
-    """Cut a tokenized document by the policy for long documents.
-
-    Args:
-        classifier: the classifier with the policy.
-        document: the document as it was sent.
-        ids: its checked tokens.
-        marks: marks of all tokens, if they are known.
-        extras: extra inputs for all tokens.
-        seconds: time of the tokenizer.
-    """
+    """Cut a tokenized document by the policy for long documents."""
     used = classifier.cut(ids)
     first = len(ids) - len(used) if classifier.policy == "tail" else 0
     if marks is not None:

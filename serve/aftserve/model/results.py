@@ -150,13 +150,7 @@ class DocumentAnswer:
 def token_answers(
     heads: Mapping[str, Head], one: TokenizedDocument, answer: Answer
 ) -> TokenAnswers:
-    """Return the answers for the tokens of a document.
-
-    Args:
-        heads: heads of the model.
-        one: the document.
-        answer: its answer.
-    """
+    """Return the answers for the tokens of a document."""
     text = one.document if isinstance(one.document, str) else None
     characters = None if one.marks is None else one.marks.characters
     return TokenAnswers(heads, answer.tokens, one.first, text, characters)
@@ -165,15 +159,7 @@ def token_answers(
 def document_answer(
     bundle: Bundle, policy: Policy, one: TokenizedDocument, answer: Answer, timings: Timings
 ) -> DocumentAnswer:
-    """Return the result of a document, with the answers for its tokens apart.
-
-    Args:
-        bundle: the bundle that answered.
-        policy: policy for documents over the memory budget.
-        one: the document.
-        answer: its answer.
-        timings: times of the stages.
-    """
+    """Return the result of a document, with the answers for its tokens apart."""
     heads = bundle.manifest.heads
     content = DocumentResult(
         bundle=bundle.digest,

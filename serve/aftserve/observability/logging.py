@@ -79,7 +79,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return fields
 
 
-class OutputQueue(io.RawIOBase):
+class _OutputQueue(io.RawIOBase):
     """A stream whose bytes a daemon thread writes to a file descriptor.
 
     A write that does not fit into the queue beside others is dropped as a whole.
@@ -178,7 +178,7 @@ class OutputQueue(io.RawIOBase):
         logger.warning("%d lines of %s were dropped, as it was not read", lines, self._name)
 
 
-_queues: list[OutputQueue] = []
+_queues: list[_OutputQueue] = []
 
 
 def unblock_output() -> None:
@@ -194,7 +194,7 @@ def unblock_output() -> None:
             continue
         descriptor = stream.fileno()
         _reopen_without_blocking(descriptor)
-        queue = OutputQueue(descriptor, name)
+        queue = _OutputQueue(descriptor, name)
         _queues.append(queue)
         text = io.TextIOWrapper(
             queue,  # type: ignore[type-var]

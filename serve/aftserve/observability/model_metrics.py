@@ -195,12 +195,7 @@ class ModelMetrics:
 
 @dataclass
 class TotalTime:
-    """A number of events, and the sum of their times.
-
-    Attributes:
-        count: number of events.
-        seconds: sum of their times.
-    """
+    """A number of events, and the sum of their times."""
 
     count: int = 0
     seconds: float = 0.0

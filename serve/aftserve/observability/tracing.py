@@ -6,16 +6,11 @@ makes the spans of the request's stages after they end.
 
 import logging
 import os
-import re
 import threading
 import time
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
-
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Span, SpanProcessor
 
 from aftexport import __version__
 from aftexport.system.installation import install_command
@@ -32,15 +27,6 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROPAGATORS = "OTEL_PROPAGATORS"
 _CLOSE_SECONDS = 5.0
-_KNOWN = {"evidence": re.compile(r"\d{1,3}", re.ASCII)}
-"""The parameters that the server reads, and their values."""
-_QUERIES = ("url.query",)
-_ADDRESSES = ("url.full", "url.original", "http.url", "http.target")
-"""Attributes of the semantic conventions, old and new, that hold a query or end with one."""
-_PATHS = ("url.path",)
-_QUERY_IN_PATH = re.compile(r"[?;]|%3f|%3b", re.IGNORECASE)
-"""A mark that starts a query for the client. If it is encoded, the server reads it as a path."""
-_REDACTED = "REDACTED"
 _MAX_CHARACTERS = 128
 """Maximum characters of an exemplar's labels with their names, by OpenMetrics 1.0."""
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -166,35 +152,6 @@ def _exporter(kind: str) -> "SpanExporter":
             return ConsoleSpanExporter()
         case _:
             raise ValueError(f"{_EXPORTER} must be otlp, console or none, got {kind}")
-
-
-def redacted(query: str) -> str:
-    """Return a query string without names and values that the server does not know."""
-    pairs = parse_qsl(query, keep_blank_values=True)
-    known = [(n, v) for n, v in pairs if n in _KNOWN and _KNOWN[n].fullmatch(v)]
-    kept = [urlencode(known)] if known else []
-    return "&".join([*kept, *([_REDACTED] if len(known) < len(pairs) else [])])
-
-
-class QueryRedaction(SpanProcessor):  # type: ignore[misc]  # mypy skips the package
-    """A processor that redacts the query strings of every span at its start."""
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Replace the attributes that have a query string."""
-        for name, value in (span.attributes or {}).items():
-            if name in _QUERIES:
-                span.set_attribute(name, redacted(str(value)))
-            elif name in _ADDRESSES:
-                address, mark, query = str(value).partition("?")
-                span.set_attribute(name, f"{_path(address)}{mark}{redacted(query)}")
-            elif name in _PATHS:
-                span.set_attribute(name, _path(str(value)))
-
-
-def _path(path: str) -> str:
-    if (mark := _QUERY_IN_PATH.search(path)) is None:
-        return path
-    return path[: mark.end()] + _REDACTED
 
 
 def exemplar_labels(trace_id: str | None) -> dict[str, str] | None:

@@ -114,7 +114,7 @@ class ParityMonitor:
             )
         ]
         furthest = worst(results)
-        by_output = {result.output: head_parity(result, flips) for result in results}
+        by_output = {result.output: _head_parity(result, flips) for result in results}
         return ParityCheck(
             tokens=len(one.used),
             outputs=numbers,
@@ -216,13 +216,8 @@ class ParityMonitor:
         return results
 
 
-def head_parity(result: Comparison, span_flips: Mapping[str, int]) -> HeadParity:
-    """Return the comparison of an output in the form of a response.
-
-    Args:
-        result: the comparison of the output.
-        span_flips: see ``count_span_flips``.
-    """
+def _head_parity(result: Comparison, span_flips: Mapping[str, int]) -> HeadParity:
+    """Return the comparison of an output in the form of a response."""
     return HeadParity(
         error=result.error if np.isfinite(result.error) else "inf",
         score_error=result.score_error,
@@ -238,13 +233,7 @@ def count_span_flips(
     expected: Mapping[str, NDArray[Any]],
     decoding: Decoding,
 ) -> dict[str, int]:
-    """Return the number of spans that only one of two outputs has, for each head with spans.
-
-    Args:
-        heads: heads of the model.
-        outputs, expected: the rows ``[T, width]`` of each output.
-        decoding: decoding of the document.
-    """
+    """Return the number of spans that only one of two outputs has, for each head with spans."""
     return {
         name: len(_spans(head, outputs[name], decoding) ^ _spans(head, expected[name], decoding))
         for name, head in heads.items()

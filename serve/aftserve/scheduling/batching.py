@@ -105,11 +105,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Running:
-    """The engine runs documents.
-
-    Attributes:
-        run: the current run.
-    """
+    """The engine runs documents."""
 
     run: Run
 
@@ -129,15 +125,10 @@ class Releasing:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The engine measures the cost of a run.
-
-    Attributes:
-        run: a run without documents.
-        yields: whether a document that arrives stops the run.
-    """
+    """The engine measures the cost of a run."""
 
     run: Run
-    yields: bool
+    yields: bool  # whether a document that arrives stops the run
 
 
 EngineState = Idle | Running | Releasing | Measuring

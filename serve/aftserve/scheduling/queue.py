@@ -42,7 +42,7 @@ class JobQueue:
     order of their arrival.
 
     The models share one memory budget. Before a run of another model, the engine that keeps memory
-    of its last run releases it; see ``Tenure``.
+    of its last run releases it; see ``_Tenure``.
 
     Args:
         turns: turns of measurements beside the documents.
@@ -59,9 +59,9 @@ class JobQueue:
         self._closed = False
         self._state: EngineState = Idle()
         self._turns = turns
-        self._tenure = Tenure()
+        self._tenure = _Tenure()
         self._forgotten = WeakSet[LoadedModel]()
-        self.release_times = ReleaseTimes()
+        self.release_times = _ReleaseTimes()
 
     def __len__(self) -> int:
         """Number of queued documents."""
@@ -457,7 +457,7 @@ class ClientTurns:
         return max(self._now, self._ahead.get(client, 0.0))
 
 
-class ReleaseTimes:
+class _ReleaseTimes:
     """The time of each model's last release of memory, which predicts its next one."""
 
     def __init__(self) -> None:
@@ -478,7 +478,7 @@ class ReleaseTimes:
         return model.costs.single(model.classifier.min_tokens) * model.slowdown.value
 
 
-class Tenure:
+class _Tenure:
     """The time for which documents of one model go before older documents of other models.
 
     Before a run of another model, the engine releases its memory by a run of its shortest document.

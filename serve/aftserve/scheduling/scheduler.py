@@ -52,7 +52,7 @@ class Scheduler:
         self._turns = MeasurementTurns()
         self._queue = JobQueue(self._turns)
         self.predictions = Predictions(self._queue, self._turns)
-        self._outcomes = RunOutcomes(self._queue)
+        self._outcomes = _RunOutcomes(self._queue)
         self._others_first = False
         self._measured: asyncio.Event = asyncio.Event()
         self._closed: Exception | None = None
@@ -370,7 +370,7 @@ class Predictions:
         return delay
 
 
-class RunOutcomes:
+class _RunOutcomes:
     """The outcomes of runs of documents, and of releases of memory.
 
     Args:

@@ -32,13 +32,7 @@ _CHECK = "Check the folder and its permissions, and load the model again."
 
 @dataclass(frozen=True)
 class ModelState:
-    """The state of a model that the server knows.
-
-    Attributes:
-        name: name of the model.
-        state: READY if it takes requests.
-        reason: reason why it does not; empty otherwise.
-    """
+    """The state of a model that the server knows."""
 
     name: str
     state: State
@@ -179,13 +173,7 @@ class ModelRepository:
         self.shared.admission.check_queue(current_client.get())
 
     def add(self, name: str, path: Path, active: ActiveBundle) -> None:
-        """Add a model whose bundle is loaded.
-
-        Args:
-            name: name of the model.
-            path: path of the bundle, for reloads.
-            active: the bundle and its loaded model.
-        """
+        """Add a model whose bundle is loaded."""
         self._begin(self._know(name, path), active)
 
     async def index(self) -> Sequence[ModelState]:

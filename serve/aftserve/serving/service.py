@@ -66,7 +66,7 @@ class Service:
         self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
-        self.holders = Holders()
+        self.holders = _Holders()
         self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler, shared.loader)
         self._retired = False
@@ -155,7 +155,7 @@ class Service:
             with self.metrics.inference.counting_failures(began):
                 for answered, one, result in zip(results, inputs, done, strict=True):
                     await self._explain(active, one, result.answer, options, answered.result)
-        record = RequestRecord(began, admitted, predicted, time.monotonic())
+        record = _RequestRecord(began, admitted, predicted, time.monotonic())
         await self.shared.turns.take()
         counted = [answered.result for answered in results]
         record.count(self.metrics, counted, self.traces.trace_id())
@@ -368,7 +368,7 @@ def _part(result: Result, wanted: Wanted) -> Result:
 
 
 @dataclass(frozen=True)
-class RequestRecord:
+class _RequestRecord:
     """The times of an answered request: points by ``time.monotonic``, and a prediction.
 
     Attributes:
@@ -425,7 +425,7 @@ class RequestRecord:
             )
 
 
-class Holders:
+class _Holders:
     """A count of the requests that hold a model, and of the work for them."""
 
     def __init__(self) -> None:

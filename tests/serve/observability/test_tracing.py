@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from servers import Stub, listening, serving
 
 from aftexport.system.installation import install_command
-from aftserve.observability.tracing import QueryRedaction, redacted
+from aftserve.observability.query_redaction import QueryRedaction, redacted
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 OTHER_TRACE = TRACE[::-1]

@@ -207,12 +207,7 @@ class Decision(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoint.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoint."""
     router = APIRouter(dependencies=guards, tags=["OpenAI"])
 
     @router.post(

@@ -45,12 +45,7 @@ class ModelList(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models of the server.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     problems = responses(OpenAIError)
     router = APIRouter(
         dependencies=guards,

@@ -161,12 +161,7 @@ class SystemOneProblem(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoint.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoint."""
     router = APIRouter(dependencies=guards, tags=["TypeSafe"])
 
     @router.post(

@@ -106,12 +106,7 @@ class TeiError(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     other_kind = {"model": TeiError, "description": "The model has no such output."}
     router = APIRouter(
         dependencies=guards,

@@ -120,12 +120,7 @@ class ErrorResponse(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     router = APIRouter(dependencies=guards, tags=["vLLM"])
 
     async def classify(

@@ -121,14 +121,7 @@ class ModelConfig(BaseModel):
 def model_config(
     metadata: ModelMetadata, engine: str, parameters: dict[str, str], *, is_on_gpu: bool
 ) -> ModelConfig:
-    """Return the configuration of a model.
-
-    Args:
-        metadata: the metadata of the model.
-        engine: name of the engine.
-        parameters: further values by name.
-        is_on_gpu: whether the engine runs on a GPU.
-    """
+    """Return the configuration of a model."""
     has_choice = {*_DOCUMENTS} <= {one.name for one in metadata.inputs}
     optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
     kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if is_on_gpu else "KIND_CPU"

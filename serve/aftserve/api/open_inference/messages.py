@@ -56,7 +56,7 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
         own = [TensorMetadata(name=FEATURES, datatype="FP32", shape=shape)]
     else:
         own = [*([_TEXT] if has_tokenizer else []), _IDS]
-    return (*own, _LENGTHS, *extra_tensors(manifest))
+    return (*own, _LENGTHS, *_extra_tensors(manifest))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def parse(
     return Message(
         request,
         documents,
-        extra_fields(arrays, documents, manifest),
+        _extra_fields(arrays, documents, manifest),
         AnswerOptions(outputs=_requested_heads(request, manifest)),
         InlineTokens(is_padded=True) if _needs_inline_tokens(request, manifest) else None,
     )
@@ -156,7 +156,7 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
             f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
             "Send one INT64 for each document.",
         )
-    check_extra_tensors(described, count, manifest)
+    _check_extra_tensors(described, count, manifest)
 
 
 def _check_names(names: Sequence[str], manifest: Manifest) -> None:
@@ -328,7 +328,7 @@ def _output_json(name: str, column: Column, *, size: int | None = None) -> bytes
     return content.removesuffix(b"}") + b',"data":[' + b",".join(parts) + b"]}"
 
 
-def extra_tensors(manifest: Manifest) -> list[TensorMetadata]:
+def _extra_tensors(manifest: Manifest) -> list[TensorMetadata]:
     """Return the metadata of the extra inputs."""
     return [
         TensorMetadata(name=extra.name, datatype=_datatype(extra), shape=[-1, *_sizes(extra)])
@@ -336,7 +336,7 @@ def extra_tensors(manifest: Manifest) -> list[TensorMetadata]:
     ]
 
 
-def check_extra_tensors(
+def _check_extra_tensors(
     described: Mapping[str, InputTensor], documents: int, manifest: Manifest
 ) -> None:
     """Check the types and shapes of the extra inputs before their values are read.
@@ -368,16 +368,10 @@ def check_extra_tensors(
             )
 
 
-def extra_fields(
+def _extra_fields(
     arrays: Mapping[str, Array], documents: Sequence[Document], manifest: Manifest
 ) -> list[ExtraFields]:
-    """Return the extra inputs of each document; of tokens only those that it has.
-
-    Args:
-        arrays: the tensors of a request by name.
-        documents: texts, token ids or features.
-        manifest: the manifest of the model.
-    """
+    """Return the extra inputs of each document; of tokens only those that it has."""
     fields: list[dict[str, Array]] = [{} for _ in documents]
     for extra in manifest.extra_inputs:
         rows = arrays[extra.name]

@@ -35,11 +35,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def create_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoint that lists the models.
-
-    Args:
-        guards: checks of a request.
-    """
+    """Build the endpoint that lists the models."""
     router = APIRouter(tags=_TAGS, dependencies=guards, responses=_problems(_BODY_STATUSES))
 
     @router.post(_INDEX, openapi_extra=_body_schema(RepositoryIndexRequest))
@@ -100,12 +96,7 @@ def create_admin_router(models: ModelRepository, guards: Sequence[params.Depends
 
 
 def index_of(states: Iterable[ModelState], *, ready: bool) -> list[ModelIndex]:
-    """Return the entries of models.
-
-    Args:
-        states: the states of the models.
-        ready: whether to leave out models that are not ready.
-    """
+    """Return the entries of models."""
     return [
         ModelIndex(name=one.name, version=VERSION, state=one.state, reason=one.reason)
         for one in states

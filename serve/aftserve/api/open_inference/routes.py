@@ -65,12 +65,7 @@ JsonBytes = Annotated[
 
 
 def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints of the protocol.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request for a model.
-    """
+    """Build the endpoints of the protocol."""
     router = _server_router()
 
     @router.get(
@@ -276,13 +271,8 @@ class Statistics(BaseModel):
 _NONE = StatisticDuration(count=0, ns=0)
 
 
-def statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStatistics:
-    """Return the statistics of a model in the form of the protocol.
-
-    Args:
-        stats: the counts and times.
-        name, version: name and version of the model.
-    """
+def _statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStatistics:
+    """Return the statistics of a model in the form of the protocol."""
     inference = InferStatistics(
         success=_duration(stats.answered),
         fail=_duration(stats.failed),
@@ -322,7 +312,7 @@ NamedModel = Annotated[Service, Depends(_named)]
 
 
 def _statistics(service: Service) -> ModelStatistics:
-    return statistics_of(service.metrics.inference, service.name, VERSION)
+    return _statistics_of(service.metrics.inference, service.name, VERSION)
 
 
 def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
