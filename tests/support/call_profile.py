@@ -20,14 +20,13 @@ from ports import free_port
 ROOT = Path(__file__).parents[2]
 HOMES = tuple(f"{ROOT / home}{os.sep}" for home in ("export", "serve"))
 BODY = json.dumps({"text": "A document that is long enough for a run. " * 100}).encode()
-
-Functions = set[tuple[str, int]]
-"""File and first line of each."""
+KIND = {"Content-Type": "application/json"}
+Functions = set[tuple[str, int]]  # file and first line of each
 
 
 def start_profile() -> Functions:
-    """Return the named functions that this thread and all later ones call; empty it at will."""
-    called: Functions = set()
+    """Return the set to which this thread and all later ones add the functions that they call."""
+    called = Functions()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
@@ -48,8 +47,7 @@ def profile_request(bundle: str) -> Functions:
 
     def ask() -> None:
         sys.setprofile(None)  # the client is not the server's
-        request = urllib.request.Request(f"{address}/infer", BODY)
-        request.add_header("Content-Type", "application/json")
+        request = urllib.request.Request(f"{address}/infer", BODY, KIND)
         try:
             while not _has_measured(address):
                 sleep(0.1)
@@ -61,7 +59,7 @@ def profile_request(bundle: str) -> Functions:
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=ask).start()
+    threading.Thread(target=ask, daemon=True).start()
     main([bundle, "--port", str(port), "--drain-seconds", "0"])
     return set.intersection(*of_requests[1:])  # without work that comes now and then
 
