@@ -7,15 +7,15 @@ from fastapi import Depends, FastAPI, Request, params
 from fastapi.dependencies.models import Dependant
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftexport import __version__
-from aftexport.errors import InputError
+from aftexport.errors import InputError, panics_as_errors
 from aftexport.system.arguments import nearest
-from aftserve.api import infer, openapi, operations, parity
+from aftserve.api import infer, openapi, operations
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
-from aftserve.api.api_keys import Keys
-from aftserve.api.error_responses import PanicMiddleware, handle_problems
-from aftserve.api.key_file import KeyFile
+from aftserve.api.api_keys import KeyFile, Keys
+from aftserve.api.error_responses import handle_problems
 from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
@@ -24,7 +24,6 @@ from aftserve.api.origin_check import named_host, same_origin
 from aftserve.api.page import routes as page
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
-from aftserve.http.head_requests import HeadMiddleware
 from aftserve.serving.repository import ModelRepository
 from aftserve.settings import Settings
 
@@ -57,7 +56,7 @@ def create_app(
         app.include_router(operations.create_reload_router(admin))
         app.include_router(repository_routes.create_admin_router(models, admin))
     app.include_router(infer.create_router(guards))
-    app.include_router(parity.create_router(guards))
+    app.include_router(operations.create_parity_router(guards))
     app.include_router(open_inference.create_router(models, guards))
     app.include_router(repository_routes.create_router(guards))
     app.include_router(page.create_router())
@@ -183,3 +182,41 @@ def _listed(known: Sequence[str]) -> str:
     if not known:
         return "no query parameter"
     return f"the query parameter{'s' * (len(known) > 1)} {', '.join(known)}"
+
+
+class PanicMiddleware:
+    """ASGI middleware that lets a panic of a library in Rust be answered as other failures are.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        with panics_as_errors():
+            await self._app(scope, receive, send)
+
+
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD like GET; uvicorn omits the body.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # responses are counted by route

@@ -23,14 +23,15 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
 from aftexport.system.console import escape, operator_table, stage
 from aftexport.system.installation import check_installed
-from aftserve.api.key_file import KeyFile
+from aftserve.api.api_keys import KeyFile
 from aftserve.app import create_app
 from aftserve.grpc.addresses import free_addresses
-from aftserve.http.connection import Connection
-from aftserve.http.file_descriptors import raise_limit
+from aftserve.http.connection import Connection, raise_limit
 from aftserve.http.listeners import (
     accept_waiting,
     bind,
+    bind_unix,
+    check_unix,
     close_all,
     is_unix,
     listen,
@@ -38,12 +39,9 @@ from aftserve.http.listeners import (
     urls,
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
-from aftserve.http.unix_listener import bind_unix, check_unix
-from aftserve.model.active import ActiveBundle
-from aftserve.model.load import load_model
+from aftserve.model.load import ActiveBundle, load_model
 from aftserve.observability import container_memory, tracing
-from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging
-from aftserve.observability.output_queue import flush_output
+from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging, flush_output
 from aftserve.observability.tracing import Traces
 from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository

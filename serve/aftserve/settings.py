@@ -43,6 +43,7 @@ _MAX_SECONDS = 366 * 86_400
 """A year. Timers of the system overflow far above it."""
 Seconds = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 PositiveMib = Annotated[float, Field(gt=0, le=1 << 30, allow_inf_nan=False)]
 
 
@@ -82,7 +83,7 @@ class ModelSettings(BaseModel):
     reference_factory: str | None = None
     reference_allow_pickle: bool = False
     reference_trust_remote_code: bool = False
-    shadow: Annotated[float | None, Field(ge=0, le=1), BeforeValidator(_refuse_boolean)] = None
+    shadow: Annotated[Share, BeforeValidator(_refuse_boolean)] = 0
 
 
 class Settings(BaseSettings):
@@ -145,7 +146,7 @@ class Settings(BaseSettings):
     models: CliSuppress[dict[str, ModelSettings]] = Field(
         {},
         description="settings of single models, in sections [models.NAME] of the file of --config: "
-        "reference, reference_factory, reference_allow_pickle, reference_trust_remote_code, shadow",
+        + ", ".join(ModelSettings.model_fields),
     )
     api: Annotated[list[str], NoDecode] = Field(
         [*ADAPTERS],
@@ -284,10 +285,8 @@ class Settings(BaseSettings):
         description="allow --reference to be a transformers folder with a class of its own, whose "
         "code is run",
     )
-    shadow: float = Field(
+    shadow: Share = Field(
         0,
-        ge=0,
-        le=1,
         description="share of live documents that are also compared, if they have at most 65,536 "
         "tokens",
     )

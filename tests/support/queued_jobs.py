@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from aftexport.engines import RunStoppedError, Stop
-from aftserve.model.active import ActiveBundle
-from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
-from aftserve.model.load import LoadedModel
-from aftserve.scheduling.engine_state import Run
+from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape
+from aftserve.model.load import ActiveBundle, LoadedModel
+from aftserve.scheduling.batching import Run
 from aftserve.scheduling.job import Job
 from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue

@@ -1,14 +1,16 @@
-"""API keys, and the rate of requests that each allows."""
+"""API keys, their file, and the rate of requests that each allows."""
 
 import hashlib
 import hmac
 import logging
 import math
+import os
 import secrets
+import stat
 import time
 import tomllib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,25 +23,28 @@ from fastapi.security.utils import get_authorization_scheme_param
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aftexport.errors import UsageError
-from aftserve.api.file_permissions import exposures
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
 from aftserve.http.access_log import add_log_fields
 from aftserve.http.clients import Client, current_client
+from aftserve.observability.file_watch import FileWatch
 
 logger = logging.getLogger("aftserve.keys")
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
 _HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="An API key.")
+_BLANKS = ("", " ", "\t", "\n", "\r", "\r\n")
+"""Empty keys, as echo and editors end them."""
+_BLANK_DIGESTS = {hashlib.sha256(blank.encode()).hexdigest() for blank in _BLANKS}
+_PARTS = 1000
+_SEVERAL = "Expected one API key, got two different ones."
+_REMEDY = "Make one with: aftserve key NAME [RATE]"
+_MAX_LINKS = 40
+"""Maximum number of links that Linux follows in one path."""
 
 
 def _check_rate(rate: str) -> str:
     limits.parse_many(rate)
     return rate
-
-
-_BLANKS = ("", " ", "\t", "\n", "\r", "\r\n")
-"""Empty keys, as echo and editors end them."""
-_BLANK_DIGESTS = {hashlib.sha256(blank.encode()).hexdigest() for blank in _BLANKS}
 
 
 def _check_digest(digest: str) -> str:
@@ -72,7 +77,6 @@ class Key(BaseModel):
 
 
 _FILE = TypeAdapter(dict[str, Key])
-_PARTS = 1000
 
 
 @dataclass
@@ -291,11 +295,7 @@ class Keys:
             raise ForbiddenError
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
-        """Return a check that refuses a request without a key or over the key's rate.
-
-        Args:
-            admin: whether the key must be marked admin.
-        """
+        """Return a check that refuses a request without a key or over the key's rate."""
 
         async def authorize(
             request: Request,
@@ -310,6 +310,32 @@ class Keys:
                 self.check_admin(name)
 
         return authorize
+
+
+class KeyFile:
+    """The API keys of a file.
+
+    Args:
+        path: a TOML file of keys.
+
+    Attributes:
+        watch: watch that reads the file again.
+        keys: the keys in use; one object, whose content changes.
+
+    Raises:
+        UsageError: if the file cannot be read or has no keys.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Before the read, or a change between both would be overlooked.
+        self.watch = FileWatch(
+            [path], partial(Keys.read, path), self._use, name="API keys", logger=logger
+        )
+        self.keys = Keys.read(path)
+
+    def _use(self, keys: Keys) -> str:
+        self.keys.replace(keys)
+        return ", ".join(keys.owners)
 
 
 def given_keys(headers: Iterable[tuple[str, str]]) -> Collection[str]:
@@ -335,10 +361,6 @@ def given_keys(headers: Iterable[tuple[str, str]]) -> Collection[str]:
         if found.setdefault(name, key) != key:
             raise UnauthorizedError(_SEVERAL)
     return found.values()
-
-
-_SEVERAL = "Expected one API key, got two different ones."
-_REMEDY = "Make one with: aftserve key NAME [RATE]"
 
 
 def make_key(
@@ -383,3 +405,44 @@ def make_key(
     if admin:
         lines.append("admin = true")
     return key, "\n".join(lines)
+
+
+def exposures(file: Path) -> Iterator[str]:
+    """Yield a sentence for each way in which every user of the machine may read or replace a file.
+
+    Args:
+        file: a file or a link to one. All folders that the system passes on the way are checked.
+
+    Raises:
+        OSError: if the file cannot be examined.
+    """
+    if os.name != "posix":
+        return  # other systems do not use the permission bits
+    mode = file.stat().st_mode
+    if mode & stat.S_IWOTH:
+        yield f"every user may write {file}, and so add keys: chmod o-w it"
+    if mode & stat.S_IROTH:
+        yield f"every user may read {file}: chmod o-r it"
+    for folder in _folders_to(file):
+        mode = folder.stat().st_mode
+        # In a sticky folder, such as /tmp, users cannot replace files of others.
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            yield f"every user may write the folder {folder}, and so replace {file}: chmod o-w it"
+
+
+def _folders_to(file: Path) -> Iterable[Path]:
+    """Return the folders in which a name of the path, or of a link on it, is looked up."""
+    folders: dict[Path, None] = {}
+    folder, links = Path(file.absolute().anchor), 0
+    names = deque(file.absolute().parts[1:])
+    while names:
+        folders[folder] = None
+        name = names.popleft()
+        place = folder.parent if name == ".." else folder / name
+        if place.is_symlink() and links < _MAX_LINKS:
+            links += 1
+            target = place.readlink()
+            names.extendleft(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+            place = Path(target.anchor) if target.is_absolute() else folder
+        folder = place
+    return folders

@@ -1,15 +1,31 @@
-"""Schemas of documents in the OpenAPI document, with the limits of a bundle."""
+"""Schemas of request bodies and documents in the OpenAPI document, with the limits of a bundle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
-from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.model.classifier import Classifier
 
+COMPONENTS = "#/components/schemas/"
+Schema = dict[str, Any]
+Describe = Callable[[Schema, Classifier | None, Sequence[str]], None]
+"""A function that puts the limits of a model into an OpenAPI document.
+
+It gets the document, the classifier of the model, and the names of the models that a request may
+name. Without a model, which is None, the document has no limits. The names are empty if the
+document leaves them out.
+"""
 # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
 TEXT: Schema = {"type": "string", "minLength": 1}
 """The schema of a text."""
+
+
+def body_schema(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
+    """Return a route's description of a body that the endpoint reads itself."""
+    json = {"schema": {"$ref": COMPONENTS + model.__name__}}
+    content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def ids_schema(vocab_size: int | None, min_tokens: int) -> Schema:
@@ -48,12 +64,7 @@ def several(schema: Schema) -> Schema:
 
 
 def name_schema(names: Sequence[str], *others: None) -> Schema:
-    """Return the schema of the name of a model.
-
-    Args:
-        names: the names; empty if the document leaves them out.
-        others: None if the name may be null.
-    """
+    """Return the schema of the name of a model."""
     return {"enum": [*names, *others]} if names else {"type": ["string", *["null" for _ in others]]}
 
 
@@ -61,11 +72,6 @@ def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, 
     """Put the schema of a body into an OpenAPI document.
 
     The models in it get names of their own, because other bodies may have models of equal names.
-
-    Args:
-        document: the document.
-        model: the model of the body.
-        properties: schemas that replace those of the model.
     """
     start = f"{model.__name__}."
     schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")

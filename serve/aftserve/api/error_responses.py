@@ -10,14 +10,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftexport.errors import (
     AftexportError,
     EngineError,
     InputError,
     StorageError,
-    panics_as_errors,
 )
 from aftserve.errors import DocumentTooLongError, RefusedError
 
@@ -43,22 +41,6 @@ ErrorBody = Callable[[Exception, int, str], Any]
 """A function that makes the JSON of an error from the error, its status and its message."""
 GUARDED = (401, 403, 429)
 """Statuses of every endpoint that is not open to everyone."""
-
-
-class PanicMiddleware:
-    """ASGI middleware that lets a panic of a library in Rust be answered as other failures are.
-
-    Args:
-        app: the application.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
-        with panics_as_errors():
-            await self._app(scope, receive, send)
 
 
 def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

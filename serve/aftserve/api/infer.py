@@ -1,33 +1,79 @@
-"""The endpoint that classifies documents."""
+"""The endpoint that classifies documents, and JSON lines that it answers one by one."""
 
-from collections.abc import Sequence
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query, Request, Response, params
+from fastapi.exceptions import RequestValidationError
 
-from aftexport.errors import InputError
-from aftserve.api import streaming
-from aftserve.api.answer_lines import answer_lines
-from aftserve.api.complete_answer import complete_json
-from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
-from aftserve.api.document_answers import answer_documents
-from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import ChosenModel
-from aftserve.api.npy_body import NPY, read_npy
-from aftserve.api.openapi_body import body_schema
-from aftserve.api.parts_response import PartsResponse
-from aftserve.api.request_body import JSON, media_type, read_json
-from aftserve.http.loop_turns import LoopTurns
-from aftserve.model.inline_limit import InlineTokens
+from aftexport.errors import AftexportError, InputError
+from aftserve.api.document_answers import (
+    DeadlineSeconds,
+    LinesResponse,
+    PartsResponse,
+    answer_documents,
+    answer_lines,
+    complete_json,
+    deadline_of,
+    run_until_disconnect,
+)
+from aftserve.api.document_schemas import body_schema
+from aftserve.api.error_responses import GUARDED, describe, responses, status_of
+from aftserve.api.model_choice import ChosenModel, models_of
+from aftserve.api.request_body import (
+    BYTES,
+    JSON,
+    NPY,
+    TEXT,
+    accepted_type,
+    body_parts,
+    check_charset,
+    checked,
+    media_type,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_npy,
+    read_text,
+)
+from aftserve.errors import (
+    DocumentTooLongError,
+    RefusedError,
+    document_failures,
+)
+from aftserve.http.access_log import add_log_fields
+from aftserve.http.clients import LoopTurns
+from aftserve.model.answers import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
 from aftserve.scheduling.job import Backlog
-from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
+from aftserve.schemas import (
+    DocumentRequest,
+    DocumentResult,
+    InferRequest,
+    InferResponse,
+    LineProblem,
+    Problem,
+)
 from aftserve.serving.service import Service
 from aftserve.types import Document, ExtraFields
 
+LINES = "application/x-ndjson"
+_TOGETHER_SECONDS = 0.005
+_EMPTY_LINES = re.compile(rb"\n[ \t\r\n]+")
+LINES_TYPES = (
+    LINES,
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonl",
+    "application/jsonlines",
+    "application/x-jsonlines",
+)
+"""Names in use for JSON lines; none of these media types is registered."""
 _LINES_SCHEMA: dict[str, Any] = {
     "type": "string",
     "pattern": r"\S",
@@ -39,10 +85,8 @@ _NPY_SCHEMA: dict[str, Any] = {
     "format": "binary",
     "description": "A file of numpy.save.",
 }
-_LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(
-    InferRequest, **{streaming.TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
-)
+_LINES_CONTENT = dict.fromkeys(LINES_TYPES, _LINES_SCHEMA)
+_INFER = body_schema(InferRequest, **{TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -77,11 +121,7 @@ Outputs = Annotated[
 
 
 def create_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoint.
-
-    Args:
-        guards: checks of a request.
-    """
+    """Build the endpoint."""
     problems = responses(Problem)
     router = APIRouter(
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
@@ -126,16 +166,16 @@ async def _answer(
     tokens = InlineTokens(explained=len(wanted.explained))
     deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
     kind = media_type(request)
-    if kind in streaming.LINES_TYPES:
+    if kind in LINES_TYPES:
         classify = partial(
             service.classify, deadline=deadline, options=options, backlog=Backlog(), inline=tokens
         )
         max_lines = service.settings.max_documents
-        return await streaming.classify_lines(
+        return await classify_lines(
             request, classify, kind=kind, max_lines=max_lines, deadline=deadline
         )
     body = await _read(request, kind, service)
-    accepted = streaming.accepted_lines(request) if len(body.documents) == 1 else None
+    accepted = _accepted_lines(request) if len(body.documents) == 1 else None
     inline = tokens if accepted is None else None
     answers = await answer_documents(
         request,
@@ -177,13 +217,13 @@ class _Body:
 
 
 async def _read(request: Request, kind: str, service: Service) -> _Body:
-    if kind in (streaming.TEXT, streaming.BYTES, NPY):
+    if kind in (TEXT, BYTES, NPY):
         return _Body([await _read_single(request, kind, service)], is_one=True)
     max_documents = service.settings.max_documents
     body = await read_json(
         request,
         InferRequest,
-        other_types=(streaming.TEXT, NPY, streaming.BYTES, *streaming.LINES_TYPES),
+        other_types=(TEXT, NPY, BYTES, *LINES_TYPES),
         max_entries=dict.fromkeys(
             ("texts", "input_ids", "input_features", "inputs"), max_documents
         ),
@@ -199,11 +239,108 @@ async def _read_single(request: Request, kind: str, service: Service) -> Documen
             f"Expected JSON with the inputs {', '.join(e.name for e in extras)}, got {kind}.",
             "Send JSON with inputs beside the document.",
         )
-    if kind == streaming.TEXT:
-        return await streaming.read_text(request, classifier)
-    if kind == streaming.BYTES and classifier.takes_bytes:
-        return await streaming.read_bytes(request, classifier)
+    if kind == TEXT:
+        return await read_text(request, classifier)
+    if kind == BYTES and classifier.takes_bytes:
+        return await read_bytes(request, classifier)
     max_bytes = settings.max_body_bytes
     if classifier.manifest.features is not None:
         max_bytes = settings.max_array_bytes
     return await read_npy(request, classifier, service.shared.feature_space, max_bytes)
+
+
+class _Classify(Protocol):
+    """A function that classifies documents with their extra inputs."""
+
+    def __call__(
+        self, documents: Sequence[Document], *, given: Sequence[ExtraFields]
+    ) -> Coroutine[Any, Any, list[DocumentAnswer]]:
+        """Return the answers, in order."""
+        ...
+
+
+def _accepted_lines(request: Request) -> str | None:
+    """Return the name of JSON lines in the Accept header of a request; None without one."""
+    return accepted_type(request, LINES_TYPES)
+
+
+async def classify_lines(
+    request: Request, classify: _Classify, *, kind: str, max_lines: int, deadline: float
+) -> Response:
+    """Classify each line as it arrives; a line that fails does not delay the others.
+
+    Args:
+        request: a request whose body has not been received.
+        classify: function that classifies documents.
+        kind: media type of the answer.
+        max_lines: maximum number of lines.
+        deadline: the client's deadline by ``time.monotonic``.
+
+    Returns:
+        A response with the result or the problem of each line, in order. It begins once the body
+        has arrived and the first line is done: a client may read nothing before it has sent all.
+
+    Raises:
+        NotJsonError: if its headers name another charset, or an unknown encoding.
+        InputError: if there are no lines.
+        DocumentTooLongError: if there are too many lines.
+        ClientGoneError: if the client left.
+        DeadlineError: if the deadline passed before the first line was done.
+    """
+    tasks: list[asyncio.Task[bytes]] = []
+    check_charset(request)
+    try:
+        async for line in _lines(request):
+            if len(tasks) == max_lines:
+                raise DocumentTooLongError(
+                    f"A request must have at most {max_lines} lines, got more.",
+                    "Send them in several requests.",
+                )
+            tasks.append(asyncio.create_task(_classify_line(request, line, classify)))
+        if not tasks:
+            raise InputError("The request has no lines.", 'Send at least one: {"text": "..."}.')
+        await run_until_disconnect(_first(tasks), request.receive, deadline)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise
+    add_log_fields(request, documents=len(tasks))
+    if all(task.done() for task in tasks):
+        return Response(b"".join(task.result() for task in tasks), media_type=kind)
+    return LinesResponse(tasks, kind, deadline)
+
+
+async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> None:
+    await asyncio.wait(tasks[:1])
+    # Lines that are done together, such as refused ones, make one answer with a length.
+    await asyncio.wait(tasks, timeout=_TOGETHER_SECONDS)
+
+
+async def _classify_line(request: Request, line: bytes, classify: _Classify) -> bytes:
+    try:
+        with document_failures(RequestValidationError):
+            content = await parse_json(request, line)
+            parsed = checked(content, DocumentRequest, {})
+            del content  # an answer needs only the document
+            (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
+            return await complete_json(answer, models_of(request).shared.turns) + b"\n"
+    except AftexportError as error:
+        again = error.retry_after if isinstance(error, RefusedError) else None
+        content = LineProblem(detail=str(error), status=status_of(error), retry_after=again)
+    except RequestValidationError as error:
+        content = LineProblem(detail=describe(error), status=422)
+    return content.model_dump_json(exclude_none=True).encode() + b"\n"
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes]:
+    line = bytearray()
+    async for content in body_parts(request):
+        # A part of a body can have thousands of empty lines.
+        first, *others = _EMPTY_LINES.sub(b"\n", content).split(b"\n")
+        line += first
+        for other in others:
+            if line.strip():
+                yield bytes(line)
+            line = bytearray(other)
+    if line.strip():
+        yield bytes(line)

@@ -78,11 +78,7 @@ def parse_in_steps(
 
 
 class _Reader:
-    """A parser of one body; see ``parse_in_steps``.
-
-    Attributes:
-        place: number of bytes that are parsed.
-    """
+    """A parser of one body; see ``parse_in_steps``."""
 
     def __init__(
         self, body: bytes, hold: Callable[[int], None], max_entries: Mapping[str, int]

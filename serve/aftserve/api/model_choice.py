@@ -1,23 +1,27 @@
 """The model that a request asks for: in its path, in its body, or neither."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aftserve.errors import NotFoundError
-from aftserve.serving.model_entry import ModelState
-from aftserve.serving.model_names import named_in
-from aftserve.serving.repository import ModelRepository
+from aftexport.bundle.manifest import Manifest
+from aftexport.errors import InputError
+from aftserve.errors import NotFoundError, UnavailableError
+from aftserve.model.results import DocumentAnswer
+from aftserve.serving.repository import ModelRepository, ModelState, named_in
 from aftserve.serving.service import Service
 
 PREFIX = "/models/"
 """Start of the paths below which the server is that of one model."""
 _MODEL_PATH = re.compile(rf"({PREFIX}([^/]+))/")
 _PATH_NAME = "path_model"
+T = TypeVar("T")
+_MAX_READINGS = 4
+"""Readings of a request before it is refused; a reload takes longer than most requests."""
 
 
 class ModelPathMiddleware:
@@ -191,3 +195,43 @@ def readiness(request: Request) -> tuple[bool, str]:
         return models.ready, models.status
     health = models.named(name).health
     return health.ready, health.status
+
+
+async def read_and_answer(
+    service: Service,
+    read: Callable[[Manifest], T],
+    answer: Callable[[T], Coroutine[Any, Any, Sequence[DocumentAnswer]]],
+) -> tuple[T, Sequence[DocumentAnswer]]:
+    """Read a request by a manifest, and answer it by the bundle of the same manifest.
+
+    A reload may come between the two. The request is then read and answered again, because names
+    that were found in one bundle may be absent from the other.
+
+    Args:
+        service: the model that answers.
+        read: reads the request by a manifest, and raises an error if the model cannot answer it.
+        answer: classifies what was read; its list may be empty.
+
+    Returns:
+        What was read, and the answers.
+
+    Raises:
+        UnavailableError: if another bundle answered each time.
+    """
+    for _ in range(_MAX_READINGS):
+        bundle = service.active.bundle
+        reading = read(bundle.manifest)
+        try:
+            answers = await answer(reading)
+        except InputError:
+            if service.active.bundle is bundle:
+                raise
+            continue  # the new bundle refused names of the one before
+        used = answers[0].result.bundle if answers else service.active.bundle.digest
+        if used == bundle.digest:
+            return reading, answers
+    raise UnavailableError(
+        f"The bundle was replaced during each of {_MAX_READINGS} readings of the request.",
+        "Send it again.",
+        1,
+    )

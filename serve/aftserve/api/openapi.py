@@ -10,11 +10,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, ids_schema, put_body, several
+from aftserve.api.document_schemas import TEXT, Describe, Schema, ids_schema, put_body, several
 from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.openapi_body import Describe, Schema
-from aftserve.api.streaming import BYTES
+from aftserve.api.request_body import BYTES
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
@@ -146,13 +145,7 @@ def _bodies(
 def _fields_beside(
     forms: Mapping[str, Schema], extras: Sequence[ExtraInput], single: Sequence[str] | None
 ) -> dict[str, Schema]:
-    """Return the schema of ``inputs`` beside each form.
-
-    Args:
-        forms: the forms of a body.
-        extras: the extra inputs of the model.
-        single: the forms of one document; None if all are.
-    """
+    """Return the schema of ``inputs`` beside each form."""
     is_single = {name: single is None or name in single for name in forms}
     if not extras:
         nothing: Schema = {"type": ["object", "null"], "maxProperties": 0}
@@ -187,14 +180,7 @@ def _exactly_one(
     *,
     has_extras: bool,
 ) -> Schema:
-    """Return the schema of an object with exactly one of the forms; the others may be null.
-
-    Args:
-        model: the model of the body.
-        forms: the schema of each form.
-        fields: the schema of ``inputs`` beside each form.
-        has_extras: whether ``inputs`` is required.
-    """
+    """Return the schema of an object with exactly one of the forms; the others may be null."""
     absent = {name: {"type": "null"} for name in model.model_fields}
     alternatives = [
         {

@@ -1,17 +1,36 @@
-"""Endpoints for operators: health, metrics, a description of the server, and reload."""
+"""Endpoints for operators: health, metrics, a description of the server, reload and parity."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, params
 
+from aftexport import __version__
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftserve.api.document_answers import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.info import describe
 from aftserve.api.model_choice import OPEN, ChosenModel, readiness
-from aftserve.api.request_body import accepted_type
+from aftserve.api.request_body import accepted_type, read_json
+from aftserve.model.answers import max_inline_tokens
+from aftserve.model.load import ActiveBundle
+from aftserve.model.wanted import explainable
 from aftserve.observability.metrics import OPENMETRICS
-from aftserve.schemas import Info, Problem, Reload, Status
+from aftserve.parity.schemas import ParityCheck, ParityReport
+from aftserve.schemas import (
+    Calibration,
+    DocumentRequest,
+    Info,
+    Limits,
+    Problem,
+    ProductMethod,
+    Reload,
+    Status,
+)
 from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
 
 PROBES = ("/healthz", "/readyz", "/metrics")
 """The paths that load balancers and monitors ask every few seconds."""
@@ -52,7 +71,7 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
     @router.get("/info", responses={**refusals, 404: problems[404]}, **guarded)
     async def info(service: ChosenModel) -> Info:
         """The model, the limits, and the cost of a document on this machine."""
-        return describe(service)
+        return _describe(service)
 
     @router.get(
         "/metrics",
@@ -93,3 +112,94 @@ def create_reload_router(guards: Sequence[params.Depends]) -> APIRouter:
         return await service.reloader.run()
 
     return router
+
+
+def create_parity_router(guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoints of parity."""
+    problems = responses(Problem)
+    unknown = {"model": Problem, "description": "The server has no PyTorch model."}
+    router = APIRouter(
+        dependencies=guards, responses={status: problems[status] for status in GUARDED}
+    )
+
+    @router.get("/parity", responses={404: problems[404]})
+    async def report(service: ChosenModel) -> ParityReport:
+        """The bundle's golden cases with PyTorch's outputs, as run when the server started."""
+        return service.parity.report()
+
+    @router.post(
+        "/parity", responses={**problems, 404: unknown}, openapi_extra=body_schema(DocumentRequest)
+    )
+    async def compare(
+        request: Request, service: ChosenModel, deadline_seconds: DeadlineSeconds = None
+    ) -> ParityCheck:
+        """Classify a document, and compare every output with PyTorch's."""
+        service.check_open()
+        max_tokens = service.model.classifier.max_tokens
+        body = await read_json(request, DocumentRequest, max_entries={"input_ids": max_tokens})
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+        work = service.compare(body.document, deadline, body.inputs or {})
+        return await run_until_disconnect(work, request.receive, deadline)
+
+    return router
+
+
+def _describe(service: Service) -> Info:
+    """Return the description of the server, its model and its limits."""
+    active, settings = service.active, service.settings
+    model, manifest = active.model, active.bundle.manifest
+    classifier, first = model.classifier, next(iter(manifest.heads.values()))
+    is_onnxruntime = classifier.engine.name == OnnxRuntimeEngine.name
+    precisions = Counter(node.precision for node in manifest.node_precisions)
+    return Info(
+        version=__version__,
+        bundle=active.bundle.digest,
+        loaded=active.since,
+        last_reload=service.reloader.last,
+        engine=classifier.engine.name,
+        provider=settings.provider if is_onnxruntime else None,
+        uses_standard_ops_only=model.uses_standard_ops_only,
+        heads=manifest.heads,
+        labels=list(first.names),
+        scores=first.meaning,
+        head_calibrations=manifest.calibration,
+        vocab_size=manifest.vocab_size,
+        features=manifest.features,
+        extra_inputs=manifest.extra_inputs,
+        precision=manifest.precision,
+        node_precisions=dict(sorted(precisions.items())) or None,
+        operators=manifest.operators,
+        methods=[ProductMethod(**asdict(choice)) for choice in model.methods],
+        tokenizer=classifier.has_tokenizer,
+        evidence=manifest.evidence_heads is not None,
+        explainable=explainable(manifest),
+        limits=Limits(
+            max_tokens=classifier.max_tokens,
+            max_characters=settings.max_characters,
+            max_documents=settings.max_documents,
+            max_body_bytes=settings.max_body_bytes,
+            max_array_bytes=settings.max_array_bytes,
+            max_queue_seconds=settings.max_queue_seconds,
+            deadline_seconds=settings.deadline_seconds,
+            max_inline_tokens=max_inline_tokens(manifest.heads),
+            budget_tokens=settings.budget_tokens,
+            batching=manifest.batching,
+            whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
+            long_documents=settings.long_documents,
+            whole_only=_whole_only(active),
+        ),
+        calibration=Calibration(
+            slowdown=model.slowdown.value,
+            measuring=not model.measurement.is_done,
+            **model.costs.to_dict(),
+        ),
+    )
+
+
+def _whole_only(active: ActiveBundle) -> str | None:
+    classifier = active.model.classifier
+    if classifier.chunked is not None:
+        return None
+    return (
+        active.bundle.manifest.whole_only or f"{classifier.engine.name} runs no documents in chunks"
+    )

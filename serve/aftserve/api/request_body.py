@@ -1,28 +1,33 @@
-"""From the bytes of a request body to a checked request."""
+"""From the bytes of a request body to a checked request: JSON, text, bytes or a .npy file."""
 
 import codecs
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from email.message import Message
 from typing import Any, TypeVar
 
+import anyio.to_thread
 import numpy as np
 from fastapi.exceptions import RequestValidationError
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
 from aftexport.system.process import collection_paused
-from aftserve.api.json_steps import parse_in_steps, too_many_entries
+from aftserve.api.json_steps import parse_in_steps, text_bytes, too_many_entries
 from aftserve.api.model_choice import models_of
 from aftserve.errors import ClientGoneError, RefusedError
-from aftserve.http.content_codings import CODINGS, IDENTITY, coding_of
+from aftserve.http.body_limits import CODINGS, IDENTITY, BodyTooLargeError, coding_of
+from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
+from aftserve.model.feature_tokens import FeatureSpace, FeatureTokens, FeatureWriter
+from aftserve.model.npy_file import SAVE, NpyHeader, check_header, is_npy, parse_header
+from aftserve.types import Tokens
 
 Model = TypeVar("Model", bound=BaseModel)
-
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_TYPE_CHARACTERS = 1024
 _REFUSED = re.compile(r"q=0(\.0*)?")
@@ -34,6 +39,11 @@ _MAX_FAULTS = 1000
 _LARGE_BYTES = 1 << 20
 """Larger bodies are parsed one after the other, because lists that grow take memory."""
 JSON = "application/json"
+TEXT = "text/plain"
+BYTES = "application/octet-stream"
+NPY = "application/x-npy"
+_BLOCK_BYTES = 1 << 20
+"""Bytes of the values that are converted at a time."""
 
 
 class NotJsonError(RefusedError):
@@ -86,12 +96,126 @@ async def read_json(
     return checked(content, model, max_entries)
 
 
+async def read_text(request: Request, classifier: Classifier) -> str:
+    """Receive one document, and stop as soon as it has too many tokens.
+
+    Each piece that arrives is tokenized to count its tokens. The complete document is tokenized
+    later, as a whole. A byte order mark at its beginning is removed.
+
+    Args:
+        request: a request whose body has not been received.
+        classifier: the classifier with the tokenizer and the limits.
+
+    Raises:
+        NotJsonError: if its headers name another charset, or an unknown encoding.
+        InputError: if it is not UTF-8, or the bundle has no tokenizer.
+        DocumentTooLongError: if it is over a limit.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    parts, piece, characters, tokens = list[str](), "", 0, 0
+    check_charset(request)
+    classifier.check_text("")
+    async for content in body_parts(request):
+        part = _decoded(decoder, content)
+        parts.append(part)
+        piece += part
+        characters += len(part)
+        classifier.check_characters(characters, more=True)
+        if len(piece) >= PIECE_CHARACTERS:
+            tokens = await anyio.to_thread.run_sync(classifier.count, piece, tokens)
+            piece = ""
+    parts.append(_decoded(decoder, b"", final=True))
+    text = "".join(parts)
+    request.state.body.hold_values(text_bytes(text))
+    return text
+
+
+async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
+    """Receive one document of raw bytes, and stop as soon as it has too many.
+
+    Args:
+        request: a request whose body has not been received.
+        classifier: a classifier that takes bytes, with the limits.
+
+    Returns:
+        The bytes as token ids.
+
+    Raises:
+        NotJsonError: if the encoding of the body is unknown.
+        DocumentTooLongError: if it is over the limit.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    document = bytearray()
+    async for content in body_parts(request):
+        document += content
+        classifier.check_length(len(document), more=True)
+    request.state.body.hold_values(8 * len(document))
+    return np.frombuffer(document, np.uint8).astype(np.int64)
+
+
+async def read_npy(
+    request: Request, classifier: Classifier, space: FeatureSpace, max_bytes: int
+) -> NDArray[np.int64] | FeatureTokens:
+    """Receive one document, and refuse it by its header before its values arrive.
+
+    Args:
+        request: a request whose body has not been received.
+        classifier: the classifier with the features and the limits.
+        space: space for the features of a large document.
+        max_bytes: maximum size of the body.
+
+    Raises:
+        NotJsonError: if its encoding is unknown, or it is not a .npy file.
+        InputError: if it is not a document of the model.
+        DocumentTooLongError: if it has too many tokens.
+        BodyTooLargeError: if it has too many bytes.
+        BusyError: if the document does not fit now.
+        StorageError: if the disk is full.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    check_encoding(request)
+    if classifier.needs_words:
+        raise NotJsonError(f"This model needs the words of a text, got {NPY}.", "Send text/plain.")
+    if classifier.manifest.features is not None:
+        # The values go to a file as they arrive, so they do not count as held.
+        request.state.body.allow(max_bytes)
+    parts = body_parts(request)
+    header, rest = await _header(parts)
+    check_header(header, classifier)
+    _check_size(request, header, max_bytes)
+    classifier.check_count(header.shape[0])
+    if classifier.manifest.features is None:
+        request.state.body.hold_values(8 * header.shape[0])
+        blocks = [block async for block in _values(parts, rest, header)]
+        return np.concatenate(blocks, dtype=np.int64)
+    writer = FeatureWriter(classifier.manifest.features, header.shape[0], space)
+    async for block in _values(parts, rest, header):
+        writer.add(block)
+    return writer.finish()
+
+
 async def receive(request: Request) -> bytes:
     """Receive a body of any type; raise NotJsonError if its encoding is unknown."""
     check_encoding(request)
     try:
         # Request.body() would keep the bytes beside the values until the answer.
         return b"".join([part async for part in request.stream()])
+    except ClientDisconnect:
+        raise ClientGoneError from None
+
+
+async def body_parts(request: Request) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they arrive.
+
+    Raises:
+        NotJsonError: if its encoding is unknown.
+        ClientGoneError: if the client left before its end.
+    """
+    check_encoding(request)
+    try:
+        async for content in request.stream():
+            yield content
     except ClientDisconnect:
         raise ClientGoneError from None
 
@@ -134,9 +258,37 @@ def accepted_type(request: Request, kinds: Collection[str]) -> str | None:
     return None
 
 
-def _one_of(*kinds: str) -> str:
-    *first, last = kinds
-    return f"{', '.join(first)} or {last}" if first else last
+async def parse_json(
+    request: Request, body: bytes, max_entries: Mapping[str, int] | None = None
+) -> Any:
+    """Return the value of a JSON body, in which lists of numbers may be arrays.
+
+    Args:
+        request: the request.
+        body: its body, or a part of it.
+        max_entries: maximum length of the lists in it, by field, which ends the work early.
+
+    Raises:
+        InputError: if it is not JSON, or is nested too deeply.
+        DocumentTooLongError: if it has too many values.
+        BusyError: if its values take more memory than is free.
+    """
+    turns, hold = models_of(request).shared.turns, request.state.body.hold_values
+    try:
+        if len(body) <= _STEP_BYTES:
+            await turns.take()
+            with collection_paused():
+                # The parser of the model would hold a tree of the body beside the objects.
+                return from_json(body, allow_inf_nan=False)
+        async with turns.large if len(body) > _LARGE_BYTES else nullcontext():
+            return await turns.run(parse_in_steps(body, hold, max_entries or {}))
+    except ValueError as error:
+        remedy = "Send JSON in UTF-8."
+        if body.startswith(codecs.BOM_UTF8):
+            remedy = "Remove the byte order mark at the beginning."
+        if "hex escape" in str(error):
+            remedy = "Send whole characters: one of \\ud800 to \\udfff is half a surrogate pair."
+        raise InputError(f"The body is not JSON: {error}.", remedy) from None
 
 
 def checked(content: Any, model: type[Model], max_entries: Mapping[str, int]) -> Model:
@@ -183,11 +335,6 @@ def invalid(error: ValidationError, place: Sequence[str | int] = ()) -> RequestV
     )
 
 
-def _short_place(place: Sequence[str | int], within: Sequence[str | int]) -> tuple[str | int, ...]:
-    # Keys of objects come from the body.
-    return tuple(part[:100] if isinstance(part, str) else part for part in (*place, *within))
-
-
 def kind_of(content: Any) -> str:
     """Return the name of a JSON value's type, with its article."""
     match content:
@@ -205,34 +352,82 @@ def kind_of(content: Any) -> str:
             return "an array"
 
 
-async def parse_json(
-    request: Request, body: bytes, max_entries: Mapping[str, int] | None = None
-) -> Any:
-    """Return the value of a JSON body, in which lists of numbers may be arrays.
-
-    Args:
-        request: the request.
-        body: its body, or a part of it.
-        max_entries: maximum length of the lists in it, by field, which ends the work early.
-
-    Raises:
-        InputError: if it is not JSON, or is nested too deeply.
-        DocumentTooLongError: if it has too many values.
-        BusyError: if its values take more memory than is free.
-    """
-    turns, hold = models_of(request).shared.turns, request.state.body.hold_values
+def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool = False) -> str:
     try:
-        if len(body) <= _STEP_BYTES:
-            await turns.take()
-            with collection_paused():
-                # The parser of the model would hold a tree of the body beside the objects.
-                return from_json(body, allow_inf_nan=False)
-        async with turns.large if len(body) > _LARGE_BYTES else nullcontext():
-            return await turns.run(parse_in_steps(body, hold, max_entries or {}))
-    except ValueError as error:
-        remedy = "Send JSON in UTF-8."
-        if body.startswith(codecs.BOM_UTF8):
-            remedy = "Remove the byte order mark at the beginning."
-        if "hex escape" in str(error):
-            remedy = "Send whole characters: one of \\ud800 to \\udfff is half a surrogate pair."
-        raise InputError(f"The body is not JSON: {error}.", remedy) from None
+        return decoder.decode(content, final)
+    except UnicodeDecodeError as error:
+        raise InputError(f"The text is not UTF-8: {error}.", "Send UTF-8.") from None
+
+
+def _one_of(*kinds: str) -> str:
+    *first, last = kinds
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _short_place(place: Sequence[str | int], within: Sequence[str | int]) -> tuple[str | int, ...]:
+    # Keys of objects come from the body.
+    return tuple(part[:100] if isinstance(part, str) else part for part in (*place, *within))
+
+
+async def _header(parts: AsyncIterator[bytes]) -> tuple[NpyHeader, bytes]:
+    """Return the header, and the values that arrived with it."""
+    start = b""
+    async for part in parts:
+        start += part
+        if not is_npy(start):
+            raise NotJsonError(
+                "The body must be a .npy file, got other bytes.",
+                "Write it by numpy.save. Raw bytes need a model with the tokenizer bytes.",
+            )
+        if (header := parse_header(start)) is not None:
+            return header, start[header.bytes :]
+    raise InputError("The body must be a .npy file, got an incomplete header.", SAVE)
+
+
+def _check_size(request: Request, header: NpyHeader, max_bytes: int) -> None:
+    expected = header.bytes + header.array_bytes
+    if expected > max_bytes:
+        raise BodyTooLargeError(
+            f"The body must have at most {max_bytes} bytes, got an array of {header.array_bytes}.",
+            "Send a shorter document.",
+        )
+    announced = request.headers.get("content-length", "")
+    is_compressed = coding_of(request.scope["headers"]) in CODINGS
+    if not is_compressed and announced.isdigit() and int(announced) != expected:
+        raise InputError(
+            f"The body must have {expected} bytes by the header of the .npy file, got {announced}.",
+            SAVE,
+        )
+
+
+async def _values(
+    parts: AsyncIterator[bytes], rest: bytes, header: NpyHeader
+) -> AsyncIterator[NDArray[Any]]:
+    """Yield the values in blocks of whole rows."""
+    row_bytes = header.dtype.itemsize * math.prod(header.shape[1:])
+    pending, received = bytearray(rest), len(rest)
+
+    def block() -> NDArray[Any]:
+        whole = len(pending) // row_bytes * row_bytes
+        values = np.frombuffer(pending[:whole], header.dtype)
+        del pending[:whole]
+        return values.reshape(-1, *header.shape[1:])
+
+    _check_received(received, header.array_bytes)
+    async for part in parts:
+        pending += part
+        received += len(part)
+        _check_received(received, header.array_bytes)
+        if len(pending) >= max(_BLOCK_BYTES, row_bytes):
+            yield block()
+    if received != header.array_bytes:
+        raise InputError(
+            f"The array must have {header.array_bytes} bytes by its header, got {received}.", SAVE
+        )
+    if pending:
+        yield block()
+
+
+def _check_received(received: int, expected: int) -> None:
+    if received > expected:
+        raise InputError(f"The array must have {expected} bytes by its header, got more.", SAVE)

@@ -19,15 +19,15 @@ from aftexport.errors import (
     StorageError,
     UsageError,
 )
-from aftserve.batch.sharing import shared_runs
 from aftserve.errors import document_failures
 from aftserve.model.answers import Answer
-from aftserve.model.evidence_limits import check_evidence
-from aftserve.model.inputs import TokenizedDocument, cut_document
+from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
+from aftserve.model.inputs import TokenizedDocument, check_evidence, cut_document
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.results import TokenAnswers, token_answers
 from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields, Tokens
@@ -67,15 +67,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tokenized document that waits for its run.
-
-    Attributes:
-        document: the document and its tokens.
-        since: time at which it was tokenized, by time.perf_counter().
-    """
+    """A tokenized document that waits for its run."""
 
     document: TokenizedDocument
-    since: float
+    since: float  # by time.perf_counter()
 
 
 def _with_fields(
@@ -306,3 +301,35 @@ class OfflineClassifier:
             except StopIteration as finished:
                 answer: Answer = finished.value
                 return answer
+
+
+def shared_runs(
+    lengths: Sequence[int], costs: CostModel, *, budget_tokens: int, masks_padding: bool
+) -> Iterator[list[int]]:
+    """Group documents of similar length, as long as a shared run costs less than single runs.
+
+    Args:
+        lengths: tokens of each document.
+        costs: cost model of runs on this machine.
+        budget_tokens: maximum tokens of a shared run, padding included.
+        masks_padding: whether documents of several lengths may share a run.
+
+    Yields:
+        Indices of the documents of each run; each document is in exactly one.
+    """
+    run: list[int] = []
+    seconds = 0.0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        length, documents = lengths[index], len(run) + 1
+        near = run and length <= (MAX_LENGTH_RATIO if masks_padding else 1) * lengths[run[0]]
+        if near and documents * length <= budget_tokens:
+            joined = costs.batch(documents, length)
+            if joined < (1 - MIN_BATCH_GAIN) * (seconds + costs.single(length)):
+                run.append(index)
+                seconds = joined
+                continue
+        if run:
+            yield run
+        run, seconds = [index], costs.single(length)
+    if run:
+        yield run

@@ -62,9 +62,6 @@ class TextFiles(Documents):
     """All files below a folder except hidden ones; their ids are the paths from there.
 
     Bytes of a path that are not UTF-8 become ``\\x`` and two digits.
-
-    Attributes:
-        paths: absolute paths by id.
     """
 
     paths: dict[str, bytes]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -18,7 +19,7 @@ from aftexport.heads import Head, is_one_label
 from aftexport.heads.answer import Field
 from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
-from aftserve.batch.token_columns import token_column, token_types
+from aftserve.model.results import TokenAnswers
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -40,6 +41,17 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or name another place",
     errno.ENOSPC: "make room there, or name another place",
 }
+_SPAN = pa.struct(
+    [
+        pa.field("label", pa.string()),
+        pa.field("start_token", pa.int64()),
+        pa.field("end_token", pa.int64()),
+        pa.field("score", pa.float64()),
+        pa.field("start", pa.int64()),
+        pa.field("end", pa.int64()),
+        pa.field("text", pa.string()),
+    ]
+)
 
 
 class OutputError(AftexportError):
@@ -122,7 +134,7 @@ def _answer_type(head: Head, calibration: Calibration | None) -> pa.StructType:
         "names": pa.list_(pa.string()),
         "numbers": numbers,
         "vector": pa.list_(pa.float32()),
-        **token_types(head),
+        **_token_types(head),
     }
     fields = [pa.field(name, types[kind]) for name, kind in head.fields.items()]
     if calibration is not None:
@@ -149,7 +161,7 @@ def _answer_columns(outcomes: Sequence[Outcome], columns: pa.Schema) -> dict[str
         given = next((one for one in tokens if one and field.name in one.results), None)
         if given is not None:
             head = given.heads[field.name]
-            arrays.append(token_column(field.name, head, tokens, field.type))
+            arrays.append(_token_column(field.name, head, tokens, field.type))
             continue
         values = [
             answer.heads[field.name].model_dump() if answer and field.name in answer.heads else None
@@ -243,3 +255,56 @@ def check_output(path: Path, place: Path) -> None:
     if path.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"--output {path} lies in the input.", "Name another place.")
     check_can_be_made("--output", path)
+
+
+def _token_types(head: Head) -> Mapping[Field, pa.DataType]:
+    """Return the type of each kind of field that grows with the tokens of a document."""
+    return {
+        "token_names": pa.list_(pa.string()),
+        "token_numbers": pa.list_(pa.float32()),
+        "spans": pa.list_(_SPAN),
+        "vectors": pa.list_(pa.list_(pa.float32(), head.width)),
+    }
+
+
+def _token_column(
+    name: str, head: Head, answers: Sequence[TokenAnswers | None], kind: pa.StructType
+) -> pa.StructArray:
+    """Return the column of a head.
+
+    Args:
+        name: name of the head.
+        head: a head for tokens.
+        answers: answers of the documents; None for a document without an answer.
+        kind: type of the column.
+    """
+    arrays = [_array(name, head, field, answers) for field in head.fields]
+    missing = pa.array([answer is None for answer in answers], pa.bool_())
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=missing)
+
+
+def _array(
+    name: str, head: Head, field: str, answers: Sequence[TokenAnswers | None]
+) -> pa.ListArray:
+    kind = head.fields[field]
+    if kind == "spans":
+        spans = [
+            [] if answer is None else [span.model_dump() for span in answer.all_spans(name)]
+            for answer in answers
+        ]
+        return pa.array(spans, pa.list_(_SPAN))
+    shape = (0, head.width) if kind == "vectors" else (0,)
+    parts = [
+        np.empty(shape, np.uint8 if kind == "token_names" else np.float32)
+        if answer is None
+        else getattr(answer.results[name], field)
+        for answer in answers
+    ]
+    offsets = np.cumsum([0, *map(len, parts)])
+    flat = np.concatenate(parts).ravel() if parts else np.empty(0)
+    values = pa.array(flat)
+    if kind == "token_names":
+        values = pa.DictionaryArray.from_arrays(values, list(head.names)).cast(pa.string())
+    elif kind == "vectors":
+        values = pa.FixedSizeListArray.from_arrays(values, head.width)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)

@@ -13,7 +13,7 @@ from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status
 from aftserve.cli import batch, deploy, health, key
 from aftserve.observability import tracing
-from aftserve.observability.output_queue import unblock_output
+from aftserve.observability.logging import unblock_output
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run, "health": health.run}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""

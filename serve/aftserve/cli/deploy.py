@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from aftserve.observability.output_queue import unblock_output
+    from aftserve.observability.logging import unblock_output
     from aftserve.ray.deployment import DeploymentSettings, deploy
 
     settings = DeploymentSettings.read(others)

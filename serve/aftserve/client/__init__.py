@@ -19,8 +19,16 @@ from aftserve.client.errors import (
     TooLongError,
     UnavailableError,
 )
-from aftserve.client.results import Evidence, HeadAnswer, LabelSpan, Result, Span, Timings
-from aftserve.client.stream import Part, StreamedAnswer
+from aftserve.client.results import (
+    Evidence,
+    HeadAnswer,
+    LabelSpan,
+    Part,
+    Result,
+    Span,
+    StreamedAnswer,
+    Timings,
+)
 
 if TYPE_CHECKING:
     from aftserve.client.client import Client

@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar, overload
 
 import httpx
 
-from aftserve.client.array_body import Array, ArrayBody
 from aftserve.client.errors import (
     BusyError,
     ServerError,
@@ -21,6 +20,8 @@ from aftserve.client.errors import (
 )
 from aftserve.client.request import (
     JSON,
+    Array,
+    ArrayBody,
     Fields,
     Names,
     check_one_given,
@@ -30,8 +31,7 @@ from aftserve.client.request import (
     single_body,
     to_json,
 )
-from aftserve.client.results import Result
-from aftserve.client.stream import StreamedAnswer
+from aftserve.client.results import Result, StreamedAnswer
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")

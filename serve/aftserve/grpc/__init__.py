@@ -2,11 +2,8 @@
 
 ``wire_types``      the protobuf messages of the protocol
 ``infer_request``   a request for an inference, apart from its values
-``conversion``      between these messages and those of ``aftserve.api.open_inference``
-``message_buffer``  the bytes that the messages of all calls hold
 ``call``            one call: its API key, limits, deadline, error status, metrics and log line
-``methods``         the methods of the protocol
-``health``          the standard health service
+``methods``         the methods of the protocol, and the conversion of their messages
 ``addresses``       the addresses of the port
-``endpoint``        the port, from its start to its end
+``endpoint``        the port, from its start to its end, and the standard health service
 """

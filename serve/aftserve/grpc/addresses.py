@@ -55,10 +55,6 @@ def close_connection(peer: str, port: int) -> None:
 
     gRPC has no function for it, so the socket is looked for among the open files of the process.
     Windows does not list them: there the connection stays until its client has gone.
-
-    Args:
-        peer: the client, as ``grpc.ServicerContext.peer`` names it.
-        port: port of the server.
     """
     wanted = _peer_address(peer)
     files = Path("/dev/fd")

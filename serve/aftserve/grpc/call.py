@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,15 +25,14 @@ from aftserve.api.api_keys import Keys, given_keys
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import BusyError, DeadlineError, RefusedError
 from aftserve.grpc.addresses import close_connection, peer_host
-from aftserve.grpc.message_buffer import MessageBuffer
 from aftserve.http.access_log import REQUEST_ID, name_request
 from aftserve.http.body_limits import BodyTooLargeError, full_buffer, late_request
-from aftserve.http.clients import client_at, current_client
+from aftserve.http.clients import SharedBytes, client_at, current_client
 from aftserve.serving.resources import SharedResources
 
 logger = logging.getLogger("aftserve.request")
-_problems = logging.getLogger("aftserve.problems")
 
+_problems = logging.getLogger("aftserve.problems")
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
@@ -55,6 +55,8 @@ _MAX_SMALL_READS = 2
 """Maximum number of such messages that arrive at a time, as a client may send a large one."""
 _SMALL_SECONDS = 0.1
 """Time for such a message while others wait."""
+Access = Literal["open", "key", "admin"]
+"""The right that a method needs: none, an API key, or one that is marked admin."""
 
 
 async def _no_stream(message: bytes) -> None:
@@ -86,8 +88,6 @@ class Call:
     send: Callable[[bytes], Awaitable[None]] = _no_stream
 
 
-Access = Literal["open", "key", "admin"]
-"""The right that a method needs: none, an API key, or one that is marked admin."""
 Method = Callable[[bytes, Call], Awaitable[bytes]]
 """A method: from the bytes of a request to those of its response."""
 
@@ -151,11 +151,6 @@ class Caller:
 
         It is the handler of a stream, which is the same on the wire. gRPC would receive the message
         of a unary call before any check.
-
-        Args:
-            path: full name of the method, for metrics and log.
-            method: the method. Without ``is_read`` its message is empty.
-            rules: the rules for its calls.
         """
 
         async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
@@ -425,3 +420,47 @@ def refusal_of(error: Exception) -> Refusal:
         case _:
             _problems.error("a call failed", exc_info=error)
             return Refusal(grpc.StatusCode.INTERNAL, "The server failed. See its log.")
+
+
+class MessageBuffer:
+    """The bytes of all messages, each from its arrival to its answer; see ``SharedBytes``.
+
+    Args:
+        max_bytes: maximum number of bytes.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._bytes = SharedBytes(max_bytes)
+        self._waiting = deque[tuple[asyncio.Future[None], int, str]]()
+
+    async def reserve(self, count: int, client: str) -> None:
+        """Reserve bytes, in the order of the callers of a client; wait until they are free.
+
+        Args:
+            count: number of bytes, at most the maximum of the buffer.
+            client: name of the client that shares the buffer with others.
+        """
+        if self._bytes.has_room(client, count):
+            self._bytes.add(client, count)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, count, client))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the bytes came at the same moment
+                self.release(count, client)
+            raise
+
+    def release(self, count: int, client: str) -> None:
+        """Give bytes back, to the callers that wait for them."""
+        self._bytes.add(client, -count)
+        for _ in range(len(self._waiting)):
+            turn, wanted, other = self._waiting.popleft()
+            if turn.cancelled():
+                continue
+            if self._bytes.has_room(other, wanted):
+                self._bytes.add(other, wanted)
+                turn.set_result(None)
+            else:
+                self._waiting.append((turn, wanted, other))

@@ -45,32 +45,18 @@ Contents = Mapping[str, Sequence[memoryview]]
 
 
 class _Field(NamedTuple):
-    """A field of a message, by its places in the bytes.
-
-    Attributes:
-        number: its number.
-        kind: its wire type.
-        start: start of its tag.
-        value: start of its value, without the length.
-        end: end of its value.
-    """
+    """A field of a message, by its places in the bytes."""
 
     number: int
-    kind: int
-    start: int
-    value: int
+    kind: int  # wire type
+    start: int  # of its tag
+    value: int  # start of its value, without the length
     end: int
 
 
 @dataclass
 class InferRequest:
-    """A request.
-
-    Attributes:
-        message: the ModelInferRequest without ``contents`` and ``raw_input_contents``.
-        contents: the values of each input.
-        raw: ``raw_input_contents``.
-    """
+    """A request."""
 
     message: Any
     contents: Sequence[Contents]
@@ -91,12 +77,7 @@ def split_request(content: bytes) -> InferRequest:
 
 @dataclass
 class _Splitter:
-    """The bytes of one message.
-
-    Attributes:
-        content: the bytes.
-        fields_left: number of further fields that are allowed.
-    """
+    """The bytes of one message."""
 
     content: bytes
     fields_left: int = _MAX_FIELDS
@@ -190,12 +171,7 @@ def _varint(number: int) -> bytes:
 
 
 def expanded_size(parts: Sequence[memoryview], kind: "np.dtype[Any]") -> int:
-    """Return the number of bytes that packed values take once they are read, at most.
-
-    Args:
-        parts: the values.
-        kind: type of the numbers.
-    """
+    """Return the number of bytes that packed values take once they are read, at most."""
     if kind.kind == "f":
         return sum(map(len, parts))
     # The last byte of each number, which is read as INT64, has no sign.

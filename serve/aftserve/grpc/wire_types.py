@@ -140,12 +140,7 @@ MESSAGES: dict[str, Any] = _classes()
 
 
 def parse(name: str, content: bytes) -> Any:
-    """Return the message of a request; raise InputError if its bytes are not one.
-
-    Args:
-        name: name of the message.
-        content: the bytes of the call.
-    """
+    """Return the message of a request; raise InputError if its bytes are not one."""
     try:
         return MESSAGES[name].FromString(content)
     except DecodeError:
@@ -153,11 +148,7 @@ def parse(name: str, content: bytes) -> Any:
 
 
 def not_a_message(name: str) -> InputError:
-    """Return the error of bytes that are not a message.
-
-    Args:
-        name: name of the message.
-    """
+    """Return the error of bytes that are not a message."""
     return InputError(
         f"Expected a message {_PACKAGE}.{name}, got bytes that are not one.",
         "Generate the client from the definition of the Open Inference Protocol.",
@@ -165,11 +156,6 @@ def not_a_message(name: str) -> InputError:
 
 
 def write_message(name: str, /, **fields: object) -> bytes:
-    """Return the bytes of a message.
-
-    Args:
-        name: name of the message.
-        fields: its fields.
-    """
+    """Return the bytes of a message."""
     content: bytes = MESSAGES[name](**fields).SerializeToString()
     return content

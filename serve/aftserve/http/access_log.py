@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aftserve.http.clients import client_at, current_client
-from aftserve.observability.exemplars import request_id
+from aftserve.observability.tracing import request_id
 
 logger = logging.getLogger("aftserve.request")
 

@@ -1,13 +1,19 @@
-"""The clients among which the server shares its queue and its buffers."""
+"""The clients among which the server shares its queue, its buffers and its event loop."""
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 _SITE_BITS = 64
 """Bits of an IPv6 address that a network assigns; a client chooses the others freely."""
+T = TypeVar("T")
+_TURN_SECONDS = 0.001
 
 
 def _spend_freely(tokens: int, seconds: float) -> None:
@@ -72,13 +78,7 @@ class SharedBytes:
         self.held = 0
 
     def has_room(self, client: str, count: int, own: int = 0) -> bool:
-        """Return whether a request of a client may hold further bytes.
-
-        Args:
-            client: name of the client.
-            count: number of further bytes.
-            own: number of bytes that the request holds already.
-        """
+        """Return whether a request of a client may hold further bytes."""
         free = self.max_bytes - self.held - count
         held = self._held_by[client]  # a Counter stores no names that are only read
         return free >= 0 and (held == own or held + count <= free)
@@ -89,3 +89,41 @@ class SharedBytes:
         self._held_by[client] += count
         if not self._held_by[client]:
             del self._held_by[client]  # clients without bytes take no memory
+
+
+class LoopTurns:
+    """Turns of requests whose work takes long, such as parsing, tokenizing and writing JSON.
+
+    After a millisecond of turns the event loop serves all connections. Clients take turns, and the
+    request of a client that has waited longest is its next. So hundreds of requests of one client
+    delay others no longer than a few do.
+    """
+
+    def __init__(self) -> None:
+        self.large = asyncio.Lock()  # for work that also takes much memory
+        self._lock = asyncio.Lock()
+        self._own_locks = WeakValueDictionary[str, asyncio.Lock]()
+        self._end = 0.0
+
+    async def take(self) -> None:
+        """Wait for a turn, which is the work of the caller until it awaits something."""
+        # One request of each client waits for the lock of all.
+        own = self._own_locks.setdefault(current_client.get().name, asyncio.Lock())
+        async with own, self._lock:
+            if time.monotonic() > self._end:
+                await asyncio.sleep(0)
+                self._end = time.monotonic() + _TURN_SECONDS
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        """Run work to its end, and return its result.
+
+        Args:
+            steps: the work, which yields at least once in about a millisecond.
+        """
+        while True:
+            await self.take()
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result

@@ -8,29 +8,38 @@ The class relies on private parts of ``HttpToolsProtocol``, which ``uvicorn_inte
 """
 
 import asyncio
+import json
 import logging
+import math
+import socket
 import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import httptools
 from prometheus_client import Counter
 
-from aftserve.http.departure_probe import DepartureProbe
-from aftserve.http.file_descriptors import DescriptorWatch
-from aftserve.http.flow_control import ReadFlow
-from aftserve.http.header_checks import UnknownCodingError, check_headers
-from aftserve.http.plain_messages import headers_without_upgrade, refusal
-from aftserve.http.unread_answer import UnreadAnswerTimeout
 from aftserve.http.uvicorn_internals import (
+    STATUS_LINE,
     ASGI3Application,
+    FlowControl,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 from aftserve.observability.health import Health
 
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+_files_logger = logging.getLogger("aftserve.open_files")
 logger = logging.getLogger("aftserve.request")
 
+_SPARE_FILES = 8
+"""Free file descriptors below which the log says that clients are cut off."""
+_LOG_PAUSE_SECONDS = 60.0
 _TURN_SECONDS = 0.001
 _PIECE_BYTES = 4096
 """Bytes that are parsed at once, which takes at most about 0.5 ms."""
@@ -41,6 +50,9 @@ _LAST_REQUEST_SECONDS = 0.05
 """Time from the end of the server for a request that is on its way."""
 _LAST_ANSWER_SECONDS = 2.0
 """Time for an idle client to end TLS, if the server ends."""
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROBE_SECONDS = 1.0
+_ANSWER_SECONDS = 0.1
 
 
 class Connection(HttpToolsProtocol):
@@ -65,7 +77,7 @@ class Connection(HttpToolsProtocol):
         seconds: float,
         responses: Counter,
         health: Health,
-        files: DescriptorWatch,
+        files: "_DescriptorWatch",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -81,14 +93,14 @@ class Connection(HttpToolsProtocol):
         self._in_headers = True
         self._started: float | None = None
         self._refused = False
-        self._probe: DepartureProbe | None = None
+        self._probe: _DepartureProbe | None = None
         self._half_closed = False
         self._ending = False
 
     @classmethod
     def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
         """Return a factory of connections with these limits."""
-        files = DescriptorWatch()
+        files = _DescriptorWatch()
         return partial(cls, seconds=seconds, responses=responses, health=health, files=files)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -96,8 +108,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._made = self.loop.time()
         self._files.note(transport.get_extra_info("socket").fileno())
-        self.flow = self._flow = ReadFlow(transport)
-        self._unread = UnreadAnswerTimeout(transport, self._seconds)
+        self.flow = self._flow = _ReadFlow(transport)
+        self._unread = _UnreadAnswerTimeout(transport, self._seconds)
         self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -115,7 +127,7 @@ class Connection(HttpToolsProtocol):
             return False  # TLS has no half-closed connections in asyncio
         self._half_closed = True
         if self._owes_answer and self._probe is None:
-            self._probe = DepartureProbe(self.transport, self._may_send_interim)
+            self._probe = _DepartureProbe(self.transport, self._may_send_interim)
         return self._owes_answer
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -163,7 +175,7 @@ class Connection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("CONNECT is for proxies")
             return
-        check_headers(self.parser.get_http_version(), self.url, self.headers)
+        _check_headers(self.parser.get_http_version(), self.url, self.headers)
         self._cancel_header_timer()
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # a client of HTTP/1.0 would read it as the answer
@@ -278,7 +290,7 @@ class Connection(HttpToolsProtocol):
             self._started = self.scope["state"]["started"]  # the time of the first parse counts
             self.parser = self._parser()  # the old parser takes no more bytes
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, UnknownCodingError):
+            if isinstance(error.__context__, _UnknownCodingError):
                 self._refuse(501, f"{error.__context__}.")
             else:
                 self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
@@ -293,7 +305,7 @@ class Connection(HttpToolsProtocol):
 
     def _plain_headers(self) -> bytes:
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        return headers_without_upgrade(method, self.url, version, self.headers)
+        return _headers_without_upgrade(method, self.url, version, self.headers)
 
     def _refuse(self, status: int, problem: str) -> None:
         logger.info("no request: %s", problem, extra={"fields": {"status": status}})
@@ -307,7 +319,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False  # earlier requests are answered first
             return
         if self._idle or not self.cycle.response_started:
-            self.transport.write(refusal(status, problem))
+            self.transport.write(_refusal(status, problem))
         self.transport.close()
         self._unread.start_if_closing()
 
@@ -324,3 +336,191 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             problem = f"The headers did not arrive within {self._seconds:g} s."
             self._refuse(408, problem)
+
+
+def raise_limit() -> None:
+    """Raise the process's limit to its maximum; shells and systemd set a lower one."""
+    if resource is None:
+        return
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    except (OSError, ValueError) as error:  # macOS accepts less than its own maximum
+        _files_logger.debug("the limit of open files stays: %s", error)
+
+
+class _DescriptorWatch:
+    """A watch that logs when the limit is reached, because the system then drops connections."""
+
+    def __init__(self) -> None:
+        self._limit = math.inf
+        if resource is not None:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self._limit = math.inf if limit == resource.RLIM_INFINITY else limit
+        self._next = -math.inf
+
+    def note(self, number: int) -> None:
+        """Take note of a new descriptor.
+
+        Args:
+            number: number of the descriptor, which was the lowest free one.
+        """
+        if number < self._limit - _SPARE_FILES or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LOG_PAUSE_SECONDS
+        _files_logger.error(
+            "%d files are open, the limit is %d, and each connection is one: further clients are"
+            " cut off; raise the limit (ulimit -n), or let fewer connect",
+            number + 1,
+            self._limit,
+        )
+
+
+class _ReadFlow(FlowControl):
+    """Flow control that also stops reading while earlier bytes are not parsed."""
+
+    _paused_by_application = _paused_by_parser = False
+
+    def pause_reading(self) -> None:
+        """Stop reading for the application."""
+        self._paused_by_application = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Resume reading for the application, unless the parser has unparsed bytes."""
+        self._paused_by_application = False
+        self.pause_for_parser(self._paused_by_parser)
+
+    def pause_for_parser(self, paused: bool) -> None:
+        """Stop reading, or resume unless the application has stopped it too."""
+        self._paused_by_parser = paused
+        if paused:
+            super().pause_reading()
+        elif not self._paused_by_application:
+            super().resume_reading()
+
+
+def _refusal(status: int, problem: str) -> bytes:
+    """Return a response that ends the connection, for a request that no application gets."""
+    content = json.dumps({"detail": problem}).encode()
+    headers = (
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return STATUS_LINE[status] + headers.encode() + content
+
+
+def _headers_without_upgrade(
+    method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """Return the headers of a request without its upgrade to another protocol."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
+    lines += [b"%b: %b" % header for header in headers if header[0] != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+class _UnknownCodingError(Exception):
+    """A body has an unknown transfer coding; RFC 9112 requires status 501."""
+
+
+def _check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Check the head of a request.
+
+    Args:
+        version: version of HTTP.
+        url: target of the request.
+        headers: names in lower case, and values.
+
+    Raises:
+        HttpParserError: if the request has several hosts, or none in HTTP/1.1, or no path.
+        _UnknownCodingError: if the body has another transfer coding than chunked.
+    """
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts != 1 and version == "1.1":
+        raise httptools.HttpParserError(f"{hosts} Host headers")
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding")
+    codings = codings.strip().lower()
+    # The parser would ignore the other codings.
+    if codings.endswith(b"chunked") and codings != b"chunked":
+        raise _UnknownCodingError(
+            "The transfer coding must be chunked only: send the body without other codings"
+        )
+    if not url.startswith((b"/", b"*")) and not httptools.parse_url(url).path:
+        raise httptools.HttpParserError("a URL without a path")
+
+
+class _DepartureProbe:
+    """A timer that sends interim responses, and drops the connection once one is refused.
+
+    A client that closes its socket and one that only ends its side look the same to the server.
+    After a closed socket, the client's system answers the next bytes with a reset. Every client of
+    HTTP/1.1 must skip interim responses (RFC 9110, 15.2).
+
+    Args:
+        transport: connection of the client.
+        may_send: predicate, true while a request of HTTP/1.1 waits for its answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._may_send = may_send
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.call_later(_PROBE_SECONDS, self._send)
+
+    def cancel(self) -> None:
+        """Send no more."""
+        self._next.cancel()
+
+    def _send(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._may_send():
+            self._transport.write(_INTERIM)
+        self._next = self._loop.call_later(_ANSWER_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._transport.is_closing():
+            return
+        # The loop reads nothing after the end of the client's side, and does not see a reset.
+        connection = self._transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        else:
+            self._next = self._loop.call_later(_PROBE_SECONDS, self._send)
+
+
+class _UnreadAnswerTimeout:
+    """A timer that aborts a connection whose client has stopped reading.
+
+    Args:
+        transport: connection of the client.
+        seconds: maximum time in which the client reads nothing.
+    """
+
+    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
+        self._transport = transport
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to wait for the client to read."""
+        unread_bytes = self._transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(self._seconds, self._check, unread_bytes)
+
+    def start_if_closing(self) -> None:
+        """Begin to wait if the connection is closing; uvicorn waits for its end."""
+        if self._transport.is_closing() and self._timer is None:
+            self.start()
+
+    def cancel(self) -> None:
+        """End the wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, unread_bytes: int) -> None:
+        if self._transport.get_write_buffer_size() < unread_bytes:
+            self.start()
+        else:
+            self._transport.abort()  # close() would wait until everything is read

@@ -1,26 +1,346 @@
-"""From checked documents to answers: the runs of a bundle's model."""
+"""From documents to answers: the checks of a document, and the runs of a bundle's model."""
 
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.tokenizer import is_byte_tokenizer, normalizer_growth
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines import Engine, Stop
 from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.peak_memory import PeakMemory
-from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, stacked
-from aftexport.system.contract import EVIDENCE, EXPLAINED, LENGTHS
+from aftexport.errors import InputError, panics_as_errors
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, check_values, stacked
+from aftexport.system.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
-from aftserve.model.document_checks import DocumentChecks
-from aftserve.model.token_marks import TokenMarks
+from aftserve.model.feature_tokens import FeatureTokens
+from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.settings import Policy
-from aftserve.types import Tokens
+from aftserve.types import ExtraFields, Tokens
+
+PIECE_CHARACTERS = 1 << 16
+"""Length of the pieces in which texts are counted, which is fast and needs little memory."""
+_MAX_EXTRA_TOKENS = 256
+"""Maximum tokens by which a piece may exceed its share of the whole text."""
+_LONG_CHARACTERS_PER_TOKEN = 8
+"""A text with more characters for each allowed token is probably too long, and counted first."""
+_NORMALIZED_CHARACTERS = 1 << 20
+"""Characters into which a text may turn without a count, and a piece of a longer one."""
+_INLINE_CHARACTERS = 512
+"""Tokenizing a text up to this length takes less time than waking a thread."""
+_MAX_PROBE_SECONDS = 0.005
+_MAX_INLINE_SECONDS = 0.1
+"""Time of a text on the event loop after which later texts are not tokenized there."""
+_MAX_INLINE_GROWTH = 36
+_PROBES = ("a", "a b ", " ", "\ufdfa", "漢", "".join(map(chr, range(32, 127))))
+"""Texts that are repeated: words of any length, and characters that normalizers make longer."""
+_OR_MORE = {False: "", True: " or more"}
+
+
+class DocumentChecks:
+    """Tokenizes documents, and checks them against the model and the limits of the server.
+
+    Args:
+        bundle: a checked bundle.
+        builder: builder of the answers, whose heads may need the words of a text.
+        min_tokens: minimum length of a document.
+        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
+        max_characters: maximum length of a text, checked before it is tokenized.
+        policy: treatment of documents over the memory budget.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        builder: AnswerBuilder,
+        *,
+        min_tokens: int,
+        max_tokens: int | None,
+        max_characters: int | None,
+        policy: Policy,
+    ) -> None:
+        self.manifest = bundle.manifest
+        self._token_heads = builder.token_heads
+        self._tokenizer = bundle.tokenizer()
+        self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
+        self._marker = (
+            TokenMarker(self._tokenizer, with_words=self.needs_words)
+            if self._tokenizer is not None and builder.has_spans
+            else None
+        )
+        self.min_tokens = min_tokens
+        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
+        self.max_tokens = min(limit for limit in limits if limit is not None)
+        self.max_characters = max_characters
+        self.policy: Policy = policy
+        self._cuts = policy in ("head", "tail")
+        self._growth = normalizer_growth(self._tokenizer) if self._tokenizer is not None else 1
+        self.inline_characters = 0
+
+    def measure_tokenizer(self) -> None:
+        """Find out whether short texts may be tokenized on the event loop.
+
+        They may if the tokenizer is fast for texts of several kinds. A text that turns out to be
+        slow later makes it slow for all.
+        """
+        if self._tokenizer is None or self._growth > _MAX_INLINE_GROWTH:
+            return
+        for piece in _PROBES:
+            text = (piece * _INLINE_CHARACTERS)[:_INLINE_CHARACTERS]
+            if min(self._seconds(text) for _ in range(3)) > _MAX_PROBE_SECONDS:
+                return
+        self.inline_characters = _INLINE_CHARACTERS
+
+    def _seconds(self, text: str) -> float:
+        start = time.perf_counter()
+        with suppress(InputError):  # it may not know the words
+            self.encode_marked(text)
+        return time.perf_counter() - start
+
+    def encode_inline(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the result of ``encode_marked`` for a text of ``inline_characters`` at most."""
+        start = time.perf_counter()
+        try:
+            return self.encode_marked(text)
+        finally:
+            if time.perf_counter() - start > _MAX_INLINE_SECONDS:
+                self.inline_characters = 0
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether a head needs the words of a text, so that the model takes no token ids."""
+        return any(head.needs_words for head in self._token_heads.values())
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the bundle has a tokenizer and so takes texts."""
+        return self._tokenizer is not None
+
+    def check_text(self, text: str) -> None:
+        """Check a text before it is tokenized.
+
+        Raises:
+            InputError: if the bundle has no tokenizer.
+            DocumentTooLongError: if it has more than ``max_characters``.
+        """
+        if self._tokenizer is None:
+            main = self.manifest.main_input
+            raise InputError("This model has no tokenizer.", f"Send {main} instead of text.")
+        self.check_characters(len(text))
+
+    def check_characters(self, count: int, *, more: bool = False) -> None:
+        """Raise DocumentTooLongError if a text, or its start if there is ``more``, is too long."""
+        if self.max_characters is not None and count > self.max_characters:
+            raise DocumentTooLongError(
+                f"A text must have at most {self.max_characters} characters, got {count}"
+                f"{_OR_MORE[more]}.",
+                "Send a shorter one; the server never truncates it silently.",
+            )
+
+    def check_length(self, tokens: int, *, more: bool = False) -> None:
+        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
+        if tokens > self.max_tokens and not self._cuts:
+            raise DocumentTooLongError(
+                f"A document must have at most {self.max_tokens} tokens, got {tokens}"
+                f"{_OR_MORE[more]}.",
+                "Send a shorter one; the server never truncates it silently.",
+            )
+
+    def count(self, piece: str, before: int) -> int:
+        """Add a piece to a lower bound of a text's tokens.
+
+        Args:
+            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
+            before: the bound for the pieces before; 0 for the first piece.
+
+        Raises:
+            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
+        """
+        try:
+            tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
+        except InputError:  # the tokenizer may not know a word that was cut in two
+            return before
+        self.check_length(tokens, more=True)
+        return tokens
+
+    def encode(self, text: str) -> Tokens:
+        """Return the checked tokens of a text; one that is far too long is refused early.
+
+        Raises:
+            InputError: if it cannot be tokenized; see ``check``.
+            DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
+        """
+        self._check_size(text)
+        return self.check_ids(self.tokenize(text))
+
+    def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the checked tokens of a text, and their marks if a head has spans.
+
+        Raises:
+            InputError, DocumentTooLongError: see ``encode``.
+        """
+        if self._marker is None:
+            return self.encode(text), None
+        self._check_size(text)
+        encoding = self.encoding(text)
+        ids = self.check_ids(np.array(encoding.ids, dtype=np.int64))
+        return ids, self._marker.marks(text, encoding)
+
+    def _check_size(self, text: str) -> None:
+        self.check_text(text)
+        if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
+            tokens = 0
+            for start in range(0, len(text), PIECE_CHARACTERS):
+                tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
+
+    def tokenize(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of a text; other threads can run meanwhile.
+
+        Raises:
+            InputError: if the tokenizer cannot encode it.
+        """
+        assert self._tokenizer is not None  # checked by check_text
+        # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+        self._check_normalized(text)
+        with _tokenizing():
+            encoded = self._tokenizer.encode_batch_fast([text])[0]
+        return np.array(encoded.ids, dtype=np.int64)
+
+    def encoding(self, text: str) -> Encoding:
+        """Return the tokens of a text with the characters of each; see ``tokenize``."""
+        assert self._tokenizer is not None  # checked by check_text
+        self._check_normalized(text)
+        with _tokenizing():
+            return self._tokenizer.encode_batch([text])[0]
+
+    def _check_normalized(self, text: str) -> None:
+        """Refuse a text that the normalizer would make far longer, in pieces of bounded size."""
+        if self.max_characters is None or len(text) * self._growth <= _NORMALIZED_CHARACTERS:
+            return
+        assert self._tokenizer is not None  # checked by check_text
+        count, length = 0, _NORMALIZED_CHARACTERS // self._growth
+        for start in range(0, len(text), length):
+            with _tokenizing():
+                piece = text[start : start + length]
+                count += len(self._tokenizer.normalizer.normalize_str(piece))
+            if count > self.max_characters:
+                raise DocumentTooLongError(
+                    f"A text must have at most {self.max_characters} characters after the "
+                    f"tokenizer's normalization, got {count} or more.",
+                    "Send a shorter one; the server never truncates it silently.",
+                )
+
+    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
+        """Check the tokens of one document, and return them for the model.
+
+        Args:
+            document: token ids, or features that are not normalized unless they are
+                ``FeatureTokens``.
+
+        Raises:
+            InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
+                values than finite features.
+            DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
+        """
+        if isinstance(document, FeatureTokens):
+            self.check_count(len(document))
+            return document
+        assert isinstance(document, Sequence | np.ndarray)  # no other type of document exists
+        features = self.manifest.features
+        first = document[0] if len(document) else None
+        if first is not None:
+            _check_form(
+                is_features=isinstance(first, list | np.ndarray), expected=features is not None
+            )
+        if features is None:
+            return self.check_ids(document)
+        self.check_count(len(document))
+        return FeatureTokens.of(document, features)
+
+    def check_count(self, tokens: int) -> None:
+        """Check the number of tokens of a document; see ``check``."""
+        if tokens == 0:
+            raise InputError("The document has no tokens.", "Send some text.")
+        if tokens < self.min_tokens:
+            raise InputError(
+                f"The document must have at least {self.min_tokens} tokens, got {tokens}.",
+                "Send a longer one; the engine cannot pad.",
+            )
+        self.check_length(tokens)
+
+    def check_extras(self, given: ExtraFields, tokens: int) -> ExtraValues:
+        """Return the checked extra inputs of a document of ``tokens`` tokens.
+
+        Raises:
+            InputError: if one is missing, unknown, or does not fit, or they are not a mapping.
+        """
+        remedy = "Send inputs beside the document, as extra_inputs of GET /info describes them."
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"Expected a mapping from the names of extra inputs to values, got "
+                f"{type(given).__name__}.",
+                remedy,
+            )
+        try:
+            return check_values(self.manifest.extra_inputs, given, tokens)
+        except ValueError as error:
+            problem = str(error)
+            raise InputError(f"{problem[0].upper()}{problem[1:]}.", remedy) from None
+
+    def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """Check the token ids of one document, and return them as an array; see ``check``."""
+        self.check_count(len(ids))
+        vocabulary = self.manifest.vocab_size or 0
+        if isinstance(ids, np.ndarray):
+            low, high = int(ids.min()), int(ids.max())
+        else:  # an id may be too large for an array
+            low, high = min(ids), max(ids)
+        bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
+        if bad is not None:
+            raise InputError(
+                f"Token id {bad} is outside the vocabulary.",
+                f"Send ids from 0 to {vocabulary - 1}.",
+            )
+        return np.asarray(ids, dtype=np.int64)
+
+    def cut(self, ids: Tokens) -> Tokens:
+        """Cut a checked document by the policy for long documents."""
+        if len(ids) <= self.max_tokens:
+            return ids
+        start = len(ids) - self.max_tokens if self.policy == "tail" else 0
+        return ids[start : start + self.max_tokens]
+
+
+def _check_form(*, is_features: bool, expected: bool) -> None:
+    """Raise InputError if a document has features instead of token ids, or the reverse."""
+    if is_features != expected:
+        names = {True: FEATURES, False: IDS}
+        raise InputError(
+            f"This model takes {names[expected]}, got {names[is_features]}.",
+            f"Send {names[expected]}.",
+        )
+
+
+@contextmanager
+def _tokenizing() -> Iterator[None]:
+    try:
+        with panics_as_errors():
+            yield
+    except Exception as error:  # the library raises bare Exception and TypeError
+        raise InputError(
+            "The tokenizer cannot encode the text.",
+            "Send Unicode text without lone surrogates, in words that the model knows, and without "
+            "millions of equal characters in a row.",
+        ) from error
 
 
 class Classifier(DocumentChecks):

@@ -1,18 +1,41 @@
-"""The cost of documents on this machine, predicted from measurements."""
+"""The cost of documents on this machine: measurements, predictions and their correction."""
 
 import math
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from aftexport.engines import RunStoppedError, Stop
 
 MIN_BATCH_GAIN = 0.05
 """Minimum share of the time of single runs that a batch must save."""
-
 _POWER_LENGTH_RATIO = 8
 _MAX_LINEAR_POWER = 1.5
 _UNMEASURED_CHUNK_FACTOR = 4.0
 """Assumed time of a chunk, over that of a whole document of its length, before chunks are run."""
+_HORIZON_SECONDS = 10.0
+_PRIOR_SECONDS = 1.0
+_MIN_FACTOR, _MAX_FACTOR = 0.1, 10.0
+LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
+BATCHES = (2, 4, 8, 16)
+BATCH_LENGTHS = (16, 64, 256, 1024)
+"""Longer documents have single runs: on CPUs, no batch of them was faster."""
+_FIRST_SECONDS = 0.5
+"""Maximum time of the runs for the first estimates, besides the first run."""
+_LINEAR_TOKENS = 64
+"""Length up to which the time of the next first run is predicted by its length, not by the square.
+
+Most of the time of such a run does not depend on its length, and by the square one slow moment of
+the machine in the run of one token would end the series, and count millions of times.
+"""
+_ROUNDS = 5
+_SLOW_SECONDS = 0.1
+_MAX_SECONDS = 0.5
+_LONG_CHUNK_SECONDS = 0.5
+_FIRST_POWER = 2.0
+"""Assumed power of the length with which the time of long documents grows, until it is known."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +166,323 @@ def _power(curve: Sequence[Measurement]) -> float:
         return 1.0
     power = math.log(high.seconds / low.seconds) / math.log(high.tokens / low.tokens)
     return power if power > _MAX_LINEAR_POWER else 1.0
+
+
+class SlowdownFactor:
+    """The ratio of actual to calibrated seconds over a model's last runs.
+
+    Predictions are multiplied by it, because other processes share the machine and batches save
+    time. Each run counts by its length, and old runs count less.
+
+    The factor is at least 1 until ``trust_costs``: the first estimates of short documents are too
+    slow, and runs of these would make the predictions of longer documents too fast.
+    """
+
+    def __init__(self) -> None:
+        self._calibrated = self._actual = _PRIOR_SECONDS
+        self._min_factor = 1.0
+
+    @property
+    def value(self) -> float:
+        """The factor of calibrated seconds."""
+        return min(max(self._actual / self._calibrated, self._min_factor), _MAX_FACTOR)
+
+    def observe(self, calibrated: float, actual: float) -> None:
+        """Take a run into account."""
+        fading = math.exp(-actual / _HORIZON_SECONDS)
+        self._calibrated = self._calibrated * fading + calibrated
+        self._actual = self._actual * fading + actual
+
+    def trust_costs(self) -> None:
+        """Allow factors below 1 from now on, for costs that are completely measured."""
+        self._min_factor = _MIN_FACTOR
+        if self._actual < self._calibrated:  # by the first estimates, which no longer count
+            self._calibrated = self._actual = _PRIOR_SECONDS
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run to measure.
+
+    Attributes:
+        documents: number of documents.
+        tokens: length of each document.
+        chunk_tokens: length of the chunks of one document; None for a run of whole documents.
+    """
+
+    documents: int
+    tokens: int
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredRange:
+    """The runs that a server does.
+
+    Attributes:
+        min_tokens, max_tokens: limits on the length of a document that runs whole.
+        budget_tokens: maximum tokens of a run, padding included.
+        batching: whether documents may share a run; only measured batches are used.
+        chunk_tokens: length of a chunk; None if no document runs in chunks.
+        min_chunk_tokens: minimum length of a chunk.
+        max_chunked_tokens: maximum length of a document in chunks.
+        fits: function that tells whether a run of a number of documents of a length fits the
+            memory budget. It must not hold the model. Batches are never larger than measured ones.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    budget_tokens: int
+    batching: bool = True
+    chunk_tokens: int | None = None
+    min_chunk_tokens: int = 1
+    max_chunked_tokens: int = 0
+    fits: Callable[[int, int], bool] = lambda documents, tokens: True
+
+
+class CostMeasurement:
+    """The costs of documents, measured step by step.
+
+    ``measure_first`` runs growing documents once each, while they take less than half a second in
+    total. These estimates are too slow rather than too fast: a first run allocates memory, and
+    longer documents count with the square of their length. ``step`` makes them better, and measures
+    batches and chunks. A shape whose run fails is left out.
+
+    Args:
+        run: function that runs a shape. A request to stop makes it raise RunStoppedError.
+        limits: the runs that the server does.
+
+    Attributes:
+        seconds: time of all steps so far, except those that were stopped.
+    """
+
+    def __init__(self, run: Callable[[Shape, Stop | None], object], limits: MeasuredRange) -> None:
+        self._run = run
+        self._plan = _Plan(limits)
+        self._steps = self._plan.steps()
+        self._next: Shape | None = next(self._steps)
+        self._is_abandoned = False
+        self.seconds = 0.0
+
+    @property
+    def costs(self) -> CostModel:
+        """The current predictions, once there was a run."""
+        return self._plan.costs
+
+    @property
+    def next(self) -> Shape | None:
+        """The shape that the next step runs; None if no step is left."""
+        return None if self._is_abandoned else self._next
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left, because all were done or the rest was given up."""
+        return self.next is None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every prediction for single documents is based on more than first estimates."""
+        return self._plan.is_complete
+
+    @property
+    def next_seconds(self) -> float:
+        """Predicted time of the next step; 0 if there is none."""
+        shape = self.next
+        return 0.0 if shape is None else shape.documents * self.costs.single(shape.tokens)
+
+    def measure_first(self) -> None:
+        """Do the first step, and further ones as long as they are runs of new, quick lengths."""
+        longest = self._plan.lengths[-1]
+        while (tokens := self.step().tokens) < longest:
+            predicted = self.next_seconds
+            if tokens < _LINEAR_TOKENS and (shape := self.next) is not None:
+                predicted = self.costs.single(tokens) * shape.tokens / tokens
+            if self.seconds + predicted > _FIRST_SECONDS:
+                break
+
+    def measure_all(self) -> None:
+        """Do all steps."""
+        while not self.is_done:
+            self.step()
+
+    def step(self, stop: Stop | None = None) -> Shape:
+        """Run the next shape and use its time; return the shape.
+
+        Raises:
+            RunStoppedError: if ``stop`` ended the run; the next step repeats it.
+            EngineError: if the engine fails; the next step runs another shape.
+        """
+        shape = self._next
+        assert shape is not None  # checked by the callers
+        start = time.perf_counter()
+        try:
+            self._run(shape, stop)
+        except RunStoppedError:
+            raise
+        except Exception:
+            self._end_step(time.perf_counter() - start, has_failed=True)
+            raise
+        self._end_step(time.perf_counter() - start)
+        return shape
+
+    def abandon(self) -> None:
+        """Do no further steps; the current predictions stay. Any thread may call this."""
+        self._is_abandoned = True
+
+    def _end_step(self, seconds: float, *, has_failed: bool = False) -> None:
+        self.seconds += seconds
+        try:
+            self._next = self._steps.send(None if has_failed else seconds)
+        except StopIteration:
+            self._next = None
+
+
+class _Plan:
+    """The order of the shapes, and the predictions from their times.
+
+    It does not know the function that runs them. A generator of steps that is not at its end keeps
+    its object in memory, and would keep the model after its replacement.
+
+    Attributes:
+        costs: the current predictions.
+        is_complete: whether measurements have replaced every first estimate for single documents.
+    """
+
+    costs: CostModel
+
+    def __init__(self, limits: MeasuredRange) -> None:
+        self.is_complete = False
+        self._limits = limits
+        self._whole_tokens = limits.max_tokens if limits.chunk_tokens is not None else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of single documents, in the order of their first runs."""
+        low, high = self._limits.min_tokens, self._limits.max_tokens
+        longest = max(min(high, self._limits.budget_tokens), low)
+        return sorted({min(max(length, low), longest) for length in LENGTHS})
+
+    def steps(self) -> "Generator[Shape, float | None, None]":
+        """Yield the shapes to run, and update the predictions from their times.
+
+        The generator receives the time of each run, or None if the run failed.
+        """
+        lengths = yield from self._measure_lengths()
+        singles = yield from _measured([Shape(1, n) for n in lengths], _SLOW_SECONDS * _ROUNDS)
+        if not singles:
+            return
+        singles = _increasing(singles)
+        self._predict(singles)
+        shapes = list[Shape]()
+        for shape in self._batch_shapes({one.tokens: one.seconds for one in singles}):
+            # The first run allocates memory, so its time does not count.
+            if (yield shape) is not None:
+                shapes.append(shape)
+        batches = yield from _measured(shapes, _SLOW_SECONDS * _ROUNDS)
+        whole = _increasing([*singles, *batches])
+        self._predict(whole)
+        if self._limits.chunk_tokens is not None:
+            shapes = self._chunk_shapes(self._limits.chunk_tokens)
+            in_chunks = yield from _measured(shapes, _SLOW_SECONDS)
+            if len(in_chunks) < len(shapes):
+                return
+            self._predict(whole, in_chunks)
+        self.is_complete = True
+
+    def _measure_lengths(self) -> "Generator[Shape, float | None, list[int]]":
+        """Run growing documents until they are slow or fail; return the lengths that ran."""
+        found = list[Measurement]()
+        for tokens in self.lengths:
+            # The first run of a shape allocates memory, and may also be slow by chance, so only two
+            # slow runs end the series.
+            seconds = yield Shape(1, tokens)
+            if seconds is None:
+                break
+            found.append(Measurement(1, tokens, seconds))
+            self._predict(_increasing(found), min_power=_FIRST_POWER)
+            if seconds > _MAX_SECONDS:
+                again = yield Shape(1, tokens)
+                if again is None or again > _MAX_SECONDS:
+                    break
+        return [one.tokens for one in found]
+
+    def _batch_shapes(self, single_seconds: dict[int, float]) -> list[Shape]:
+        return [
+            Shape(documents, tokens)
+            for tokens in filter(single_seconds.__contains__, BATCH_LENGTHS)
+            for documents in (BATCHES if self._limits.batching else ())
+            if documents * tokens <= self._limits.budget_tokens
+            and self._limits.fits(documents, tokens)
+            and documents * single_seconds[tokens] <= _SLOW_SECONDS
+        ]
+
+    def _chunk_shapes(self, chunk_tokens: int) -> list[Shape]:
+        """Return a document of one chunk and one of two, or of half a chunk and a whole one.
+
+        The chunks are shorter than the real ones if one of these takes too long.
+        """
+        while chunk_tokens > 1 and self.costs.whole(chunk_tokens) > _LONG_CHUNK_SECONDS:
+            chunk_tokens //= 2
+        chunk_tokens = max(chunk_tokens, self._limits.min_chunk_tokens)
+        longer = max(min(2 * chunk_tokens, self._limits.max_chunked_tokens), 2)
+        lengths = (min(chunk_tokens, longer // 2), longer)
+        return [Shape(1, tokens, chunk_tokens) for tokens in lengths]
+
+    def _predict(
+        self,
+        measurements: Sequence[Measurement],
+        in_chunks: Sequence[Measurement] = (),
+        *,
+        min_power: float = 1.0,
+    ) -> None:
+        self.costs = CostModel(
+            measurements,
+            in_chunks,
+            self._whole_tokens,
+            chunk_tokens=self._limits.chunk_tokens or 1,
+            min_power=min_power,
+        )
+
+
+def _measured(
+    shapes: Iterable[Shape], enough: float
+) -> "Generator[Shape, float | None, list[Measurement]]":
+    """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in total.
+
+    The shapes take turns, so that a slow moment of the machine does not hit all runs of one. A
+    shape that fails has no further turns, and is left out if none of its runs succeeded.
+    """
+    seconds: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    failed = set[Shape]()
+    for _ in range(_ROUNDS):
+        for shape, taken in seconds.items():
+            if shape not in failed and (len(taken) < 2 or sum(taken) < enough):
+                one = yield shape
+                if one is None:
+                    failed.add(shape)
+                else:
+                    taken.append(one)
+    return [
+        Measurement(shape.documents, shape.tokens, min(taken))
+        for shape, taken in seconds.items()
+        if taken
+    ]
+
+
+def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Limit the time of every shape to the times of larger shapes.
+
+    A small run may measure slower than a large one, for example because its cache is cold. If two
+    documents seemed to cost more than four, no batch would grow from two documents to four.
+    """
+    return [
+        replace(
+            one,
+            seconds=min(
+                other.seconds
+                for other in measurements
+                if other.documents >= one.documents and other.tokens >= one.tokens
+            ),
+        )
+        for one in measurements
+    ]

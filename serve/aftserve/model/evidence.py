@@ -37,15 +37,7 @@ class Passage:
 def explain(
     classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
 ) -> list[Evidence]:
-    """Return the contributions of a document's tokens to each of its explained logits.
-
-    Args:
-        classifier: the classifier that gave the answer.
-        document: the document as it was sent.
-        answer: the answer, with the contributions of the tokens.
-        first: index of the first token that the model saw.
-        max_spans: maximum number of passages.
-    """
+    """Return the contributions of a document's tokens to each of its explained logits."""
     encoding = classifier.encoding(document) if isinstance(document, str) else None
 
     def span(passage: Passage) -> EvidenceSpan:

@@ -1,18 +1,82 @@
 """From the documents of a request to the tokens that the model runs on."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from aftexport.errors import InputError
 from aftexport.extra_inputs import ExtraValues
+from aftexport.system.contract import largest
+from aftserve.http.clients import LoopTurns, current_client
 from aftserve.model.answers import NO_MARKS, Decoding
 from aftserve.model.classifier import Classifier
-from aftserve.model.evidence_limits import check_evidence
 from aftserve.model.token_marks import TokenMarks
-from aftserve.model.tokenizer_pool import TokenizerPool
-from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.model.wanted import EVERY_HEAD, MAX_EVIDENCE_NUMBERS, Wanted
 from aftserve.types import Document, ExtraFields, Tokens
+
+T = TypeVar("T")
+_THREADS = 2
+_INLINE_NUMBERS = 1 << 14
+"""Checking up to so many token ids or values of features takes less than a millisecond."""
+_LONG_CHARACTERS = 1 << 16
+"""Longer texts share one thread of their own, so that shorter ones do not wait for them."""
+
+
+class TokenizerPool:
+    """A pool of threads for work on documents outside the event loop.
+
+    Work for a client that has left continues, and its thread must still count as busy. So the pool
+    is not anyio's, which would start another thread.
+
+    Args:
+        turns: the turns of requests on the event loop, in which short texts are tokenized.
+    """
+
+    def __init__(self, turns: LoopTurns) -> None:
+        self._turns = turns
+        self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
+        self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
+        self._client_turns = WeakValueDictionary[tuple[str, bool], asyncio.Semaphore]()
+
+    async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
+        """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
+        if len(text) <= classifier.inline_characters:
+            await self._turns.take()
+            return classifier.encode_inline(text)
+        return await self.run(text, partial(classifier.encode_marked, text))
+
+    async def check(self, classifier: Classifier, document: Document) -> Tokens:
+        """Return the checked tokens of token ids or features; see ``Classifier.check``."""
+        if _count_numbers(document) <= _INLINE_NUMBERS:
+            await self._turns.take()
+            return classifier.check(document)
+        return await self.run(document, partial(classifier.check, document))
+
+    async def run(self, document: Document, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on a document; work that has begun cannot be cancelled."""
+        is_long = len(document) > _LONG_CHARACTERS
+        threads, most = (self._long_thread, 1) if is_long else (self._threads, 2 * _THREADS)
+        # The threads' queue has little work of each client, so clients take turns.
+        key = current_client.get().name, is_long
+        async with self._client_turns.setdefault(key, asyncio.Semaphore(most)):
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _count_numbers(document: Document) -> int:
+    """Return the numbers of a document that are to be checked; 0 for features that were checked."""
+    if isinstance(document, np.ndarray):
+        return document.size
+    if not isinstance(document, list) or not document:
+        return 0
+    first = document[0]
+    return len(document) * (len(first) if isinstance(first, list | np.ndarray) else 1)
 
 
 @dataclass(frozen=True)
@@ -117,19 +181,36 @@ def cut_document(
     extras: ExtraValues,
     seconds: float = 0.0,
 ) -> TokenizedDocument:
-    """Cut a tokenized document by the policy for long documents.
-
-    Args:
-        classifier: the classifier with the policy.
-        document: the document as it was sent.
-        ids: its checked tokens.
-        marks: marks of all tokens, if they are known.
-        extras: extra inputs for all tokens.
-        seconds: time of the tokenizer.
-    """
+    """Cut a tokenized document by the policy for long documents."""
     used = classifier.cut(ids)
     first = len(ids) - len(used) if classifier.policy == "tail" else 0
     if marks is not None:
         marks = marks.part(first, first + len(used))
     extras = extras.part(first, first + len(used))
     return TokenizedDocument(document, ids, used, first, seconds, marks, extras)
+
+
+def check_evidence(classifier: Classifier, wanted: Wanted, tokens: int) -> None:
+    """Raise InputError if this engine has no evidence for a document of this length."""
+    if not wanted.explained:
+        return
+    if wanted.numbers != [largest(0)] and not classifier.engine.takes_choice:
+        engine, first = classifier.engine.name, classifier.manifest.explained
+        raise InputError(
+            f"{engine} explains only the largest logit of {first}.",
+            "Leave explain out, or serve the bundle with onnxruntime.",
+        )
+    most = max(1, MAX_EVIDENCE_NUMBERS // tokens)
+    if len(wanted.explained) > most:
+        raise InputError(
+            f"Expected at most {most} labels or values to explain for a document of {tokens} "
+            f"tokens, got {len(wanted.explained)}.",
+            "Send some of them in each request.",
+        )
+    plan = classifier.manifest.chunked
+    if classifier.in_chunks(tokens) and plan is not None and not plan.evidence:
+        raise InputError(
+            f"The document has {tokens} tokens and runs in chunks, where this model pools them "
+            "in a way that keeps no evidence.",
+            f"Send a document of at most {classifier.whole_tokens} tokens.",
+        )

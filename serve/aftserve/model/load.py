@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +27,12 @@ from aftexport.system.console import stage
 from aftplugins.methods import METHOD_VARIABLE, MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
-from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
-from aftserve.model.costs import CostModel
-from aftserve.model.slowdown import SlowdownFactor
+from aftserve.model.costs import CostMeasurement, CostModel, MeasuredRange, Shape, SlowdownFactor
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
-_EXACT_METHOD = "fp32"
 
+_EXACT_METHOD = "fp32"
 Fits = Callable[[int, int], bool]
 """Whether a run of a number of documents of a length fits the memory budget."""
 
@@ -88,6 +87,23 @@ class LoadedModel:
         """The remedy for a breach, in the imperative."""
         exact = f"Set {METHOD_VARIABLE}={_EXACT_METHOD}, or export"
         return f"{exact if self.inexact_methods else 'Export'} the model again."
+
+
+@dataclass(eq=False)
+class ActiveBundle:
+    """A bundle and its loaded model.
+
+    A request stays with the bundle that it began with. Documents of two bundles never share a run.
+
+    Attributes:
+        bundle: a checked bundle.
+        model: the loaded model; another one after the server falls back.
+        since: time when it was loaded.
+    """
+
+    bundle: Bundle
+    model: LoadedModel
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 def model_name(path: Path, settings: Settings) -> str:

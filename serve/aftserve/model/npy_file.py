@@ -31,15 +31,9 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """The header of a file.
+    """The header of a file."""
 
-    Attributes:
-        bytes: size of the header in the file.
-        shape: the shape of the array.
-        dtype: the type of its values.
-    """
-
-    bytes: int
+    bytes: int  # size of the header in the file
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 

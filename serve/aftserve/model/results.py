@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, Span, TokenResult, is_one_label
-from aftserve.model.answer_parts import SpansPart, TokensPart
-from aftserve.model.answers import Answer
-from aftserve.model.inline_limit import numbers_per_token
+from aftserve.model.answers import Answer, numbers_per_token
 from aftserve.model.inputs import TokenizedDocument
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy
@@ -20,6 +19,34 @@ from aftserve.settings import Policy
 _MAX_PART_TOKENS = 4096
 _MAX_PART_SPANS = 1024
 _MAX_PART_NUMBERS = 1 << 14
+
+
+class TokensPart(BaseModel):
+    """A line of a streamed answer: the answers of a head for some tokens."""
+
+    head: str = Field(description="Name of the head.")
+    start_token: int = Field(description="Index of the first of these tokens in the document.")
+    labels: tuple[str, ...] | None = Field(default=None, description="Label of each token.")
+    scores: tuple[float, ...] | None = Field(
+        default=None, description="Probability of each of these labels."
+    )
+    vectors: tuple[tuple[float, ...], ...] | None = Field(
+        default=None, description="Vector of each token, or its values in a regression."
+    )
+
+
+class SpansPart(BaseModel):
+    """A line of a streamed answer: the spans of a head that start in the line before."""
+
+    head: str
+    spans: tuple[Span, ...]
+
+
+class StreamEnd(BaseModel):
+    """The last line of a streamed answer; without it, the answer is not complete."""
+
+    complete: Literal[True] = True
+    lines: int = Field(description="Number of the lines before.")
 
 
 @dataclass(frozen=True)
@@ -123,13 +150,7 @@ class DocumentAnswer:
 def token_answers(
     heads: Mapping[str, Head], one: TokenizedDocument, answer: Answer
 ) -> TokenAnswers:
-    """Return the answers for the tokens of a document.
-
-    Args:
-        heads: heads of the model.
-        one: the document.
-        answer: its answer.
-    """
+    """Return the answers for the tokens of a document."""
     text = one.document if isinstance(one.document, str) else None
     characters = None if one.marks is None else one.marks.characters
     return TokenAnswers(heads, answer.tokens, one.first, text, characters)
@@ -138,15 +159,7 @@ def token_answers(
 def document_answer(
     bundle: Bundle, policy: Policy, one: TokenizedDocument, answer: Answer, timings: Timings
 ) -> DocumentAnswer:
-    """Return the result of a document, with the answers for its tokens apart.
-
-    Args:
-        bundle: the bundle that answered.
-        policy: policy for documents over the memory budget.
-        one: the document.
-        answer: its answer.
-        timings: times of the stages.
-    """
+    """Return the result of a document, with the answers for its tokens apart."""
     heads = bundle.manifest.heads
     content = DocumentResult(
         bundle=bundle.digest,

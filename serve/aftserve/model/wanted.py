@@ -49,14 +49,9 @@ class ChosenLogit:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The part of an answer that a request asks for.
+    """The part of an answer that a request asks for."""
 
-    Attributes:
-        heads: names of the heads; None for all.
-        explained: logits with evidence.
-    """
-
-    heads: frozenset[str] | None = None
+    heads: frozenset[str] | None = None  # None for all
     explained: tuple[ChosenLogit, ...] = ()
 
     def has(self, head: str) -> bool:
@@ -146,11 +141,7 @@ def explainable(manifest: Manifest) -> list[str]:
 
 
 class _Choices:
-    """The logits of a model that a request may choose, by their names.
-
-    Attributes:
-        manifest: the manifest of the model.
-    """
+    """The logits of a model that a request may choose, by their names."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest

@@ -4,14 +4,10 @@ from collections.abc import Callable
 
 
 class Health:
-    """The phase of the process.
-
-    Attributes:
-        phase: starting, ready, draining or failed.
-    """
+    """The phase of the process."""
 
     def __init__(self) -> None:
-        self.phase = "starting"
+        self.phase = "starting"  # then ready, draining or failed
         self._on_failure: list[Callable[[], object]] = []
 
     @property

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics_format
 from prometheus_client.registry import Collector
 
+from aftserve.observability.logging import dropped_lines
 from aftserve.observability.model_metrics import MODEL, MODEL_METRICS, MetricForm, ModelMetrics
-from aftserve.observability.output_queue import dropped_lines
 
 OPENMETRICS = openmetrics_format.CONTENT_TYPE_LATEST
 """Content type of OpenMetrics 1.0."""

@@ -1,18 +1,18 @@
 """The metrics of one model, whose name is a label of each."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from aftserve.observability.inference_stats import InferenceStats
-
 MODEL = "model"
 """The label with the name of the model; empty in responses that belong to no model."""
-
 M = TypeVar("M", Counter, Gauge, Histogram)
 """The kind of a metric."""
-
 # From a short document without a queue to a very long one after a queue.
 _FRACTIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 _SECONDS = (*_FRACTIONS, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -191,3 +191,66 @@ class ModelMetrics:
         self._digest = digest
         self.bundle.labels(digest).set(1)
         self.bundle_loaded.set(since)
+
+
+@dataclass
+class TotalTime:
+    """A number of events, and the sum of their times."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count an event."""
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass
+class InferenceStats:
+    """Requests and runs, of every interface of the server.
+
+    Attributes:
+        last_request: Unix time of the last request that was answered or failed; 0 before it.
+        documents: number of answered documents.
+        answered: requests that were answered, and their times from tokenization on.
+        failed: requests that were refused by the queue, failed in the engine, or were given up.
+        queue, tokenize, run, finish: stages of the answered requests, each by its longest document.
+        runs: runs of the engine by their number of documents.
+    """
+
+    last_request: float = 0.0
+    documents: int = 0
+    answered: TotalTime = field(default_factory=TotalTime)
+    failed: TotalTime = field(default_factory=TotalTime)
+    queue: TotalTime = field(default_factory=TotalTime)
+    tokenize: TotalTime = field(default_factory=TotalTime)
+    run: TotalTime = field(default_factory=TotalTime)
+    finish: TotalTime = field(default_factory=TotalTime)
+    runs: dict[int, TotalTime] = field(default_factory=lambda: defaultdict(TotalTime))
+
+    def add_answered(
+        self, documents: int, *, tokenize: float, queue: float, run: float, finish: float
+    ) -> None:
+        """Count an answered request by the seconds of its stages."""
+        self.last_request = time.time()
+        self.documents += documents
+        self.answered.add(tokenize + queue + run + finish)
+        self.tokenize.add(tokenize)
+        self.queue.add(queue)
+        self.run.add(run)
+        self.finish.add(finish)
+
+    @contextmanager
+    def counting_failures(self, began: float) -> Iterator[None]:
+        """Count a request as failed if its work raises, or is cancelled at the client's deadline.
+
+        Args:
+            began: start of the request by ``time.monotonic``.
+        """
+        try:
+            yield
+        except BaseException:
+            self.last_request = time.time()
+            self.failed.add(time.monotonic() - began)
+            raise

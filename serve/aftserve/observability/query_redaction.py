@@ -1,4 +1,7 @@
-"""Redaction of query strings in traces: clients put secrets, such as API keys, there by mistake."""
+"""Redaction of query strings in traces: clients put secrets, such as API keys, there by mistake.
+
+It is apart from ``tracing`` because it needs the SDK of OpenTelemetry, which may be missing.
+"""
 
 import re
 from urllib.parse import parse_qsl, urlencode

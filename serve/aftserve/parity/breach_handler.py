@@ -4,8 +4,7 @@ import asyncio
 import logging
 from functools import partial
 
-from aftserve.model.active import ActiveBundle
-from aftserve.model.load import load_standard_ops_model
+from aftserve.model.load import ActiveBundle, load_standard_ops_model
 from aftserve.model.reload import BundleLoader
 from aftserve.observability.health import ModelHealth
 from aftserve.scheduling.scheduler import Scheduler
@@ -35,12 +34,7 @@ class BreachHandler:
         self._running: set[asyncio.Task[None]] = set()
 
     def handle(self, active: ActiveBundle, reason: str) -> None:
-        """Refuse requests, or begin a fallback; later breaches during a fallback are ignored.
-
-        Args:
-            active: the active bundle.
-            reason: the breach, as a sentence.
-        """
+        """Refuse requests, or begin a fallback; later breaches during a fallback are ignored."""
         if self._settings.on_breach == "unready" or active.model.uses_standard_ops_only:
             self._health.breach = reason
         elif self._fallback is None:

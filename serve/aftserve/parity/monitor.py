@@ -9,19 +9,21 @@ from functools import partial
 from typing import Any, Self
 
 import anyio.to_thread
+import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Case
 from aftexport.errors import EngineError, StorageError
+from aftexport.heads import Head, TokenClassification
+from aftexport.heads.token_classification import TokenLabels
 from aftexport.parity import Comparison, compare, worst
 from aftserve.errors import NotFoundError, RefusedError
-from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import Answer, Decoding
 from aftserve.model.inputs import TokenizedDocument
+from aftserve.model.load import ActiveBundle
 from aftserve.observability.model_metrics import ModelMetrics
-from aftserve.parity.head_parity import count_span_flips, head_parity
 from aftserve.parity.reference import ReferenceProcess
-from aftserve.parity.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
+from aftserve.parity.schemas import GoldenCase, HeadParity, OutputParity, ParityCheck, ParityReport
 from aftserve.scheduling.job import Result
 
 logger = logging.getLogger("aftserve.parity")
@@ -31,6 +33,7 @@ Outputs = Mapping[str, NDArray[Any]]
 _MAX_PENDING = 4
 _MAX_SAMPLED_TOKENS = 1 << 16
 """Maximum length of a sampled document: PyTorch in float64 takes minutes and gigabytes for more."""
+Spans = set[tuple[int, int, int]]
 
 
 class ParityMonitor:
@@ -111,7 +114,7 @@ class ParityMonitor:
             )
         ]
         furthest = worst(results)
-        by_output = {result.output: head_parity(result, flips) for result in results}
+        by_output = {result.output: _head_parity(result, flips) for result in results}
         return ParityCheck(
             tokens=len(one.used),
             outputs=numbers,
@@ -211,3 +214,38 @@ class ParityMonitor:
                 f"from {other}{place}, bound {furthest.bound:.0e}",
             )
         return results
+
+
+def _head_parity(result: Comparison, span_flips: Mapping[str, int]) -> HeadParity:
+    """Return the comparison of an output in the form of a response."""
+    return HeadParity(
+        error=result.error if np.isfinite(result.error) else "inf",
+        score_error=result.score_error,
+        label_flips=result.label_flips,
+        span_flips=span_flips.get(result.output),
+        within=result.passed,
+    )
+
+
+def count_span_flips(
+    heads: Mapping[str, Head],
+    outputs: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, NDArray[Any]],
+    decoding: Decoding,
+) -> dict[str, int]:
+    """Return the number of spans that only one of two outputs has, for each head with spans."""
+    return {
+        name: len(_spans(head, outputs[name], decoding) ^ _spans(head, expected[name], decoding))
+        for name, head in heads.items()
+        if isinstance(head, TokenClassification) and head.aggregation != "none"
+    }
+
+
+def _spans(head: TokenClassification, rows: NDArray[Any], decoding: Decoding) -> Spans:
+    decoder = head.decoder(decoding.starts_word, is_special=decoding.is_special)
+    decoder.add(rows)
+    result = decoder.finish()
+    assert isinstance(result, TokenLabels)  # the decoder is that of this head
+    spans = result.spans
+    columns = (spans.starts, spans.ends, spans.labels)
+    return set(zip(*(column.tolist() for column in columns), strict=True))

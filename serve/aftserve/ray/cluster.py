@@ -39,9 +39,6 @@ def resolve(address: str | None) -> str | None:
     """Return the address of the cluster to use; None for a Ray on this machine.
 
     Call it before ray is imported, because ray then reads the environment that is set here.
-
-    Args:
-        address: the requested address; ``RAY_ADDRESS`` by default.
     """
     # Ray's core also handles SIGTERM; on a slow machine the process then aborts.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")

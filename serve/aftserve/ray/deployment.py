@@ -14,7 +14,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
 from aftexport.system.process import Interruption
-from aftserve.api.key_file import KeyFile
+from aftserve.api.api_keys import KeyFile
 from aftserve.app import create_app
 from aftserve.observability import tracing
 from aftserve.observability.logging import configure_logging

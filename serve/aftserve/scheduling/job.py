@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
-from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
@@ -101,12 +101,7 @@ class Backlog:
             del self.bundles[job.active]  # otherwise it would keep a replaced model in memory
 
     def seconds_without(self, part: "Backlog", *, in_chunks: bool) -> float:
-        """Return the predicted time of the rest, by the slowdown of each model.
-
-        Args:
-            part: documents that are left out.
-            in_chunks: whether documents in chunks count.
-        """
+        """Return the predicted time of the rest, by the slowdown of each model."""
         seconds = 0.0
         for active, one in self.bundles.items():
             nanoseconds = one.whole_nanoseconds + in_chunks * one.chunked_nanoseconds
@@ -191,16 +186,9 @@ def make_progress(job: Job) -> Progress | None:
 
 @dataclass(frozen=True)
 class Result:
-    """The answer for one document.
-
-    Attributes:
-        answer: label and scores.
-        started: start of its run by ``time.monotonic``.
-        inference_seconds: time of the run.
-        batch_documents: number of documents that shared the run.
-    """
+    """The answer for one document."""
 
     answer: Answer
-    started: float
+    started: float  # by time.monotonic()
     inference_seconds: float
     batch_documents: int

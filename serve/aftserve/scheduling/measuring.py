@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 
 from aftserve.model.answers import Answer
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.engine_state import Run
+from aftserve.scheduling.batching import Run
 
 _SHARE = 0.1
 """Maximum share of the engine's time for measurements while documents wait."""
@@ -57,21 +57,12 @@ class MeasurementTurns:
         self._models = tuple(one for one in self._models if one is not model)
 
     def next(self, held: Container[LoadedModel] = ()) -> LoadedModel | None:
-        """Return the first model that is due, or else the first; None without measurements.
-
-        Args:
-            held: models that must not run.
-        """
+        """Return the first model that is due, or else the first; None without measurements."""
         left = [one for one in self._models if not one.measurement.is_done and one not in held]
         return next(filter(self.is_due, left), left[0] if left else None)
 
     def is_due(self, model: LoadedModel, release_seconds: float = 0.0) -> bool:
-        """Return whether the model's next measurement may run although documents wait.
-
-        Args:
-            model: model to measure.
-            release_seconds: predicted time of the release before it.
-        """
+        """Return whether the model's next measurement may run although documents wait."""
         return self._allowed(0.0) >= model.measurement.next_seconds + release_seconds
 
     def delay(self, seconds: float) -> float:

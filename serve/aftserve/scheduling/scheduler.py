@@ -1,27 +1,25 @@
-"""The order of runs on the engine, and the outcome of each."""
+"""The order of runs on the engine, the predicted wait for one, and the outcome of each."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
+from aftexport.errors import EngineError, StorageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
-from aftserve.model.active import ActiveBundle
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
-from aftserve.model.load import LoadedModel
+from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.observability.model_metrics import ModelMetrics
-from aftserve.scheduling.batching import document_run
-from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
-from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
+from aftserve.scheduling.batching import Idle, Measuring, Releasing, Run, Running, document_run
+from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, wait_for_end
 from aftserve.scheduling.job import Backlog, Job, Result, make_progress
 from aftserve.scheduling.measuring import MeasurementTurns
-from aftserve.scheduling.predictions import Predictions
 from aftserve.scheduling.queue import JobQueue
-from aftserve.scheduling.run_outcomes import RunOutcomes
-from aftserve.scheduling.stall_detection import wait_for_end
 from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.scheduler")
@@ -54,7 +52,7 @@ class Scheduler:
         self._turns = MeasurementTurns()
         self._queue = JobQueue(self._turns)
         self.predictions = Predictions(self._queue, self._turns)
-        self._outcomes = RunOutcomes(self._queue)
+        self._outcomes = _RunOutcomes(self._queue)
         self._others_first = False
         self._measured: asyncio.Event = asyncio.Event()
         self._closed: Exception | None = None
@@ -300,3 +298,158 @@ class Scheduler:
         for begun in (run, self._queue.current_run):
             self._outcomes.fail(begun.batch if begun else (), self._closed)
         self._wake_waiting()
+
+
+class Predictions:
+    """Predictions from the queue and the current run; each model has its own slowdown.
+
+    Args:
+        queue: queue of the documents.
+        turns: turns of measurements beside the documents.
+    """
+
+    def __init__(self, queue: JobQueue, turns: MeasurementTurns) -> None:
+        self._queue = queue
+        self._turns = turns
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Predicted time until every accepted document is answered."""
+        return self.wait_seconds(in_chunks=True)
+
+    def wait_seconds(
+        self,
+        *,
+        in_chunks: bool,
+        besides: Backlog | None = None,
+        model: LoadedModel | None = None,
+        client: str = "",
+        seconds: float = math.inf,
+        counts_run: bool = True,
+    ) -> float:
+        """Return the predicted time until a document that arrives now has its turn.
+
+        Args:
+            in_chunks: whether the document runs in chunks. Then it waits for all parts of other
+                such documents; otherwise it runs between their parts.
+            besides: documents that are left out of the prediction.
+            model: model of the document; adds the release of another model's memory before it.
+            client: client of the document, whose own documents come before it. Of others, only the
+                share that they have of the engine until then.
+            seconds: predicted time of the documents of the request; infinite to count all work.
+            counts_run: whether a run without documents of the client counts.
+        """
+        run = self._queue.current_run
+        if run is not None and run.measures:
+            run = None  # see measurement_seconds
+        if run is not None and besides and all(job.backlog is besides for job in run.batch):
+            run = None
+        if run is not None and not (counts_run or any(job.client == client for job in run.batch)):
+            run = None
+        before, runner, after = 0.0, "", 0.0
+        if model is not None:
+            before += self._queue.release_seconds(model)
+        if run is not None:
+            # A run that is late by some time is expected to take as long again.
+            before += abs(run.started + run.predicted - time.monotonic())
+            runner, after = run.client, run.seconds_after * run.model.slowdown.value
+            if after and not in_chunks:
+                # At most one part of a long document runs before each document.
+                most = self._queue.backlog(besides).documents * run.calibrated
+                after = min(after, most * run.model.slowdown.value)
+        return before + self._queue.seconds_before(
+            client, seconds, besides=besides, in_chunks=in_chunks, unfinished=(runner, after)
+        )
+
+    def measurement_seconds(self, seconds: float) -> float:
+        """Return the maximum time of measurements within the next ``seconds`` of documents."""
+        state, now = self._queue.state, time.monotonic()
+        delay = self._turns.delay(seconds)
+        if isinstance(state, Measuring) and not state.yields:
+            delay += abs(state.run.started + state.run.predicted - now)
+        return delay
+
+
+class _RunOutcomes:
+    """The outcomes of runs of documents, and of releases of memory.
+
+    Args:
+        queue: queue that gets the documents of a failed batch again.
+    """
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+
+    def settle(self, run: Run) -> None:
+        """Settle the jobs of a run that has ended.
+
+        The run loses them, because the engine's thread holds it for a moment longer. Garbage that
+        an unload collects meanwhile must not be reachable by their metrics.
+
+        Raises:
+            EngineThreadError: if the engine's thread has ended.
+        """
+        batch = run.batch
+        self._settle(run, batch)
+        if not run.unfinished:
+            run.batch = ()
+
+    def _settle(self, run: Run, batch: Sequence[Job]) -> None:
+        match run.ended.exception():
+            case EngineThreadError() as error:
+                raise error
+            case None if batch:
+                self._answer_batch(run)
+            case None:
+                pass
+            case error if not batch:
+                logger.warning("the model %s did not release its memory: %s", run.model.name, error)
+            case RunStoppedError():
+                batch[0].metrics.stopped_runs.inc()
+                self.fail(batch, EngineError("The run took far too long.", "Try again later."))
+            case error:
+                batch[0].metrics.failed_runs.inc()
+                logger.warning("a run of %d documents failed: %s", len(batch), error)
+                self._retry_or_fail(batch, error)
+
+    def _answer_batch(self, run: Run) -> None:
+        run.model.slowdown.observe(run.calibrated, run.seconds)
+        if (answers := run.ended.result()) is None:
+            return  # parts are left
+        batch, started, seconds = run.batch, run.started, run.seconds
+        if (progress := batch[0].progress) is not None:
+            started = progress.started or started
+            seconds += progress.seconds
+        batch[0].metrics.observe_run([job.tokens for job in batch], seconds)
+        for job, answer in zip(batch, answers, strict=True):
+            if not job.future.done():
+                job.future.set_result(Result(answer, started, seconds, len(batch)))
+
+    def _retry_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
+        """Requeue the documents of a failed batch for single runs, or fail a single document."""
+        if len(batch) > 1:
+            wanted = [job for job in batch if not job.future.done()]
+            for job in wanted:
+                job.single = True
+            self._queue.requeue(wanted)
+            return
+        if isinstance(error, StorageError):
+            self.fail(batch, error)
+            return
+        if not isinstance(error, EngineError):
+            logger.error("the engine raised", exc_info=error)
+        self.fail(batch, EngineError(f"The engine failed: {error}", "Send another document."))
+
+    def drop(self, job: Job) -> None:
+        """Give up the remaining parts of a document after its client has left."""
+        if job.progress is None:
+            return
+        job.progress.parts.close()
+        if job.progress.started:
+            job.metrics.stopped_runs.inc()
+
+    def fail(self, jobs: Iterable[Job], error: Exception) -> None:
+        """Give the clients that wait for these jobs an error."""
+        for job in jobs:
+            if not job.future.done():
+                job.future.set_exception(error)

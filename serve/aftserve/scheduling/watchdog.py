@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO
 
-from aftserve.observability.output_queue import flush_output
+from aftserve.observability.logging import flush_output
 
 PARTS = 8
 """Number of parts of a wait. If the process or its machine is paused, the pause counts as at most
@@ -23,9 +23,6 @@ async def watched_loop(stall_seconds: float) -> AsyncIterator[None]:
     """End the process with status 1 if the event loop stands still within the block.
 
     The stacks of all threads are written to standard error first, if it is read.
-
-    Args:
-        stall_seconds: maximum time that the loop may stand still.
     """
     beats, ended = threading.Event(), threading.Event()
     interval = stall_seconds / PARTS

@@ -4,29 +4,88 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio.to_thread
 
 from aftexport.system.process import collect_frozen
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.http.clients import current_client
-from aftserve.model.active import ActiveBundle
+from aftserve.model.load import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
 from aftserve.serving.bundle_paths import BundlePaths, FoundBundles
-from aftserve.serving.model_entry import ModelEntry, ModelState
-from aftserve.serving.model_names import named_in
 from aftserve.serving.resources import SharedResources
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+"""The states of a model in the protocol's extension for repositories."""
 _RENAME = "Rename the folder of the bundle."
 _CHECK = "Check the folder and its permissions, and load the model again."
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The state of a model that the server knows."""
+
+    name: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    """A model that the server knows.
+
+    Attributes:
+        name: name of the model.
+        settings: settings of the model.
+        reloader: the loads of its bundle.
+        service: its service; None while it is not loaded.
+        is_unloaded: whether an administrator unloaded it, so that only an administrator loads it.
+        endings: tasks that end its services, which answer their last requests.
+        problem: reason why no bundle can be chosen for it; None if one can.
+    """
+
+    name: str
+    settings: Settings
+    reloader: Reloader
+    service: Service | None = None
+    is_unloaded: bool = False
+    endings: "set[asyncio.Task[None]]" = field(default_factory=set)
+    problem: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Path of its bundle."""
+        return self.reloader.path
+
+    @property
+    def state(self) -> ModelState:
+        """The state of the model."""
+        if self.service is not None:
+            health = self.service.health
+            if health.ready:
+                return ModelState(self.name, "READY")
+            return ModelState(self.name, "UNAVAILABLE", health.status)
+        if self.endings:
+            return ModelState(self.name, "UNLOADING", "accepted requests are answered")
+        if self.reloader.running:
+            return ModelState(self.name, "LOADING")
+        return ModelState(self.name, "UNAVAILABLE", self._reason)
+
+    @property
+    def _reason(self) -> str:
+        """The reason why the model is not loaded."""
+        last = self.reloader.last
+        failed = last.problem if last is not None else None
+        return "unloaded" if self.is_unloaded else self.problem or failed or "not loaded"
 
 
 class ModelRepository:
@@ -114,13 +173,7 @@ class ModelRepository:
         self.shared.admission.check_queue(current_client.get())
 
     def add(self, name: str, path: Path, active: ActiveBundle) -> None:
-        """Add a model whose bundle is loaded.
-
-        Args:
-            name: name of the model.
-            path: path of the bundle, for reloads.
-            active: the bundle and its loaded model.
-        """
+        """Add a model whose bundle is loaded."""
         self._begin(self._know(name, path), active)
 
     async def index(self) -> Sequence[ModelState]:
@@ -308,3 +361,22 @@ class ModelRepository:
                 f"Expected the name of a bundle, {names}, got {name[:100]!r}.",
                 "Put the bundle into a folder that the server serves.",
             )
+
+
+def named_in(models: Sequence[Service], name: str) -> Service:
+    """Return the model with a name.
+
+    Raises:
+        NotFoundError: if none of the models has it.
+    """
+    for model in models:
+        if model.name == name:
+            return model
+    names = ", ".join(repr(model.name) for model in models)
+    expected = f"one of the models {names}" if len(models) > 1 else f"the model {names}"
+    if not models:
+        raise NotFoundError(
+            f"Expected the name of a loaded model, got {name[:100]!r}; no model is loaded.",
+            "Load one first.",
+        )
+    raise NotFoundError(f"Expected {expected}, got {name[:100]!r}.", "Name an expected model.")

@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aftserve.http.loop_turns import LoopTurns
+from aftserve.http.clients import LoopTurns
 from aftserve.model.feature_tokens import FeatureSpace
+from aftserve.model.inputs import TokenizerPool
 from aftserve.model.reload import BundleLoader
-from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces

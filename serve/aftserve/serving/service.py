@@ -1,32 +1,31 @@
 """One model: from the documents of a request to their results, with the active bundle."""
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.http.clients import current_client
-from aftserve.model.active import ActiveBundle
-from aftserve.model.answers import Answer, Decoding
+from aftserve.model.answers import Answer, Decoding, InlineTokens
 from aftserve.model.evidence import add_evidence, explain
-from aftserve.model.inline_limit import InlineTokens
 from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
-from aftserve.model.load import LoadedModel
+from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.reload import Reloader
 from aftserve.model.results import DocumentAnswer, document_answer
 from aftserve.model.wanted import EVERY_HEAD, NO_HEAD, NO_OPTIONS, AnswerOptions, Wanted
 from aftserve.observability.health import ModelHealth
+from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.tracing import Traces, exemplar_labels
 from aftserve.parity.breach_handler import BreachHandler
 from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.parity.schemas import ParityCheck
 from aftserve.scheduling.job import Backlog, Result
-from aftserve.scheduling.request_record import RequestRecord
 from aftserve.schemas import DocumentResult, Timings
-from aftserve.serving.holders import Holders
 from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
@@ -67,7 +66,7 @@ class Service:
         self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
-        self.holders = Holders()
+        self.holders = _Holders()
         self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler, shared.loader)
         self._retired = False
@@ -156,7 +155,7 @@ class Service:
             with self.metrics.inference.counting_failures(began):
                 for answered, one, result in zip(results, inputs, done, strict=True):
                     await self._explain(active, one, result.answer, options, answered.result)
-        record = RequestRecord(began, admitted, predicted, time.monotonic())
+        record = _RequestRecord(began, admitted, predicted, time.monotonic())
         await self.shared.turns.take()
         counted = [answered.result for answered in results]
         record.count(self.metrics, counted, self.traces.trace_id())
@@ -366,3 +365,95 @@ class Service:
 def _part(result: Result, wanted: Wanted) -> Result:
     """Return a result with only the wanted heads."""
     return replace(result, answer=result.answer.part(wanted))
+
+
+@dataclass(frozen=True)
+class _RequestRecord:
+    """The times of an answered request: points by ``time.monotonic``, and a prediction.
+
+    Attributes:
+        began: start of tokenization.
+        admitted: end of tokenization, and start of the wait for the engine.
+        predicted: predicted seconds from ``admitted`` to the answer.
+        ended: end of the last stage.
+    """
+
+    began: float
+    admitted: float
+    predicted: float
+    ended: float
+
+    def count(
+        self, metrics: ModelMetrics, results: Sequence[DocumentResult], trace_id: str | None
+    ) -> None:
+        """Count the request and its documents in the metrics, with an exemplar of the request."""
+        exemplar = exemplar_labels(trace_id)
+        metrics.observe_prediction(self.predicted, self.ended - self.admitted)
+        timings = [result.timings for result in results]
+        run_end = max(one.queue_seconds + one.inference_seconds for one in timings)
+        queue = max(one.queue_seconds for one in timings)
+        metrics.inference.add_answered(
+            len(results),
+            tokenize=self.admitted - self.began,
+            queue=queue,
+            run=run_end - queue,
+            finish=max(0.0, self.ended - self.admitted - run_end),
+        )
+        for result in results:
+            metrics.document_tokens.observe(result.tokens_total)
+            metrics.truncated_documents.inc(result.truncated)
+            for stage in ("tokenize", "queue", "inference"):
+                seconds = getattr(result.timings, f"{stage}_seconds")
+                metrics.stage_seconds.labels(stage).observe(seconds, exemplar)
+
+    def trace(
+        self, traces: Traces, inputs: Sequence[TokenizedDocument], done: Sequence[Result]
+    ) -> None:
+        """Record the stages of the request in its trace."""
+        total = sum(len(one.ids) for one in inputs)
+        traces.record("tokenize", self.began, self.admitted, documents=len(inputs), tokens=total)
+        for one, result in zip(inputs, done, strict=True):
+            traces.record("queue", self.admitted, result.started, tokens=len(one.used))
+            traces.record(
+                "infer",
+                result.started,
+                result.started + result.inference_seconds,
+                tokens=len(one.used),
+                batch_documents=result.batch_documents,
+                predicted_seconds=self.predicted,
+                actual_seconds=self.ended - self.admitted,
+            )
+
+
+class _Holders:
+    """A count of the requests that hold a model, and of the work for them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def add(self) -> Callable[[], None]:
+        """Count a holder; it calls the returned function once, at its end."""
+        self._count += 1
+        self._none.clear()
+        return self._release
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Count a holder within the block."""
+        release = self.add()
+        try:
+            yield
+        finally:
+            release()
+
+    async def released(self) -> None:
+        """Wait until the last holder has ended."""
+        while self._count:
+            await self._none.wait()
+
+    def _release(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()

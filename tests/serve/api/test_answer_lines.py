@@ -10,7 +10,7 @@ from token_answers import TAGS, answer_of
 
 from aftexport.heads import FeatureExtraction
 from aftexport.heads.token_classification import TokenLabels
-from aftserve.api.answer_lines import answer_lines
+from aftserve.api.document_answers import answer_lines
 from aftserve.model.results import DocumentAnswer
 
 

@@ -7,11 +7,9 @@ import time
 import pytest
 from token_answers import TAGS, answer_of
 
-from aftserve.api import complete_answer
-from aftserve.api.complete_answer import complete_json
-from aftserve.api.deadline import run_until_disconnect
+from aftserve.api.document_answers import complete_json, run_until_disconnect
 from aftserve.errors import DeadlineError
-from aftserve.http.loop_turns import LoopTurns
+from aftserve.http.clients import LoopTurns
 from aftserve.model.results import DocumentAnswer
 
 
@@ -43,6 +41,6 @@ def test_deadline_does_not_wait_for_answer(monkeypatch: pytest.MonkeyPatch) -> N
         finally:
             go_on.set()
 
-    monkeypatch.setattr(complete_answer, "_json", slow)
+    monkeypatch.setattr("aftserve.api.document_answers._json", slow)
     asyncio.run(answered())
     assert threads != [threading.get_ident()]

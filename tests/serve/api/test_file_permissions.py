@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aftserve.api.file_permissions import exposures
+from aftserve.api.api_keys import exposures
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix", reason="permission bits do not control access there"

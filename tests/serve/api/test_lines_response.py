@@ -18,9 +18,9 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import Counter
 
 from aftexport.errors import InputError
+from aftserve.api.document_answers import LinesResponse
 from aftserve.api.error_responses import handle_problems
-from aftserve.api.lines_response import LinesResponse
-from aftserve.api.streaming import LINES, classify_lines
+from aftserve.api.infer import LINES, classify_lines
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
 from aftserve.serving.resources import SharedResources

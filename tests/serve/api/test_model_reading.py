@@ -13,7 +13,7 @@ import tiny_models
 from bundle_swaps import deploy, load_models
 
 from aftexport.pipeline.export import export
-from aftserve.api.model_reading import read_and_answer
+from aftserve.api.model_choice import read_and_answer
 from aftserve.app import create_app
 from aftserve.errors import UnavailableError
 from aftserve.grpc.call import Call

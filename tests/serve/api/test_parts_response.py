@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aftserve.api.parts_response import PartsResponse
+from aftserve.api.document_answers import PartsResponse
 
 
 async def sent(response: PartsResponse, *, leaves: bool = False) -> list[dict[str, Any]]:

@@ -11,12 +11,12 @@ import pytest
 from commands import environment
 
 from aftexport.system.files import replacing_file
-from aftserve.batch.leftovers import replacing
+from aftserve.batch.run import replacing
 
 WRITING = """
 import sys
 from pathlib import Path
-from aftserve.batch.leftovers import replacing
+from aftserve.batch.run import replacing
 
 with replacing(Path(sys.argv[1])) as aside:
     aside.write_text("half")

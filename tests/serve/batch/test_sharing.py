@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.batch.sharing import shared_runs
+from aftserve.batch.answering import shared_runs
 from aftserve.model.costs import MIN_BATCH_GAIN, CostModel, Measurement
 from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 

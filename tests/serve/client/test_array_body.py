@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aftserve.client.array_body import ArrayBody
+from aftserve.client.request import ArrayBody
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 70_000])

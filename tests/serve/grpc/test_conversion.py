@@ -11,8 +11,8 @@ from grpc_servers import ids_request, infer_request
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.api.open_inference.messages import Message
-from aftserve.grpc.conversion import input_bytes, read_request
 from aftserve.grpc.infer_request import split_request
+from aftserve.grpc.methods import input_bytes, read_request
 
 _MAX_BYTES = 1 << 20
 

@@ -14,9 +14,8 @@ from grpc_servers import ids_request, infer_request
 from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError
 from aftserve.grpc.call import Call
-from aftserve.grpc.conversion import input_bytes
 from aftserve.grpc.infer_request import split_request
-from aftserve.grpc.methods import Methods
+from aftserve.grpc.methods import Methods, input_bytes
 from aftserve.grpc.wire_types import MESSAGES
 
 _MAX_BYTES = 1 << 20

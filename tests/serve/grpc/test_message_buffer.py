@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aftserve.grpc.message_buffer import MessageBuffer
+from aftserve.grpc.call import MessageBuffer
 
 
 async def _settle() -> None:

@@ -19,11 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.errors import BusyError
-from aftserve.http.body_limits import BodyLimitMiddleware, BodyTooLargeError, SlowClientError
-from aftserve.http.content_codings import (
+from aftserve.http.body_limits import (
     CODINGS,
     BodyExpander,
+    BodyLimitMiddleware,
+    BodyTooLargeError,
     BrokenBodyError,
+    SlowClientError,
     coding_of,
     zstd,
 )

@@ -11,8 +11,6 @@ from app_server import address_of, running
 from clients import head, raw_connection
 from raw_requests import BODY, GET, POST, read_to_end
 
-from aftserve.http import departure_probe
-
 SENT = {
     "GET": (GET, 1),
     "POST": (POST, 1),
@@ -62,7 +60,7 @@ def test_half_closed_client_gets_its_answers(sent: bytes, answers: int, address:
 
 def test_half_closed_client_gets_interim_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has left refuses the interim responses; its request is cancelled."""
-    monkeypatch.setattr(departure_probe, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("aftserve.http.connection._PROBE_SECONDS", 0.05)
     go_on, left = threading.Event(), threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

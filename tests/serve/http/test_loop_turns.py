@@ -6,9 +6,8 @@ from collections.abc import Generator
 
 import pytest
 
-from aftserve.http.clients import Client, current_client
-from aftserve.http.loop_turns import LoopTurns
-from aftserve.model.tokenizer_pool import TokenizerPool
+from aftserve.http.clients import Client, LoopTurns, current_client
+from aftserve.model.inputs import TokenizerPool
 
 
 def work(steps: int, seconds: float) -> Generator[None, None, int]:

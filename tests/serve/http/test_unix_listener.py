@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from aftexport.errors import UsageError
-from aftserve.http import unix_listener
-from aftserve.http.listeners import close_all, urls
-from aftserve.http.unix_listener import UnixListener, bind_unix, check_unix
+from aftserve.http.listeners import UnixListener, bind_unix, check_unix, close_all, urls
 
 fcntl = pytest.importorskip("fcntl", reason="the system has no Unix sockets")
 
@@ -85,7 +83,7 @@ def test_one_of_many_starts_takes_path(tmp_path: Path) -> None:
 
 
 def test_locked_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_listener, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("aftserve.http.listeners._LOCK_SECONDS", 0.05)
     lock = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

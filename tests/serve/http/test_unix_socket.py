@@ -15,8 +15,7 @@ from servers import serving
 
 from aftexport.errors import UsageError
 from aftserve import server
-from aftserve.http.listeners import listen
-from aftserve.http.unix_listener import bind_unix
+from aftserve.http.listeners import bind_unix, listen
 from aftserve.settings import Settings
 
 pytestmark = pytest.mark.skipif(

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.errors import EngineError
-from aftserve.model import cost_measurement
-from aftserve.model.cost_measurement import (
+from aftserve.model import costs
+from aftserve.model.costs import (
     BATCH_LENGTHS,
     BATCHES,
     LENGTHS,
+    MIN_BATCH_GAIN,
     CostMeasurement,
     MeasuredRange,
     Shape,
 )
-from aftserve.model.costs import MIN_BATCH_GAIN
 
 LONG = MeasuredRange(min_tokens=1, max_tokens=16_384, budget_tokens=16_384)
 WITH_CHUNKS = MeasuredRange(
@@ -63,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def watched(machine: Machine, patch: pytest.MonkeyPatch) -> Machine:
     """Let the measurement read the machine's clock."""
-    replace_time(patch, cost_measurement, perf_counter=lambda: machine.clock)
+    replace_time(patch, costs, perf_counter=lambda: machine.clock)
     return machine
 
 

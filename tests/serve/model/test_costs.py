@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.model.cost_measurement import BATCHES
-from aftserve.model.costs import CostModel, Measurement
+from aftserve.model.costs import BATCHES, CostModel, Measurement
 
 FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)]
 """Runs that take a tenth of a millisecond and a microsecond per token."""

@@ -26,7 +26,7 @@ from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.model.classifier import Classifier
 from aftserve.model.evidence import explain, passages
-from aftserve.model.evidence_limits import check_evidence
+from aftserve.model.inputs import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
 ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(

@@ -15,7 +15,7 @@ from softmax_bundle import softmax_bundle
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
 from aftserve import Predictor
-from aftserve.batch.sharing import shared_runs
+from aftserve.batch.answering import shared_runs
 from aftserve.errors import DocumentTooLongError
 from aftserve.grpc.wire_types import SERVICE
 from aftserve.model.load import LoadedModel, load_model

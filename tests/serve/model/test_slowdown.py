@@ -1,6 +1,6 @@
 """The current slowdown of the machine."""
 
-from aftserve.model.slowdown import SlowdownFactor
+from aftserve.model.costs import SlowdownFactor
 
 
 def test_first_estimates_never_speed_predictions_up() -> None:

@@ -16,9 +16,9 @@ from aftexport.errors import InputError
 from aftexport.heads import HEADS, Head
 from aftexport.system.contract import EXPLAINED
 from aftserve.errors import DocumentTooLongError
+from aftserve.model.answers import InlineTokens
 from aftserve.model.classifier import Classifier
-from aftserve.model.evidence_limits import check_evidence
-from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.inputs import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted, choices
 
 

@@ -18,8 +18,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from servers import serving
 
 from aftserve.http.access_log import AccessLogMiddleware
-from aftserve.observability.exemplars import exemplar_labels, request_id
 from aftserve.observability.metrics import Metrics
+from aftserve.observability.tracing import exemplar_labels, request_id
 
 
 @pytest.fixture(scope="module")

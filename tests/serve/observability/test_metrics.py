@@ -5,9 +5,9 @@ import weakref
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from aftserve.observability.exemplars import exemplar_labels, request_id
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.tracing import exemplar_labels, request_id
 
 
 def series(metrics: Metrics, model: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from clients import eventually, http, metric
 from commands import environment
 from ports import free_port
 
-UNBLOCKED = "from aftserve.observability.output_queue import *\nunblock_output()\n"
+UNBLOCKED = "from aftserve.observability.logging import *\nunblock_output()\n"
 _STALLING = """
 import signal, sys, time
 from aftserve.cli import main

@@ -10,7 +10,7 @@ from servers import serving
 
 from aftexport.heads import TokenClassification
 from aftserve.model.answers import NO_MARKS, Decoding
-from aftserve.parity.head_parity import count_span_flips
+from aftserve.parity.monitor import count_span_flips
 
 HEAD = TokenClassification(labels=("O", "B-name", "I-name"))
 HEADS = {"tags": HEAD, "plain": TokenClassification(labels=("O", "a"), aggregation="none")}

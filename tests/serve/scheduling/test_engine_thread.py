@@ -11,7 +11,7 @@ import pytest
 
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.errors import EngineError
-from aftserve.scheduling.engine_state import Run
+from aftserve.scheduling.batching import Run
 from aftserve.scheduling.engine_thread import EngineThread
 
 

@@ -17,13 +17,12 @@ from aftexport.engines import RunStoppedError, Stop
 from aftexport.errors import EngineError
 from aftserve.errors import BusyError, DocumentTooLongError, UnavailableError
 from aftserve.http.clients import Client
-from aftserve.model import cost_measurement
-from aftserve.model.cost_measurement import CostMeasurement, MeasuredRange, Shape
-from aftserve.model.slowdown import SlowdownFactor
+from aftserve.model import costs
+from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
 from aftserve.scheduling.admission import Admission
+from aftserve.scheduling.engine_thread import StalledError
 from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
-from aftserve.scheduling.stall_detection import StalledError
 
 TOKENS = 1_000_000
 """Length of a document that takes hours by first estimates."""
@@ -45,7 +44,7 @@ class Model:
         # by which a run counts as stalled.
         clock = itertools.count(0, 0.001)
         with pytest.MonkeyPatch.context() as patch:
-            replace_time(patch, cost_measurement, perf_counter=lambda: next(clock))
+            replace_time(patch, costs, perf_counter=lambda: next(clock))
             self.measurement.step()
 
     @property

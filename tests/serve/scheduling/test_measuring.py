@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from queued_jobs import ANY, MeasuringQueue, job
 
 from aftexport.engines import RunStoppedError
-from aftserve.model import cost_measurement
-from aftserve.model.cost_measurement import CostMeasurement
+from aftserve.model import costs
+from aftserve.model.costs import CostMeasurement
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.engine_state import Idle, Measuring, Run
+from aftserve.scheduling.batching import Idle, Measuring, Run
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_short_gaps_complete_measurements(
 ) -> None:
     """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
     bundles = [queue.measured_bundle(name, seconds=0.4) for name in "abc"[:models]]
-    replace_time(monkeypatch, cost_measurement, perf_counter=lambda: queue.now)
+    replace_time(monkeypatch, costs, perf_counter=lambda: queue.now)
     stops = 0
     while not all(active.model.measurement.is_done for active in bundles):
         assert queue.now < 3000

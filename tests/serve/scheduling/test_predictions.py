@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queued_jobs import first, job, make_bundle, release
 
-from aftserve.model.active import ActiveBundle
+from aftserve.model.load import ActiveBundle
 from aftserve.scheduling.job import Backlog, Job, Progress
 from aftserve.scheduling.measuring import MeasurementTurns
-from aftserve.scheduling.predictions import Predictions
 from aftserve.scheduling.queue import JobQueue
+from aftserve.scheduling.scheduler import Predictions
 
 NAMES = "abc"
 

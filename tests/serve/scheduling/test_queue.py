@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued_jobs import ANY, BUNDLE, first, job, make_bundle, release, run_of
 
-from aftserve.model.active import ActiveBundle
-from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
+from aftserve.model.load import ActiveBundle
+from aftserve.scheduling.batching import Idle, Releasing, Run, Running
 from aftserve.scheduling.job import Backlog, BundleBacklog, Job, Progress
 from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue

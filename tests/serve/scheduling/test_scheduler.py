@@ -23,7 +23,7 @@ from servers import serving
 from aftexport.engines import RunStoppedError, Stop
 from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
-from aftserve.scheduling.engine_state import Running
+from aftserve.scheduling.batching import Running
 from aftserve.scheduling.job import Job
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Scheduler

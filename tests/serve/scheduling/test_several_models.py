@@ -16,8 +16,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.engines import RunStoppedError
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
-from aftserve.model.active import ActiveBundle
-from aftserve.model.load import load_model
+from aftserve.model.load import ActiveBundle, load_model
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.job import Result
 from aftserve.scheduling.scheduler import Scheduler

@@ -3,17 +3,19 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, params
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.routing import Match
 
 from aftexport.errors import UsageError
 from aftexport.system.callables import import_callable
 from aftserve.adapter_names import ADAPTERS
+from aftserve.api.document_schemas import Describe
 from aftserve.api.error_responses import ErrorBody
 from aftserve.api.model_choice import PREFIX
-from aftserve.api.openapi_body import Describe
 from aftserve.serving.repository import ModelRepository
 
 
@@ -74,6 +76,53 @@ def create_adapters(
     }
 
 
+def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:
+    """Add the endpoints of adapters to an application.
+
+    Raises:
+        UsageError: if the application has an endpoint of the same path and method, or the path is
+            that of a model.
+    """
+    for name, adapter in adapters.items():
+        for route in adapter.routes:
+            if route.path.startswith(PREFIX):
+                raise UsageError(
+                    f"--api {name}: expected a path that does not begin with {PREFIX}, got "
+                    f"{route.path}; the addresses of the models begin so.",
+                    "Choose another path.",
+                )
+            for method in sorted(route.methods or ()):
+                if _has_endpoint(app, route.path, method):
+                    raise UsageError(
+                        f"--api {name}: expected a free path, got {method} {route.path}, which "
+                        "another endpoint has.",
+                        "Choose another path, or name only one of two adapters by --api.",
+                    )
+        app.include_router(adapter.router)
+
+
+class OpenAIErrorInfo(BaseModel):
+    """An error."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: None = None
+    code: None = None
+
+
+class OpenAIError(BaseModel):
+    """The problem of a request, and its remedy."""
+
+    error: OpenAIErrorInfo
+
+
+def error_body(error: Exception, status: int, message: str) -> dict[str, Any]:
+    """Return an error in the format of OpenAI."""
+    kind: Any = "server_error" if status >= 500 else "invalid_request_error"
+    info = OpenAIErrorInfo(message=message, type="rate_limit_error" if status == 429 else kind)
+    return OpenAIError(error=info).model_dump()
+
+
 def _import_adapter(name: str) -> CreateAdapter:
     create: CreateAdapter
     if name in ADAPTERS:
@@ -102,31 +151,6 @@ def _call(
             "Return aftserve.api.adapters.adapter.Adapter(router).",
         )
     return adapter
-
-
-def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:
-    """Add the endpoints of adapters to an application.
-
-    Raises:
-        UsageError: if the application has an endpoint of the same path and method, or the path is
-            that of a model.
-    """
-    for name, adapter in adapters.items():
-        for route in adapter.routes:
-            if route.path.startswith(PREFIX):
-                raise UsageError(
-                    f"--api {name}: expected a path that does not begin with {PREFIX}, got "
-                    f"{route.path}; the addresses of the models begin so.",
-                    "Choose another path.",
-                )
-            for method in sorted(route.methods or ()):
-                if _has_endpoint(app, route.path, method):
-                    raise UsageError(
-                        f"--api {name}: expected a free path, got {method} {route.path}, which "
-                        "another endpoint has.",
-                        "Choose another path, or name only one of two adapters by --api.",
-                    )
-        app.include_router(adapter.router)
 
 
 def _has_endpoint(app: FastAPI, path: str, method: str) -> bool:

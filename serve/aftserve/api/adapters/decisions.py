@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, TypeAdapter
 
 from aftexport.bundle.manifest import Manifest
-from aftserve.api.adapters.adapter import Adapter
+from aftserve.api.adapters.adapter import Adapter, OpenAIError, error_body
 from aftserve.api.adapters.documents import document_of, is_document, validated
-from aftserve.api.adapters.openai_errors import OpenAIError, error_body
 from aftserve.api.adapters.questions import (
     IGNORED_INSTRUCTIONS,
     MAX_QUESTIONS,
@@ -20,13 +19,24 @@ from aftserve.api.adapters.questions import (
     Outputs,
     Statement,
 )
-from aftserve.api.deadline import DeadlineSeconds, deadline_of
-from aftserve.api.document_answers import answer_documents, check_documents
-from aftserve.api.document_schemas import TEXT, any_of, document_schemas, name_schema, put_body
+from aftserve.api.document_answers import (
+    DeadlineSeconds,
+    answer_documents,
+    check_documents,
+    deadline_of,
+)
+from aftserve.api.document_schemas import (
+    COMPONENTS,
+    TEXT,
+    Schema,
+    any_of,
+    body_schema,
+    document_schemas,
+    name_schema,
+    put_body,
+)
 from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import requested
-from aftserve.api.model_reading import read_and_answer
-from aftserve.api.openapi_body import COMPONENTS, Schema, body_schema
+from aftserve.api.model_choice import read_and_answer, requested
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
@@ -197,12 +207,7 @@ class Decision(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoint.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoint."""
     router = APIRouter(dependencies=guards, tags=["OpenAI"])
 
     @router.post(

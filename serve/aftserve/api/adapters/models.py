@@ -12,8 +12,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, Field
 
-from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.openai_errors import OpenAIError, error_body
+from aftserve.api.adapters.adapter import Adapter, OpenAIError, error_body
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.model_choice import requested, visible
 from aftserve.serving.repository import ModelRepository
@@ -46,12 +45,7 @@ class ModelList(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models of the server.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     problems = responses(OpenAIError)
     router = APIRouter(
         dependencies=guards,

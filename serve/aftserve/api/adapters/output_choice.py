@@ -12,7 +12,7 @@ from aftexport.heads import (
     MultiLabelClassification,
     SingleLabelClassification,
 )
-from aftserve.api.openapi_body import Schema
+from aftserve.api.document_schemas import Schema
 from aftserve.model.classifier import Classifier
 
 Output = Annotated[

@@ -21,12 +21,7 @@ _EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
 
 @dataclass(frozen=True)
 class Labelled:
-    """A question for one of several labels, and the output that answers it.
-
-    Attributes:
-        head: name of the output.
-        labels: its labels, in the order of the question.
-    """
+    """A question for one of several labels, and the output that answers it."""
 
     head: str
     labels: tuple[str, ...]
@@ -54,12 +49,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Statement:
-    """A question whether a label holds, and the output with the label.
-
-    Attributes:
-        head: name of the output.
-        label: the label.
-    """
+    """A question whether a label holds, and the output with the label."""
 
     head: str
     label: str

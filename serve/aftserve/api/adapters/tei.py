@@ -28,13 +28,18 @@ from aftserve.api.adapters.output_choice import (
     heads_for_documents,
     put_outputs,
 )
-from aftserve.api.deadline import DeadlineSeconds, deadline_of
-from aftserve.api.document_answers import answer_documents
-from aftserve.api.document_schemas import TEXT, any_of, document_schemas, put_body, several
+from aftserve.api.document_answers import DeadlineSeconds, answer_documents, deadline_of
+from aftserve.api.document_schemas import (
+    TEXT,
+    Schema,
+    any_of,
+    body_schema,
+    document_schemas,
+    put_body,
+    several,
+)
 from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import ChosenModel
-from aftserve.api.model_reading import read_and_answer
-from aftserve.api.openapi_body import Schema, body_schema
+from aftserve.api.model_choice import ChosenModel, read_and_answer
 from aftserve.api.request_body import read_json
 from aftserve.errors import RefusedError
 from aftserve.model.classifier import Classifier
@@ -101,12 +106,7 @@ class TeiError(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     other_kind = {"model": TeiError, "description": "The model has no such output."}
     router = APIRouter(
         dependencies=guards,

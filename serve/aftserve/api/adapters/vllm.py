@@ -23,13 +23,18 @@ from aftserve.api.adapters.output_choice import (
     heads_for_documents,
     put_outputs,
 )
-from aftserve.api.deadline import DeadlineSeconds, deadline_of
-from aftserve.api.document_answers import answer_documents
-from aftserve.api.document_schemas import any_of, document_schemas, name_schema, put_body, several
+from aftserve.api.document_answers import DeadlineSeconds, answer_documents, deadline_of
+from aftserve.api.document_schemas import (
+    Schema,
+    any_of,
+    body_schema,
+    document_schemas,
+    name_schema,
+    put_body,
+    several,
+)
 from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import requested
-from aftserve.api.model_reading import read_and_answer
-from aftserve.api.openapi_body import Schema, body_schema
+from aftserve.api.model_choice import read_and_answer, requested
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
 from aftserve.model.results import DocumentAnswer
@@ -115,12 +120,7 @@ class ErrorResponse(BaseModel):
 
 
 def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter:
-    """Build the endpoints.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request.
-    """
+    """Build the endpoints."""
     router = APIRouter(dependencies=guards, tags=["vLLM"])
 
     async def classify(

@@ -6,7 +6,7 @@ https://github.com/triton-inference-server/server (docs/protocol/extension_binar
 ``tensors``  tensors as JSON or bytes
 ``schemas``  the JSON around them
 ``messages`` a request's documents, and the response with their results
-``descriptions`` of the server and its model
+``descriptions`` of the server, its model and the model's configuration
 ``routes``   the endpoints below ``/v2``
-``repository_requests``, ``repository_routes`` the list of the models, their loads and unloads
+``repository_routes`` the list of the models, their loads and unloads
 """

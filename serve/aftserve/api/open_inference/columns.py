@@ -92,13 +92,7 @@ def _metadata(name: str, kind: Field, head: Head) -> TensorMetadata:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows of the tokens of several documents, padded to the longest.
-
-    Attributes:
-        rows: rows ``[T, ...]`` of each document.
-        datatype: datatype of the tensor.
-        padding: number in the rows of padding.
-    """
+    """Rows of the tokens of several documents, padded to the longest."""
 
     rows: Sequence[tensors.Array]
     datatype: Datatype
@@ -163,12 +157,7 @@ class Column:
 def columns_of(
     answers: Sequence[DocumentAnswer], wanted: Sequence[str] | None
 ) -> dict[str, Column]:
-    """Return the output tensors of answers.
-
-    Args:
-        answers: the answers of a request.
-        wanted: names of the outputs; None for all.
-    """
+    """Return the output tensors of answers."""
     heads = answers[0].tokens.heads
     columns: dict[str, Column] = {}
     for name, head in heads.items():

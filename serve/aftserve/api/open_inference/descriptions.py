@@ -1,6 +1,9 @@
-"""Descriptions of the server and its models, the same over HTTP and gRPC."""
+"""Descriptions of the server, its models and their configuration, the same over HTTP and gRPC."""
 
 from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from aftexport import __version__
 from aftserve.api.open_inference import messages
@@ -12,6 +15,8 @@ from aftserve.serving.service import Service
 VERSION = "1"
 """Version of every model; a server has only this one."""
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+_DOCUMENTS = ("text", "input_ids")
+"""Inputs of which a request has one, if the model has both."""
 
 
 def check_version(name: str, version: str) -> None:
@@ -50,3 +55,101 @@ def inputs_of(service: Service) -> Sequence[TensorMetadata]:
     """Return the inputs of the model."""
     classifier = service.model.classifier
     return messages.inputs_of(classifier.manifest, has_tokenizer=classifier.has_tokenizer)
+
+
+class ConfigInput(BaseModel):
+    """An input; -1 is any size. The first axis is that of the documents."""
+
+    name: str
+    data_type: str = Field(description="The type with the prefix `TYPE_`; texts are TYPE_STRING.")
+    dims: list[int]
+    optional: bool
+
+
+class ConfigOutput(BaseModel):
+    """An output; see the inputs."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class ConfigParameter(BaseModel):
+    """The value of a parameter."""
+
+    string_value: str
+
+
+class VersionChoice(BaseModel):
+    """The versions that are served."""
+
+    versions: list[int]
+
+
+class VersionPolicy(BaseModel):
+    """The choice of versions."""
+
+    specific: VersionChoice
+
+
+class InstanceGroup(BaseModel):
+    """The engine."""
+
+    name: str
+    kind: Literal["KIND_CPU", "KIND_GPU"]
+    count: int
+
+
+class ModelConfig(BaseModel):
+    """The part of Triton's ModelConfig that the server has.
+
+    `max_batch_size` is 0, which means that the shapes name every axis. A request may have several
+    documents: the parameter `max_documents` has their maximum number.
+    """
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: VersionPolicy
+    max_batch_size: int
+    input: list[ConfigInput]
+    output: list[ConfigOutput]
+    instance_group: list[InstanceGroup]
+    parameters: dict[str, ConfigParameter]
+
+
+def model_config(
+    metadata: ModelMetadata, engine: str, parameters: dict[str, str], *, is_on_gpu: bool
+) -> ModelConfig:
+    """Return the configuration of a model."""
+    has_choice = {*_DOCUMENTS} <= {one.name for one in metadata.inputs}
+    optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
+    kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if is_on_gpu else "KIND_CPU"
+    return ModelConfig(
+        name=metadata.name,
+        platform=metadata.platform,
+        backend=engine,
+        version_policy=VersionPolicy(
+            specific=VersionChoice(versions=[*map(int, metadata.versions)])
+        ),
+        max_batch_size=0,
+        input=[
+            ConfigInput(
+                name=one.name,
+                data_type=_type_of(one),
+                dims=one.shape,
+                optional=one.name in optional,
+            )
+            for one in metadata.inputs
+        ],
+        output=[
+            ConfigOutput(name=one.name, data_type=_type_of(one), dims=one.shape)
+            for one in metadata.outputs
+        ],
+        instance_group=[InstanceGroup(name=metadata.name, kind=kind, count=1)],
+        parameters={key: ConfigParameter(string_value=text) for key, text in parameters.items()},
+    )
+
+
+def _type_of(tensor: TensorMetadata) -> str:
+    return "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"

@@ -1,7 +1,7 @@
 """A request's documents, and the response with their results."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,7 +13,9 @@ from starlette.responses import Response
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
+from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import FEATURES, IDS, main_input
+from aftserve.api.document_answers import PartsResponse
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.columns import (
     TOKEN_FIELDS,
@@ -22,29 +24,24 @@ from aftserve.api.open_inference.columns import (
     columns_of,
     prefix,
 )
-from aftserve.api.open_inference.extra_tensors import (
-    check_extra_tensors,
-    extra_fields,
-    extra_tensors,
-)
 from aftserve.api.open_inference.schemas import (
+    Datatype,
     InferenceRequest,
     InferenceResponse,
     InputTensor,
     OutputTensor,
     TensorMetadata,
 )
-from aftserve.api.parts_response import PartsResponse
+from aftserve.api.open_inference.tensors import Array
 from aftserve.api.request_body import invalid
 from aftserve.errors import DocumentTooLongError
-from aftserve.model.inline_limit import InlineTokens
+from aftserve.model.answers import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
 from aftserve.types import Document, ExtraFields
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
-
 _BINARY = "application/octet-stream"
 _TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
 _IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
@@ -59,7 +56,7 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
         own = [TensorMetadata(name=FEATURES, datatype="FP32", shape=shape)]
     else:
         own = [*([_TEXT] if has_tokenizer else []), _IDS]
-    return (*own, _LENGTHS, *extra_tensors(manifest))
+    return (*own, _LENGTHS, *_extra_tensors(manifest))
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def parse(
     return Message(
         request,
         documents,
-        extra_fields(arrays, documents, manifest),
+        _extra_fields(arrays, documents, manifest),
         AnswerOptions(outputs=_requested_heads(request, manifest)),
         InlineTokens(is_padded=True) if _needs_inline_tokens(request, manifest) else None,
     )
@@ -159,7 +156,7 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
             f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
             "Send one INT64 for each document.",
         )
-    check_extra_tensors(described, count, manifest)
+    _check_extra_tensors(described, count, manifest)
 
 
 def _check_names(names: Sequence[str], manifest: Manifest) -> None:
@@ -329,3 +326,82 @@ def _output_json(name: str, column: Column, *, size: int | None = None) -> bytes
     # In parts: the writer holds the interpreter's lock until it is done.
     parts = (to_json(part).removeprefix(b"[").removesuffix(b"]") for part in column.lists())
     return content.removesuffix(b"}") + b',"data":[' + b",".join(parts) + b"]}"
+
+
+def _extra_tensors(manifest: Manifest) -> list[TensorMetadata]:
+    """Return the metadata of the extra inputs."""
+    return [
+        TensorMetadata(name=extra.name, datatype=_datatype(extra), shape=[-1, *_sizes(extra)])
+        for extra in manifest.extra_inputs
+    ]
+
+
+def _check_extra_tensors(
+    described: Mapping[str, InputTensor], documents: int, manifest: Manifest
+) -> None:
+    """Check the types and shapes of the extra inputs before their values are read.
+
+    Args:
+        described: the tensors of a request by name.
+        documents: the number of documents.
+        manifest: the manifest of the model.
+
+    Raises:
+        InputError: if one is missing or does not fit.
+    """
+    tokens = described.get(manifest.main_input)
+    width = tokens.shape[1] if tokens is not None else None
+    for extra in manifest.extra_inputs:
+        expected = f"{_datatype(extra)} {_shown(documents, extra)}"
+        tensor = described.get(extra.name)
+        if tensor is None:
+            raise InputError(
+                f"The model needs the input {extra.name!r}, {expected}, got none.",
+                "Send the tensor beside the documents.",
+            )
+        kinds = ("FP32",) if extra.dtype == "float32" else ("INT64", "INT32")
+        if tensor.datatype not in kinds or not _fits(tensor.shape, documents, width, extra):
+            raise InputError(
+                f"The input {extra.name!r} must be {expected}, got {tensor.datatype} "
+                f"{tensor.shape}.",
+                "Send one row for each document.",
+            )
+
+
+def _extra_fields(
+    arrays: Mapping[str, Array], documents: Sequence[Document], manifest: Manifest
+) -> list[ExtraFields]:
+    """Return the extra inputs of each document; of tokens only those that it has."""
+    fields: list[dict[str, Array]] = [{} for _ in documents]
+    for extra in manifest.extra_inputs:
+        rows = arrays[extra.name]
+        if extra.kind == "document":
+            rows = rows.reshape(len(documents), *extra.shape(0))
+        for index, document in enumerate(documents):
+            row = rows[index, ...]
+            # The number of tokens of a text is not known yet.
+            is_padded = extra.kind == "token" and not isinstance(document, str)
+            fields[index][extra.name] = row[: len(document)] if is_padded else row
+    return list(fields)
+
+
+def _datatype(extra: ExtraInput) -> Datatype:
+    return "FP32" if extra.dtype == "float32" else "INT64"
+
+
+def _sizes(extra: ExtraInput) -> list[int]:
+    return [-1] if extra.kind == "token" else list(extra.shape(0))
+
+
+def _shown(documents: int, extra: ExtraInput) -> str:
+    sizes = ["tokens" if size == -1 else str(size) for size in _sizes(extra)]
+    return f"[{', '.join([str(documents), *sizes])}]"
+
+
+def _fits(shape: Sequence[int], documents: int, tokens: int | None, extra: ExtraInput) -> bool:
+    """Return whether a shape fits; ``tokens`` is None if texts have unknown numbers of tokens."""
+    if extra.kind == "token":
+        return len(shape) == 2 and shape[0] == documents and tokens in (None, shape[1])
+    if extra.width is None:
+        return math.prod(shape) == documents  # some clients send [documents, 1]
+    return list(shape) == [documents, extra.width]

@@ -3,15 +3,16 @@
 https://github.com/triton-inference-server/server (docs/protocol/extension_model_repository.md)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response, params
 from pydantic import BaseModel
 
+from aftexport.errors import InputError
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import check_name, visible_states
-from aftserve.api.open_inference.repository_requests import check_load, check_unload, index_of
+from aftserve.api.open_inference.descriptions import VERSION
 from aftserve.api.open_inference.schemas import (
     ModelIndex,
     ProtocolProblem,
@@ -20,8 +21,11 @@ from aftserve.api.open_inference.schemas import (
     RepositoryUnloadRequest,
 )
 from aftserve.api.request_body import checked, parse_json, receive
-from aftserve.serving.repository import ModelRepository
+from aftserve.serving.repository import ModelRepository, ModelState
 
+EXTENSION = "model_repository"
+"""Name of the extension in the metadata of the server."""
+_DEPENDENTS = "unload_dependents"
 # Complete paths, as those of ``aftserve.api.open_inference.routes``.
 _INDEX = "/v2/repository/index"
 _MODEL = "/v2/repository/models/{name}"
@@ -31,11 +35,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def create_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoint that lists the models.
-
-    Args:
-        guards: checks of a request.
-    """
+    """Build the endpoint that lists the models."""
     router = APIRouter(tags=_TAGS, dependencies=guards, responses=_problems(_BODY_STATUSES))
 
     @router.post(_INDEX, openapi_extra=_body_schema(RepositoryIndexRequest))
@@ -93,6 +93,37 @@ def create_admin_router(models: ModelRepository, guards: Sequence[params.Depends
         return Response()
 
     return router
+
+
+def index_of(states: Iterable[ModelState], *, ready: bool) -> list[ModelIndex]:
+    """Return the entries of models."""
+    return [
+        ModelIndex(name=one.name, version=VERSION, state=one.state, reason=one.reason)
+        for one in states
+        if one.state == "READY" or not ready
+    ]
+
+
+def check_load(parameters: Mapping[str, object]) -> None:
+    """Raise InputError if the parameters of a load are not empty."""
+    for name in parameters:
+        raise InputError(
+            f"Expected no parameter of a load, got {name[:100]!r}.",
+            "Put the changed bundle in the place of the model's bundle, and load the model without "
+            "parameters.",
+        )
+
+
+def check_unload(parameters: Mapping[str, object]) -> None:
+    """Raise InputError unless the only parameter of an unload is a false ``unload_dependents``."""
+    for name, value in parameters.items():
+        if name != _DEPENDENTS or value is not False:
+            given = "another value" if name == _DEPENDENTS else repr(name[:100])
+            raise InputError(
+                f"Expected no parameter of an unload but {_DEPENDENTS}, which is false, got "
+                f"{given}.",
+                "Unload each model by its name: no model depends on another.",
+            )
 
 
 async def _read(request: Request, model: type[Body]) -> Body:

@@ -1,4 +1,4 @@
-"""The endpoints of the protocol, below ``/v2``."""
+"""The endpoints of the protocol, below ``/v2``, and the statistics of a model."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,24 +6,30 @@ from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response, params
+from pydantic import BaseModel, Field
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
-from aftserve.api.document_answers import answer_documents
+from aftserve.api.document_answers import (
+    DeadlineSeconds,
+    answer_documents,
+    deadline_of,
+    run_until_disconnect,
+)
+from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import OPEN, readiness, requested, visible
-from aftserve.api.model_reading import read_and_answer
+from aftserve.api.model_choice import OPEN, read_and_answer, readiness, requested, visible
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
     VERSION,
+    ModelConfig,
     check_version,
     describe_model,
     describe_server,
+    model_config,
 )
-from aftserve.api.open_inference.model_config import ModelConfig, model_config
-from aftserve.api.open_inference.repository_requests import EXTENSION
+from aftserve.api.open_inference.repository_routes import EXTENSION
 from aftserve.api.open_inference.schemas import (
     InferenceRequest,
     InferenceResponse,
@@ -34,10 +40,9 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.open_inference.statistics import ModelStatistics, Statistics, statistics_of
-from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
 from aftserve.model.results import DocumentAnswer
+from aftserve.observability.model_metrics import InferenceStats, TotalTime
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
@@ -53,28 +58,14 @@ _VERSIONED = "/v2/models/{name}/versions/{version}"
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", EXTENSION, "statistics"]
 PROBES = (f"{_ROOT}/health/live", f"{_ROOT}/health/ready", f"{_MODEL}/ready", f"{_VERSIONED}/ready")
 """The paths that load balancers ask every few seconds."""
-
 JsonBytes = Annotated[
     int | None,
     Header(alias=messages.HEADER_LENGTH, ge=0, description="Bytes of the JSON, if tensors follow."),
 ]
 
 
-async def _named(request: Request, name: str) -> Service:
-    return await requested(request, name)
-
-
-NamedModel = Annotated[Service, Depends(_named)]
-"""The model that the path names after ``/v2/models``. The checks of the router come before it."""
-
-
 def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints of the protocol.
-
-    Args:
-        models: the models that classify.
-        guards: checks of a request for a model.
-    """
+    """Build the endpoints of the protocol."""
     router = _server_router()
 
     @router.get(
@@ -222,12 +213,106 @@ def _infer_router(
     return router
 
 
+async def _named(request: Request, name: str) -> Service:
+    return await requested(request, name)
+
+
 async def _check_version(name: str, version: str) -> None:
     check_version(name, version)
 
 
+class StatisticDuration(BaseModel):
+    """A number of events, and the sum of their times."""
+
+    count: int
+    ns: int = Field(description="Nanoseconds.")
+
+
+class InferStatistics(BaseModel):
+    """Requests and their stages; the caches of Triton do not exist, so their counts are 0."""
+
+    success: StatisticDuration
+    fail: StatisticDuration
+    queue: StatisticDuration
+    compute_input: StatisticDuration = Field(description="Tokenization.")
+    compute_infer: StatisticDuration = Field(description="Runs of the engine.")
+    compute_output: StatisticDuration = Field(description="Scores, spans and evidence.")
+    cache_hit: StatisticDuration
+    cache_miss: StatisticDuration
+
+
+class BatchStatistics(BaseModel):
+    """Runs of one number of documents; input and output are not part of a run, so they are 0."""
+
+    batch_size: int
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
+
+
+class ModelStatistics(BaseModel):
+    """The statistics of a model since the server started."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="Unix time of the last request in milliseconds, or 0.")
+    inference_count: int = Field(description="Number of answered documents.")
+    execution_count: int = Field(description="Number of runs of the engine.")
+    inference_stats: InferStatistics
+    batch_stats: list[BatchStatistics]
+
+
+class Statistics(BaseModel):
+    """The statistics of models of the server."""
+
+    model_stats: list[ModelStatistics]
+
+
+_NONE = StatisticDuration(count=0, ns=0)
+
+
+def _statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStatistics:
+    """Return the statistics of a model in the form of the protocol."""
+    inference = InferStatistics(
+        success=_duration(stats.answered),
+        fail=_duration(stats.failed),
+        queue=_duration(stats.queue),
+        compute_input=_duration(stats.tokenize),
+        compute_infer=_duration(stats.run),
+        compute_output=_duration(stats.finish),
+        cache_hit=_NONE,
+        cache_miss=_NONE,
+    )
+    batches = [
+        BatchStatistics(
+            batch_size=size,
+            compute_input=_NONE,
+            compute_infer=_duration(total),
+            compute_output=_NONE,
+        )
+        for size, total in sorted(stats.runs.items())
+    ]
+    return ModelStatistics(
+        name=name,
+        version=version,
+        last_inference=int(stats.last_request * 1000),
+        inference_count=stats.documents,
+        execution_count=sum(total.count for total in stats.runs.values()),
+        inference_stats=inference,
+        batch_stats=batches,
+    )
+
+
+def _duration(total: TotalTime) -> StatisticDuration:
+    return StatisticDuration(count=total.count, ns=round(total.seconds * 1e9))
+
+
+NamedModel = Annotated[Service, Depends(_named)]
+"""The model that the path names after ``/v2/models``. The checks of the router come before it."""
+
+
 def _statistics(service: Service) -> ModelStatistics:
-    return statistics_of(service.metrics.inference, service.name, VERSION)
+    return _statistics_of(service.metrics.inference, service.name, VERSION)
 
 
 def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:

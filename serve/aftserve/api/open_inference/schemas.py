@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, WithJsonSchem
 
 from aftexport.extra_inputs import MAX_INPUTS
 from aftserve.schemas import ARRAY_OR_LIST
-from aftserve.serving.model_entry import State
+from aftserve.serving.repository import State
 
 Datatype = Literal["BYTES", "BOOL", "INT64", "INT32", "FP32"]
 

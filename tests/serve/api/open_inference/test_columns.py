@@ -8,10 +8,10 @@ from starlette.responses import Response
 from token_answers import TAGS, answer_of
 
 from aftexport.bundle.bundle import Bundle
+from aftserve.api.document_answers import PartsResponse
 from aftserve.api.open_inference import columns, messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.parts_response import PartsResponse
 from aftserve.model.results import DocumentAnswer, TokenAnswers
 
 BINARY = InferenceRequest.model_validate(

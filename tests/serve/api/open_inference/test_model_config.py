@@ -1,6 +1,6 @@
 import pytest
 
-from aftserve.api.open_inference.model_config import model_config
+from aftserve.api.open_inference.descriptions import model_config
 from aftserve.api.open_inference.schemas import ModelMetadata
 
 
