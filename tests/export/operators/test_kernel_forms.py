@@ -112,7 +112,7 @@ def test_form_with_portable_node_is_portable(
     def choose(model: onnx.ModelProto, _: str) -> bool:
         return choose_kernels(model, "onnxruntime_cuda")
 
-    for module in ("kernel_paths", "session_model"):
+    for module in ("engine", "sessions"):
         monkeypatch.setattr(f"aftexport.engines.onnxruntime.{module}.choose_kernels", choose)
     model = model_of(Form("AftFull", (("eps", order[0]),)))
     second = node_of(Form("AftFull", (("eps", order[1]),)))

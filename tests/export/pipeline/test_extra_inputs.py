@@ -126,7 +126,8 @@ def test_damaged_description_is_refused(
 def test_verify_runs_documents_of_files(
     extra_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["verify", extra_bundle, "--factory", "extra_models:Events"]
+    model = ["--model", extra_bundle.parent / "model.pt"]
+    words = ["verify", extra_bundle, *model, "--factory", "extra_models:Events"]
     lines = tmp_path / "lines.jsonl"
     inputs = {"static": [1, 2, 3, 4], "region": 1, "flags": [0, 2], "token_type_ids": [0, 5]}
     lines.write_text(json.dumps({"text": "ab", "inputs": inputs}), "utf-8")

@@ -59,7 +59,8 @@ def test_inspect_shows_features(feature_bundle: Path, capsys: pytest.CaptureFixt
 def test_verify_runs_documents_of_files(
     feature_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["verify", feature_bundle, "--factory", "feature_models:Sensors"]
+    model = ["--model", feature_bundle.parent / "model.pt"]
+    words = ["verify", feature_bundle, *model, "--factory", "feature_models:Sensors"]
     np.save(tmp_path / "drive.npy", np.full((50, FEATURES), 2.5))
     outcome = run_here([*words, "--data", tmp_path / "drive.npy", "--lengths", "65"], capsys)
     assert (outcome.code, outcome.err) == (0, "")
@@ -86,7 +87,8 @@ def test_verify_refuses_bad_arrays(
     array: Any, said: str, feature_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    words = ["verify", feature_bundle, "--factory", "feature_models:Sensors"]
+    model = ["--model", feature_bundle.parent / "model.pt"]
+    words = ["verify", feature_bundle, *model, "--factory", "feature_models:Sensors"]
     outcome = run_here([*words, "--data", tmp_path / "a.npy"], capsys)
     assert_refused(outcome, said)
 
