@@ -72,7 +72,8 @@ def test_offline_document_fails_alone(bundle: Path) -> None:
     assert SAID in str(failed.error)
 
 
-def test_slow_text_ends_inline_tokenizing(bundle: Path) -> None:
+def test_slow_text_ends_inline_tokenizing(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftserve.model.classifier._MAX_INLINE_SECONDS", 0)
     classifier = OfflineClassifier(Settings.read([str(bundle)])).classifier
     assert classifier.inline_characters > 0
     with pytest.raises(InputError, match=SAID):

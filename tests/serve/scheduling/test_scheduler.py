@@ -96,6 +96,7 @@ def asking(address: str, *documents: list[int]) -> Iterator[None]:
             lambda: (
                 metric(address, "aftserve_waiting_documents") == expected
                 and metric(address, "aftserve_backlog_seconds") > 0
+                and not idle(address)
             ),
             "the documents are accepted",
         )
