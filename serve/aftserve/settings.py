@@ -322,7 +322,7 @@ class Settings(BaseSettings):
         """Parse the list of a flag or a variable: JSON, or names separated by commas."""
         if not isinstance(names, str):
             return names
-        # pydantic-settings 2.8 makes JSON of a flag, and keeps empty names in it. [::1] is no JSON.
+        # pydantic-settings makes JSON of a flag, and keeps empty names in it. [::1] is not JSON.
         parts = from_json(names) if re.match(r"\[\s*[\]\"]", names) else names.split(",")
         return [name for name in parts if name != ""]
 
