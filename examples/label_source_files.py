@@ -31,6 +31,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import aftexport
+import aftserve
 from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
 
 USES = {"classes": ast.ClassDef, "comprehensions": ast.ListComp, "f-strings": ast.JoinedStr,
@@ -180,7 +181,7 @@ def main() -> None:
     exported = aftexport.export(path, tokenizer="bytes", force=True, console=Console(quiet=True))
     truth = [truth_of(text, task, 0, len(text)) for text in held_out]
     known = usual([truth_of(text, task, 0, len(text)) for text in training], task)
-    with aftexport.Predictor(exported.path) as predictor:
+    with aftserve.Predictor(exported.path) as predictor:
         heads = [answer.heads["logits"] for answer in predictor(held_out)]
     form, unit = (".3f", "mean error") if task == "regression" else (".1%", "right")
     for title, answers in (

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import aftexport
+import aftserve
 from aftexport.nn import AftLocal, ClassifierConfig, DocumentClassifier, task_loss
 
 MACHINES = ("fan", "gearbox", "motor", "pump")
@@ -119,7 +120,7 @@ def main() -> None:
     exported = aftexport.export(
         path, feature_file=feature_file, force=True, console=Console(quiet=True)
     )
-    with aftexport.Predictor(exported.path) as predictor:
+    with aftserve.Predictor(exported.path) as predictor:
         answers = [answer.label for answer in predictor(held_out)]
     right = [label == MACHINES[index % 4] for index, label in enumerate(answers)]
     print(f"{np.mean(right):.1%} right of {len(right)} held-out series")
