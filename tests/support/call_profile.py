@@ -79,7 +79,8 @@ def profile_export(model: str) -> Functions:
 
     called = start_profile()
     with tempfile.TemporaryDirectory() as folder:
-        main([model, "--to", "onnx", "--out", f"{folder}/model.bundle"])
+        if status := main([model, "--to", "onnx", "--out", f"{folder}/model.bundle"]):
+            sys.exit(status)
     return called
 
 
