@@ -43,7 +43,7 @@ class Style:
         color: a key of ``COLORS``.
         dash: a key of ``DASHES``.
         marker: a key of ``MARKERS``.
-        width: of the line.
+        width: width of the line in pixels.
     """
 
     color: str

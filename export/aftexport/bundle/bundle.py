@@ -366,7 +366,7 @@ def check_link(path: Path, link: Path) -> None:
     shown = f".../{target.name}" if target.is_absolute() else target
     raise BundleError(
         path,
-        f"{'it' if link == path else link.name} is a link to {shown}, where there is no file",
+        f"{'it' if link == path else link.name} is a link to {shown}, which does not exist",
         "Fetch the targets of the bundle's links, or copy a complete bundle: cp -rL.",
     )
 

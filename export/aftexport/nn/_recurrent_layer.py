@@ -165,17 +165,7 @@ def fixed_decay(decay: Tensor, x: Tensor) -> Tensor:
 
 
 class DeltaRuleLayer(RecurrentLayer):
-    """A layer whose queries, keys and values pass a short convolution, before a delta rule.
-
-    Args:
-        dim: channels D.
-        num_heads: number of heads H; it must divide ``dim``.
-        conv_taps: taps of the short convolution.
-        causal: whether a token sees only itself and earlier tokens; see ``RecurrentLayer``.
-
-    Raises:
-        ValueError: if a count is below 1, or the heads do not divide ``dim``.
-    """
+    """A layer whose queries, keys and values pass a short convolution, before a delta rule."""
 
     def __init__(
         self, dim: int, num_heads: int, *, conv_taps: int = 4, causal: bool = False

@@ -282,7 +282,7 @@ async def classify_lines(
 
     Raises:
         NotJsonError: if its headers name another charset, or an unknown encoding.
-        InputError: if there are no lines.
+        InputError: if the body has no line.
         DocumentTooLongError: if there are too many lines.
         ClientGoneError: if the client left.
         DeadlineError: if the deadline passed before the first line was done.
@@ -311,7 +311,7 @@ async def classify_lines(
 
 
 async def _first(tasks: Sequence[asyncio.Task[bytes]]) -> None:
-    await asyncio.wait(tasks[:1])
+    await tasks[0]
     # Lines that are done together, such as refused ones, make one answer with a length.
     await asyncio.wait(tasks, timeout=_TOGETHER_SECONDS)
 

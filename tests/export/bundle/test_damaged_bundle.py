@@ -79,7 +79,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "model cut": (put(MODEL, b"short"), ("model.onnx must have", "got 5")),
     "model linked to another": (linked_to_another, ("model.onnx was changed",)),
     "model linked to nothing": (
-        linked(MODEL, "../blobs/12"), ("model.onnx is a link to ../blobs/12, where", "cp -rL")),
+        linked(MODEL, "../blobs/12"), ("model.onnx is a link to ../blobs/12, which", "cp -rL")),
     "model linked to itself": (linked(MODEL, MODEL), ("model.onnx is a link to model.onnx",)),
     "model linked to a folder": (linked(MODEL, ".."), ("model.onnx is not a file",)),
     "model linked to a device": (linked(MODEL, "/dev/zero"), ("model.onnx is not a file",)),
