@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampling import fewer
 
-from .checks import BOUND, OPS, attributes_of, check, rounding_effect
-from .runner import random_inputs, run
+from .runner import BOUND, OPS, attributes_of, check, random_inputs, rounding_effect, run
 
 NORMALIZED = [op for op in OPS if op.endswith("NormalizedLinearAttention")]
 LINEAR = [op for op in OPS if not op.endswith("AftFull")]

@@ -17,10 +17,9 @@ import pytest
 from aftexport.parity import TOLERANCES
 from aftplugins.methods import METHOD_VARIABLE, MethodVariableError, choose
 
-from .checks import check
 from .encoder_runner import BOUND, error, open_session
 from .encoder_runner import run as run_encoder
-from .runner import random_inputs, session
+from .runner import check, random_inputs, session
 from .test_encoder_ops import OPS, definition
 from .test_encoder_ops import random_inputs as encoder_inputs
 

@@ -1,6 +1,8 @@
 """The shapes and attributes that the operators require, and their errors."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from .checks import WITH_HEADS
-from .runner import INPUTS, one_node, random_inputs, run, session_of
+from .runner import INPUTS, LIBRARY, WITH_HEADS, one_node, random_inputs, run, session_of
 
 
 @pytest.mark.parametrize("shape", [None, [None] * 3, ["batch", None, 4], ["batch", "tokens", 4]])
@@ -151,3 +152,44 @@ def test_errors_name_operator_shapes_and_reason() -> None:
     )
     inputs[-1] = np.array([1, 2], np.int64)
     assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)
+
+
+# A window of a million keys takes each task 1 GB, whatever the document.
+OUT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from plugins.runner import INPUTS, random_inputs, session
+
+names = INPUTS["AftLocal"]
+small = random_inputs("AftLocal", 4, 512, 64)
+large = [*small[:3], np.zeros((1, 1_999_999), np.float32), small[4]]
+one = session("AftLocal", threads=2)
+before = one.run(None, dict(zip(names, small)))[0]
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (1500 << 20),) * 2)  # for one thread of the two
+failures = 0
+while failures < 5:
+    try:
+        one.run(None, dict(zip(names, large)))
+    except Exception as error:
+        failures += 1
+        print(error)
+assert np.array_equal(one.run(None, dict(zip(names, small)))[0], before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
+def test_failed_allocation_spares_next_run() -> None:
+    """An allocation that fails on a thread of the runtime makes only that run fail."""
+    assert LIBRARY is not None
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("AftLocal: std::bad_alloc") == 5, done.stdout

@@ -41,15 +41,7 @@ def session(
     constants: tuple[str, ...] = (),
     **attributes: Any,
 ) -> onnxruntime.InferenceSession:
-    """Return a session over one node; inputs that are not given are absent.
-
-    Args:
-        op: name of the operator.
-        inputs: arrays by name.
-        outputs: names of the outputs, empty for an absent one.
-        constants: names of the inputs that are initializers of the graph.
-        attributes: attributes of the node.
-    """
+    """Return a session over one node; inputs without an array and outputs "" are absent."""
     element = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
     node = helper.make_node(
         op,

@@ -9,8 +9,7 @@ import pytest
 from aftexport.parity import TOLERANCES
 from aftplugins.methods import METHOD_VARIABLE
 
-from .checks import check, definition
-from .runner import random_inputs, run, run_with_constant, session
+from .runner import check, definition, random_inputs, run, run_with_constant, session
 
 AFT_FULL = ["AftFull", "CausalAftFull"]
 BFLOAT16_BOUND = 1e-2

@@ -20,11 +20,7 @@ def missing() -> str | None:
 
 @cache
 def update() -> set[str]:
-    """Build what changed, once for all processes that run tests.
-
-    Returns:
-        The compute capabilities that the folder was built for; a new folder has all of them.
-    """
+    """Build what changed, once for all processes, and return the folder's compute capabilities."""
     FOLDER.parent.mkdir(exist_ok=True)
     with FileLock(FOLDER.with_suffix(".lock")):
         path = FOLDER / "CMakeCache.txt"

@@ -34,21 +34,12 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 def server_program(library: Path) -> tuple[str, str]:
-    """Return the arguments of Python that run ``aftserve``, whose provider cuda is emulated.
-
-    Args:
-        library: the path of the emulated kernels.
-    """
+    """Return the arguments of Python that run ``aftserve``, whose provider cuda is emulated."""
     tests = str(Path(__file__).parents[2])
     return "-c", _PROGRAM.format(library=str(library), tests=tests)
 
 
 def use(library: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let ``cuda`` be the emulated provider.
-
-    Args:
-        library: the path of the emulated kernels.
-        patch: the change, which can be undone.
-    """
+    """Let ``cuda`` be the emulated provider."""
     patch.setitem(providers.PROVIDERS, "cuda", EMULATED)
     patch.setattr(aftplugins, "library", lambda runtime: library)

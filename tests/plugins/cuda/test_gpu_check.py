@@ -1,10 +1,10 @@
-"""``make gpu-check`` without a GPU: its command, its programs and the course of a run."""
+"""``make gpu-check`` without a GPU: its command, programs, course of a run, and record."""
 
 import argparse
 import os
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import accuracy, check, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
-from benchmarks.gpu.timing import COPY, GEMM, OURS
+from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
 from benchmarks.gpu.workloads import Workload
 from sampling import any_case
 
@@ -94,13 +94,6 @@ def test_program_outcome_is_last_line(kernels: Kernels, stem: str) -> None:
     assert str(wrong).startswith(f"{stem}: FAILED, exit status 1; FAILED: case")
 
 
-def test_hanging_program_is_stopped_with_children() -> None:
-    begun = time.monotonic()
-    said = programs.Program("hangs", ("sh", "-c", "echo begun; sleep 600; true")).run(0.5)
-    assert time.monotonic() - begun < 300
-    assert str(said) == "hangs: FAILED, not done after 0 s, exit status -9; begun"
-
-
 class FakeGpu:
     """In the place of what ``check`` asks a GPU for; a kernel fails at ``fails`` tokens."""
 
@@ -136,13 +129,11 @@ class FakeGpu:
         return {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5}, [f"{workload}: flash SDPA, no"], []
 
 
-def options(
-    folder: Path, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None
-) -> argparse.Namespace:
+def options(folder: Path, *, tokens: tuple[int, ...], go_on: bool = False) -> argparse.Namespace:
     return argparse.Namespace(
         mechanism=["aft_simple"], tokens=tokens, batch=1, dim=64, rounds=1, no_kernels=False,
         no_sanitizer=True, no_timing=False, no_models=True, no_bindings=True,
-        no_onnxruntime=False, no_tensorrt=False, out=folder, go_on=go_on, seconds=seconds,
+        no_onnxruntime=False, no_tensorrt=False, out=folder, go_on=go_on, seconds=None,
     )  # fmt: skip
 
 
@@ -169,18 +160,6 @@ def test_failure_is_isolated_and_run_resumes(
     assert "no kernel image" not in text
     assert text.count("- true:") == text.count("- false:") == 1
     assert text.count("| 1,024 |") == text.count("| 65,536 |") == 2
-
-
-def test_time_limit_stops_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run also reports it."""
-    gpu = FakeGpu(monkeypatch)
-    check.check(options(tmp_path, tokens=(1024,), seconds=1e-9))
-    assert gpu.timed == []
-    path = tmp_path / "nvidia-sample-1000.md"
-    assert f"- timing of aft_simple, 1,024 tokens: {report.NO_TIME}" in path.read_text()
-    check.check(options(tmp_path, tokens=(1024,), go_on=True))
-    assert len(gpu.timed) == 2
-    assert report.NO_TIME not in path.read_text()
 
 
 @pytest.mark.table(keep=0.5, by=any_case)
@@ -214,3 +193,52 @@ def test_bundles_from_elsewhere_are_verified(
     assert "AftSimple fused" in right.said
     (empty,) = models.run_bundles(tmp_path, tmp_path)
     assert not empty.passed
+
+
+def test_record_of_other_software_stays(tmp_path: Path) -> None:
+    """A run does not add to a record of other software."""
+    report.keep(record(), tmp_path)
+    kept = record()
+    kept.outcomes[:] = [outcome for outcome in kept.outcomes if not outcome.skipped]
+    assert report.load(record(), tmp_path) == kept  # a skipped check is tried again
+    with pytest.raises(SystemExit, match=r"CUDA 13\.0"):
+        report.load(replace(record(), software=["CUDA 13.1"]), tmp_path)
+
+
+def record() -> report.Record:
+    """Return two lengths of a memory-bound mechanism and one of an arithmetic-bound one."""
+    seconds = {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5, COMPILED: 7e-5, SDPA: 1e-4}
+    workloads = [
+        Workload("aft_simple", 1, 1024, 512, torch.bfloat16, causal=False),
+        Workload("aft_simple", 1, 4096, 512, torch.bfloat16, causal=True),
+        Workload("aft_full", 1, 8192, 512, torch.bfloat16, causal=False),
+    ]
+    times = [
+        (w, {name: taken * w.tokens / 1024 for name, taken in seconds.items()
+             if name != COMPILED or not w.causal})
+        for w in workloads
+    ]  # fmt: skip
+    return report.Record(
+        "NVIDIA Sample 1000", ["CUDA 13.0"],
+        [Outcome.skip("memcheck", "it is not installed", "--no-sanitizer"),
+         Outcome("aft_conv", "1", False)],
+        times, ["aft_full, 1,048,576 tokens: takes 6145 GiB"],
+    )  # fmt: skip
+
+
+def test_record_holds_checks_limits_and_ratios(tmp_path: Path) -> None:
+    """The record also lists the skipped checks."""
+    path = report.write(record(), tmp_path)
+    assert path == tmp_path / "nvidia-sample-1000.md"
+    text = path.read_text()
+    assert "- memcheck: SKIPPED, it is not installed; --no-sanitizer leaves it out" in text
+    assert "- aft_conv: FAILED, 1" in text
+    assert "- aft_full, 1,048,576 tokens: takes 6145 GiB" in text
+    simple, causal, full = text.split("\n### ")[1:]
+    assert "| 1,024 | 20.0 | 50% (copy) | 3.50 | 5.00 |" in simple
+    assert "torch.compile" not in causal
+    assert "| 4,096 | 80.0 | 50% (copy) | 5.00 |" in causal
+    # 4 T^2 D operations at the rate of 2 n^3 in 8 ms
+    least = 4 * 8192**2 * 512 / (2 * 8192**3 / 8e-3)
+    assert f"| 8,192 | 160.0 | {least / 160e-6:.0%} (gemm) | 3.50 | 5.00 |" in full
+    assert path.with_suffix(".svg").read_text().count('<polyline class="curve"') == 5 + 4

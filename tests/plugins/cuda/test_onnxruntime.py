@@ -29,8 +29,7 @@ from aftexport.parity import TOLERANCES
 
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer
-from ..checks import OPS, attributes_of, check, definition
-from ..runner import INPUTS, random_inputs, run
+from ..runner import INPUTS, OPS, attributes_of, check, definition, random_inputs, run
 from . import emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
@@ -130,25 +129,23 @@ def test_segments_of_keys_equal_the_definition(library: Path, op: str) -> None:
     check_on_device(library, op, inputs, "fp32")
 
 
-@pytest.mark.parametrize("gate", ["tanh", "none"])
-@pytest.mark.parametrize("op", [op for op in OPS if "Aft" in op])
-def test_gates(library: Path, op: str, gate: str) -> None:
-    inputs = random_inputs(op, 1, 33, 20, heads=2, window=4)
-    check_on_device(library, op, inputs, "fp32", gate=gate, **attributes_of(op, 2))
+SETTINGS = [
+    *((op, {"gate": gate}) for op in OPS if "Aft" in op for gate in ("tanh", "none")),
+    *(
+        (f"{prefix}EfficientAttention", {"normalization": "scaling", "scale": 0.5})
+        for prefix in ("", "Causal")
+    ),
+    *(
+        (f"{prefix}NormalizedLinearAttention", {"feature_map": "relu", "eps": 0.5})
+        for prefix in ("", "Causal")
+    ),
+]
 
 
-@pytest.mark.parametrize("op", ["EfficientAttention", "CausalEfficientAttention"])
-def test_efficient_attention_by_scaling(library: Path, op: str) -> None:
-    inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
-    chosen = {"num_heads": 2, "normalization": "scaling", "scale": 0.5}
-    check_on_device(library, op, inputs, "fp32", **chosen)
-
-
-@pytest.mark.parametrize("op", ["NormalizedLinearAttention", "CausalNormalizedLinearAttention"])
-def test_linear_attention_settings(library: Path, op: str) -> None:
-    inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
-    chosen = {"num_heads": 2, "feature_map": "relu", "eps": 0.5}
-    check_on_device(library, op, inputs, "fp32", **chosen)
+@pytest.mark.parametrize(("op", "settings"), SETTINGS)
+def test_settings_reach_kernels(library: Path, op: str, settings: dict[str, Any]) -> None:
+    inputs = random_inputs(op, 2, 75, 20, heads=2, window=4, lengths=[75, 20])
+    check_on_device(library, op, inputs, "fp32", **settings, **attributes_of(op, 2))
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
@@ -386,11 +383,3 @@ def test_runtime_without_provider_runs_bodies(mechanism: str, tmp_path: Path) ->
         for given in (options, onnxruntime.SessionOptions())
     ]
     np.testing.assert_array_equal(*logits)
-
-
-def test_errors_name_operator_shapes_and_reason(library: Path) -> None:
-    inputs = random_inputs("AftFull", 1, 10, 4)
-    inputs[3] = inputs[3][:6, :6]
-    message = r"AftFull: query has shape \[1, 10, 4\], longer than position_bias \[6, 6\] allows"
-    with pytest.raises(Exception, match=message):
-        run("AftFull", inputs, library=library)

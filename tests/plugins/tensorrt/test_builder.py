@@ -6,29 +6,132 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from aft_full_product import aft_full_model
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from sampling import any_case
+from torch import Tensor, nn
 
+from aftexport.capture.capture import capture
 from aftexport.engines import aft_full_product
 from aftexport.engines.aft_full_product import use_products
+from aftexport.lowering.finish import finish
+from aftexport.lowering.to_onnx import lower
+from aftexport.nn import ClassifierConfig, EncoderLayer
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.operators.torch_ops import OPERATORS
-
-from . import models
-from .models import CHANNELS
+from aftexport.system.contract import DEFAULT_OPSET
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed"
 )
 
 SCRIPT = Path(__file__).with_name("build_engine.py")
+CHANNELS, HEADS = 16, 2
+PARAMETERS = {
+    "position_bias": [32, 32],
+    "band": [32, 7],
+    "filter": [HEADS, 3],
+    "alpha_weight": [CHANNELS, HEADS],
+    "beta_weight": [CHANNELS, HEADS],
+}
+
+Shapes = Mapping[str, Sequence[int | str]]
+
+
+def one_of_each(
+    *op_types: str,
+    element: int = TensorProto.FLOAT,
+    elements: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
+    without_last: bool = False,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return a model with one node for each operator, named as that, on inputs of its own.
+
+    ``elements`` and ``shapes`` are those of some inputs by name, ``attributes`` replace defaults.
+    """
+    nodes, inputs, outputs, functions = [], [], [], []
+    for op_type in op_types:
+        operator = OPERATORS[op_type]
+        required = operator.required_inputs
+        names = required[:-1] if without_last else required
+        for name in names:
+            heads_as_key = operator.stem == "aft_conv" and name == "key"
+            sequence = ["batch", "tokens", HEADS if heads_as_key else CHANNELS]
+            shape = ["batch"] if name == "lengths" else PARAMETERS.get(name, sequence)
+            kind = TensorProto.INT64 if name == "lengths" else element
+            kind = (elements or {}).get(name, kind)
+            shape = (shapes or {}).get(name, shape)
+            inputs.append(helper.make_tensor_value_info(f"{op_type}_{name}", kind, shape))
+        first = [a for a in operator.attributes if not a.is_cpu_only]
+        own = (*first, *operator.kernel_attributes)
+        values = {a.name: HEADS if a.name == "num_heads" else a.default for a in own}
+        nodes.append(
+            helper.make_node(
+                op_type,
+                [f"{op_type}_{name}" for name in names],
+                [f"{op_type}_output"],
+                name=op_type,
+                domain=DOMAIN,
+                **(values | attributes | PLUGIN_ATTRIBUTES),
+            )
+        )
+        output = ["batch", "tokens", CHANNELS]
+        outputs.append(helper.make_tensor_value_info(f"{op_type}_output", element, output))
+        defaults = {a.name: str(a.default) for a in operator.settings}
+        functions.append(operator.function(defaults, DEFAULT_OPSET))
+    opsets = [helper.make_opsetid("", DEFAULT_OPSET), helper.make_opsetid(DOMAIN, VERSION)]
+    return helper.make_model(
+        helper.make_graph(nodes, "operators", inputs, outputs),
+        functions=functions,
+        opset_imports=opsets,
+        ir_version=10,
+    )
+
+
+class Both(nn.Module):
+    """An encoder layer of a mechanism and one of its causal form."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(
+            EncoderLayer(replace(config, causal=causal)) for causal in (False, True)
+        )
+        self.head = nn.Linear(config.dim, config.num_labels)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return self.head(x[:, 0])
+
+
+def exported_model(mechanism: str) -> onnx.ModelProto:
+    """Export a small PyTorch model of a mechanism."""
+    torch.manual_seed(0)
+    most = 32 if mechanism == "aft_full" else None
+    config = ClassifierConfig(
+        mechanism=mechanism,
+        vocab_size=50,
+        num_labels=3,
+        dim=CHANNELS,
+        num_heads=8,  # too narrow for a Fastformer layer to be made one operator
+        ffn_dim=16,
+        window=4,
+        max_length=most,
+    )
+    return finish(lower(capture(Both(config).eval(), max_tokens=most)))
 
 
 def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any]:
@@ -47,7 +150,7 @@ def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_exported_model_builds_either_way(mechanism: str, library: Path, tmp_path: Path) -> None:
     """It builds with and without the plugins."""
-    model = models.exported(mechanism)
+    model = exported_model(mechanism)
     nodes = {n.name: n.op_type for n in model.graph.node if n.op_type in OPERATORS}
     assert Counter(OPERATORS[op_type].stem for op_type in nodes.values()) == {mechanism: 2}
 
@@ -63,7 +166,7 @@ def test_exported_model_builds_either_way(mechanism: str, library: Path, tmp_pat
 
 @pytest.mark.parametrize("element", ["FLOAT", "FLOAT16", "BFLOAT16"])
 def test_every_operator_builds_in_every_type(element: str, library: Path, tmp_path: Path) -> None:
-    model = models.one_of_each(*OPERATORS, element=TensorProto.DataType.Value(element))
+    model = one_of_each(*OPERATORS, element=TensorProto.DataType.Value(element))
     result = build(model, tmp_path, library)
     assert result["errors"] == []
     assert sorted(result["plugins"]) == sorted(OPERATORS)
@@ -129,7 +232,7 @@ def test_product_of_aft_full_builds_either_way(
 def test_parser_refusal_is_explained(
     op_type: str, changes: dict[str, Any], message: str, library: Path, tmp_path: Path
 ) -> None:
-    result = build(models.one_of_each(op_type, **changes), tmp_path, library)
+    result = build(one_of_each(op_type, **changes), tmp_path, library)
     assert not result["parsed"]
     assert result["errors"][0].startswith(f"{op_type}: {message}")
     assert any(f"Node name: {op_type}" in error for error in result["errors"])
@@ -173,7 +276,7 @@ def test_parser_refusal_is_explained(
 def test_builder_refusal_is_explained(
     op_type: str, changes: dict[str, Any], message: str, library: Path, tmp_path: Path
 ) -> None:
-    result = build(models.one_of_each(op_type, **changes), tmp_path, library)
+    result = build(one_of_each(op_type, **changes), tmp_path, library)
     assert result["parsed"]
     assert not result["engine"]
     assert result["errors"][0].startswith(f"{op_type}: {message}")

@@ -6,6 +6,8 @@ test_cuda_kernels.
 
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,10 @@ RUNTIMES = {
     "tensorrt-rtx": ("tensorrt_rtx_libs", "libtensorrt_rtx.so.1"),
 }
 """By the wheel that has a plugin registry: its package, and the library in it."""
+SYSTEM = {"libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread", "librt"}
+EMULATED = {"libemulator"}
+"""The library of the emulated GPU, which only the tests' own plugin library needs."""
+NEEDS_BINUTILS = pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils")
 
 
 def library_of(wheel: str) -> Path:
@@ -84,3 +90,21 @@ def test_plugin_matches_definition(
     words = [*emulated.BOUNDS, emulated.share(every)]
     output = run(programs / f"{stem}_through_plugin", library, *words, wheel=wheel)
     count_cases(*emulated.cases(output))
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@NEEDS_BINUTILS
+def test_two_functions_are_visible(each_library: Path) -> None:
+    symbols = output_of("nm", "--dynamic", "--defined-only", each_library).splitlines()
+    assert sorted(line.split()[-1] for line in symbols) == ["getCreators", "setLoggerFinder"]
+
+
+@NEEDS_BINUTILS
+def test_library_loads_without_tensorrt_or_cuda(each_library: Path) -> None:
+    entries = output_of("readelf", "--dynamic", each_library)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", entries))
+    assert "libc" in needed
+    assert {name for name in needed if not name.startswith("ld-linux")} <= SYSTEM | EMULATED
