@@ -1,7 +1,7 @@
 // Random cases of every kernel against its formula in double precision: shapes around the edges of blocks, windows,
 // heads, gates, lengths, numbers of threads, values up to +-100 and keys that dominate all others. The output must
-// be finite everywhere and equal where it counts, and no byte around or in a buffer that is not the output's may
-// change.
+// be finite everywhere, equal where it counts, and the same for any number of threads. A NaN that counts must show in
+// its row. No byte around or in a buffer that is not the output's may change.
 //
 //   random_tests [first case [cases]]     a failure names its case, which alone decides everything about it
 //
@@ -16,8 +16,6 @@
 
 #include "../../oracles/mechanisms.h"
 #include "encoder.h"
-#include "guarded.h"
-#include "random.h"
 #include "support.h"
 
 namespace {
@@ -40,17 +38,20 @@ class Case {
         element(random.choose({Element::kFloat32, Element::kFloat16})),
         causal(random.one_in(2)),
         batch(random.between(1, 3)),
-        tokens(random.one_in(25) ? random.choose<int64_t>({97, 128, 191, 257, 300, 530})
+        tokens(random.one_in(25) ? random.choose<int64_t>({97, 128, 191, 257, 300, 530, 1100})
                : random.one_in(2) ? random.between(1, 70)
                                   : random.choose<int64_t>({1, 2, 3, 7, 11, 12, 13, 16, 17, 24, 31, 32, 33, 64, 65})),
         heads(random.between(1, tokens > 70 ? 2 : 4)),
-        channels(heads * (tokens > 70 || !random.one_in(20) ? random.between(1, 6) : random.between(7, 36))),
+        channels(heads * (tokens > 70 || !random.one_in(20) ? random.between(1, 6)
+                          : random.one_in(8)                ? 144
+                                                            : random.between(7, 36))),
         window(random.one_in(4) ? random.between(1, 90) : random.between(1, 9)),
         range(random.choose({0.1, 1.0, 10.0, 100.0})),
         threads(static_cast<int>(random.one_in(2) ? 1 : random.between(2, 4))),
         gate(random.choose({aft::Gate::kSigmoid, aft::Gate::kTanh, aft::Gate::kNone, aft::Gate::kRelu})),
         bound(element == Element::kFloat16 ? 6e-4 : 1e-5),
-        output_channels(channels) {
+        output_channels(channels),
+        key_tokens(tokens) {
     for (int64_t b = 0; b < batch; ++b) lengths.push_back(random.one_in(3) ? random.between(0, tokens) : tokens);
     what = "case " + std::to_string(number) + ": " + (causal ? "causal " : "");
   }
@@ -62,10 +63,10 @@ class Case {
     p.heads = heads;
     p.kv_heads = random.one_in(2) ? 0 : heads % 2 == 0 && random.one_in(2) ? 2 : random.one_in(2) ? 1 : heads;
     p.value_width = random.one_in(2) ? 0 : random.one_in(4) ? random.between(7, 36) : random.between(1, 6);
-    p.key_tokens = tokens;
-    if (!causal && random.one_in(3)) p.key_tokens = random.one_in(8) ? 0 : random.between(1, 70);
-    if ((p.key_tokens != tokens || random.one_in(4)) && !causal)
-      for (int64_t b = 0; b < batch; ++b) key_lengths.push_back(random.between(0, p.key_tokens));
+    if (!causal && random.one_in(3)) key_tokens = random.one_in(8) ? 0 : random.between(1, 70);
+    if ((key_tokens != tokens || random.one_in(4)) && !causal)
+      for (int64_t b = 0; b < batch; ++b) key_lengths.push_back(random.between(0, key_tokens));
+    p.key_tokens = key_tokens;
     p.key_lengths = key_lengths.empty() ? nullptr : key_lengths.data();
     const oracle::Heads shape(document_shape(), heads, p.kv_heads, p.value_width);
     output_channels = shape.output_channels();
@@ -161,6 +162,8 @@ class Case {
       }
     }
     error = worst / largest;
+    if (random.one_in(3)) check_threads(kernel, p, output);
+    if (!is_sanitizer_part()) check_nan(kernel, p, output);  // a NaN leads to no other address
   }
 
   Document document(int64_t b) const {
@@ -182,7 +185,7 @@ class Case {
   aft::Gate gate;
   std::vector<int64_t> lengths;
   double bound;  // of the error, which is relative to the largest size of an output's terms
-  int64_t output_channels;
+  int64_t output_channels, key_tokens;
   std::vector<int64_t> key_lengths;
   double error = 0;
   std::string what;
@@ -190,6 +193,35 @@ class Case {
  private:
   // Tensors of a runtime are aligned as a rule, but a kernel may not need it.
   size_t shift() { return random.one_in(2) ? 0 : element_size(element) * random.between(1, 31); }
+
+  template <class Params>
+  void check_threads(void (*kernel)(const Params&, const aft::Parallel&), Params p, Guarded& first) {
+    Guarded output(first.size(), shift());
+    p.output = output.data();
+    int others = 1 + threads % 3;
+    kernel(p, {run_on_threads, &others, others});
+    expect(std::memcmp(output.data(), first.data(), first.size()) == 0, what + ": depends on the number of threads");
+  }
+
+  // The first channel of query, key or value becomes NaN in a row that counts for itself.
+  template <class Params>
+  void check_nan(void (*kernel)(const Params&, const aft::Parallel&), Params p, Guarded& output) {
+    const int64_t b = random.between(0, batch - 1);
+    const int64_t most = key_lengths.empty() ? lengths[b] : std::min(lengths[b], key_lengths[b]);
+    if (most == 0) return;
+    const int64_t t = random.between(0, most - 1);
+    const int64_t which = random.between(gate == aft::Gate::kNone ? 1 : 0, 2);  // that gate leaves a query unread
+    const Input& input = inputs_[which];
+    const int64_t rows = which == 0 ? tokens : key_tokens;
+    char number[4], *const at = input.buffer->data() + (b * rows + t) * (input.buffer->size() / (batch * rows));
+    std::memcpy(number, at, element_size(element));
+    std::memset(at, '\xff', element_size(element));
+    p.output = output.data();
+    kernel(p, {run_on_threads, &threads, threads});
+    std::memcpy(at, number, element_size(element));
+    const char* const row = output.data() + (b * tokens + t) * output_channels * element_size(element);
+    expect(std::isnan(decode_one(row, element)), what + ": hides a NaN of input " + std::to_string(which));
+  }
 
   const Input& keep(const Values& drawn) {
     Numbers numbers(drawn.begin(), drawn.end());

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
@@ -133,4 +134,84 @@ inline void expect(bool condition, const std::string& what) {
   if (condition) return;
   std::printf("FAILED: %s\n", what.c_str());
   ++failures;
+}
+
+// splitmix64 (Steele et al., OOPSLA 2014)
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15) {}
+
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(next() % (high - low + 1)); }
+  bool one_in(int64_t n) { return between(1, n) == 1; }
+  template <class T>
+  T choose(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+  double uniform(double range) { return range * (static_cast<double>(next() >> 11) / (int64_t{1} << 52) - 1); }
+
+ private:
+  uint64_t state_;
+};
+
+// The number of cases if no argument says it: AFT_RANDOM_CASES, or `otherwise`.
+inline uint64_t default_cases(uint64_t otherwise) {
+  const char* cases = std::getenv("AFT_RANDOM_CASES");
+  return cases ? std::strtoull(cases, nullptr, 10) : otherwise;
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
+// `size` bytes somewhere in memory that is all ones around them.
+class Guarded {
+ public:
+  // `shift` bytes off an address that any vector may be at.
+  explicit Guarded(size_t size, size_t shift = 0)
+      : size_(size), memory_(kBand + kAlignment + shift + size + kBand, '\xff') {
+    const auto band_end = reinterpret_cast<uintptr_t>(memory_.data()) + kBand;
+    begin_ = kBand + (kAlignment - band_end % kAlignment) % kAlignment + shift;
+    seal();
+  }
+  ~Guarded() { ASAN_UNPOISON_MEMORY_REGION(memory_.data(), memory_.size()); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  char* data() { return memory_.data() + begin_; }
+  size_t size() const { return size_; }
+
+  bool bands_untouched() {
+    ASAN_UNPOISON_MEMORY_REGION(memory_.data(), memory_.size());
+    bool untouched = true;
+    for (size_t i = 0; i < memory_.size(); ++i)
+      untouched = untouched && ((i >= begin_ && i < begin_ + size_) || memory_[i] == '\xff');
+    seal();
+    return untouched;
+  }
+
+ private:
+  static constexpr size_t kBand = 256, kAlignment = 64;
+
+  void seal() {
+    ASAN_POISON_MEMORY_REGION(memory_.data(), begin_);
+    ASAN_POISON_MEMORY_REGION(data() + size_, memory_.size() - begin_ - size_);
+  }
+
+  size_t size_, begin_ = 0;
+  std::vector<char> memory_;
+};
+
+inline std::vector<double> decode(Guarded& buffer, aft::Element element) {
+  std::vector<double> values(buffer.size() / element_size(element));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = decode_one(buffer.data() + i * element_size(element), element);
+  return values;
 }
