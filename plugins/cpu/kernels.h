@@ -1,5 +1,5 @@
-// The fused CPU kernels: one parameter struct and one function per mechanism. Kernels for another device can take
-// the same structs (plugins/onnxruntime/backend.h), hence a few settings that the CPU kernels do not support.
+// The fused CPU kernels: one parameter struct and one function per mechanism. The CUDA kernels (cuda/kernels.h) take
+// the same structs. So there are a few settings that the CPU kernels do not support.
 //
 // No runtime is involved: tensors are plain pointers, threads come from the caller. The caller has
 // checked shapes and values; the kernels assume them. Sequence tensors are packed [batch, tokens,

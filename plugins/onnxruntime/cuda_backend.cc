@@ -41,27 +41,26 @@ class LayerNormFastformer final : public Kernel {
       return tensor.data;
     };
     const Shape vector{width}, matrix{width, width}, logits{width, heads_};
-    aft::Sequence s{};
-    s.element = element_;
-    s.batch = x.shape[0];
-    s.tokens = x.shape[1];
-    s.channels = width;
-    s.query = x.data;
-    s.lengths = static_cast<const int64_t*>(input("lengths", 11, {s.batch}));
-    s.output = run.output(0, x.shape);
-    const AftCudaLayerNormFastformer call{to_cuda(s, width),
-                                          input("norm_weight", 1, vector),
-                                          input("norm_bias", 2, vector),
-                                          epsilon_,
-                                          input("query_weight", 3, matrix),
-                                          input("query_bias", 4, vector),
-                                          input("key_weight", 5, matrix),
-                                          input("key_bias", 6, vector),
-                                          input("alpha_weight", 7, logits),
-                                          input("beta_weight", 8, logits),
-                                          input("weight", 9, matrix),
-                                          input("bias", 10, vector),
-                                          heads_};
+    aft::cuda::LayerNormFastformer call{};
+    call.element = element_;
+    call.batch = x.shape[0];
+    call.tokens = x.shape[1];
+    call.channels = width;
+    call.query = x.data;
+    call.lengths = static_cast<const int64_t*>(input("lengths", 11, {call.batch}));
+    call.norm_weight = input("norm_weight", 1, vector);
+    call.norm_bias = input("norm_bias", 2, vector);
+    call.epsilon = epsilon_;
+    call.query_weight = input("query_weight", 3, matrix);
+    call.query_bias = input("query_bias", 4, vector);
+    call.key_weight = input("key_weight", 5, matrix);
+    call.key_bias = input("key_bias", 6, vector);
+    call.alpha_weight = input("alpha_weight", 7, logits);
+    call.beta_weight = input("beta_weight", 8, logits);
+    call.weight = input("weight", 9, matrix);
+    call.bias = input("bias", 10, vector);
+    call.output = run.output(0, x.shape);
+    call.heads = heads_;
     const std::shared_ptr<void> workspace = run.workspace(aft_cuda_layer_norm_fastformer_workspace(&call));
     expect_success(aft_cuda_layer_norm_fastformer(&call, workspace.get(), stream(run)));
   }
@@ -74,9 +73,8 @@ class LayerNormFastformer final : public Kernel {
 
 }  // namespace
 
-const Backend kBackend = {AFT_EXECUTION_PROVIDER,
-                          Device::kCuda,
-                          {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16}};
+const Backend kBackend = {
+    AFT_EXECUTION_PROVIDER, Device::kCuda, {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16}};
 
 std::vector<Operator> other_operators() {
   std::vector<Operator> all = operators_of(cuda_mechanisms());

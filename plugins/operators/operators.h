@@ -93,7 +93,7 @@ struct Call {
 };
 
 // AFT-full around a matrix product of the runtime, for CUDA only; cuda/kernels.h has the formulas.
-struct AftFullPrepare : aft::Sequence {};  // of key, value and lengths
+struct AftFullPrepare : aft::AftFull {};  // of key, value and lengths
 struct AftFullFinish : aft::AftFull {
   const void* products;
 };

@@ -24,8 +24,8 @@ LAYERS = {
     "dispatch": 5,
     "methods": 6,
 }
-ELSEWHERE = {"emulator.h"}
-"""The tests' emulator of a GPU, in place of CUDA's own header."""
+ELSEWHERE = {"emulator.h", "cpu/kernels.h"}
+"""The emulated GPU of the tests, in place of the header of CUDA, and the kernels' parameters."""
 INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 SUFFIXES = {".h", ".cc", ".cuh", ".cu"}
 

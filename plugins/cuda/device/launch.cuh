@@ -15,6 +15,47 @@ constexpr int64_t kGridLimit = 65535;  // of grid.y and grid.z; grid.x may be 2^
 // The most one block can have on every architecture we compile for (sm_86, 89 and 120 have least).
 constexpr size_t kMostShared = 99 * 1024;
 
+// A [batch, tokens, channels] tensor: element [b, t, c] lies b * batch_stride + t * token_stride + c elements after
+// `data`.
+struct StridedTensor {
+  const void* data;
+  int64_t batch_stride, token_stride;
+};
+
+// A Sequence with the strides of its tensors.
+struct StridedSequence {
+  Element element;
+  bool causal;
+  int64_t batch, tokens, channels;
+  StridedTensor query, key, value;
+  const int64_t* lengths;  // [batch]
+  void* output;            // [batch, tokens, channels], packed
+};
+
+// The parameters of a mechanism for its kernels, which read the tensors of `sequence`.
+template <class Params>
+struct Strided : Params {
+  StridedSequence sequence;
+};
+
+// Keys have as many channels as queries, or one for each of `key_channels` heads.
+template <class Params>
+Strided<Params> strided(const Params& p, int64_t key_channels) {
+  const auto packed = [&](const void* data, int64_t channels) {
+    return StridedTensor{data, p.tokens * channels, channels};
+  };
+  return {p,
+          {p.element, p.causal, p.batch, p.tokens, p.channels, packed(p.query, p.channels), packed(p.key, key_channels),
+           packed(p.value, p.channels), p.lengths, p.output}};
+}
+template <class Params>
+Strided<Params> strided(const Params& p) {
+  return strided(p, p.channels);
+}
+
+// Whether the output has no elements.
+inline bool is_empty(const Sequence& s) { return s.batch * s.tokens * s.channels == 0; }
+
 struct NoShared {};
 
 template <class T>
@@ -38,30 +79,30 @@ int launch(void (*kernel)(P...), dim3 grid, int threads, cudaStream_t stream, ty
 
 // Calls f with a value of the tensors' element type; returns the result of f.
 template <class F>
-int with_element(AftCudaElement element, const F& f) {
+int with_element(Element element, const F& f) {
   switch (element) {
-    case AFT_CUDA_FLOAT32: return f(float{});
-    case AFT_CUDA_FLOAT16: return f(Half{});
-    case AFT_CUDA_BFLOAT16: return f(BFloat16{});
+    case Element::kFloat32: return f(float{});
+    case Element::kFloat16: return f(Half{});
+    case Element::kBfloat16: return f(BFloat16{});
   }
   return 1;  // cudaErrorInvalidValue
 }
 
 // Valid keys of document b.
-__device__ __forceinline__ int64_t length_of(const AftCudaSequence& s, int64_t b) {
+__device__ __forceinline__ int64_t length_of(const StridedSequence& s, int64_t b) {
   const int64_t length = s.lengths[b];
   return length < 0 ? 0 : length < s.tokens ? length : s.tokens;
 }
 
 // Row t of document b.
 template <class T>
-__host__ __device__ __forceinline__ const T* row(const AftCudaTensor& tensor, int64_t b, int64_t t) {
+__host__ __device__ __forceinline__ const T* row(const StridedTensor& tensor, int64_t b, int64_t t) {
   return static_cast<const T*>(tensor.data) + b * tensor.batch_stride + t * tensor.token_stride;
 }
 
 // Whether every row of the tensor starts at a multiple of 16 bytes.
 template <class T>
-bool rows_aligned(const AftCudaTensor& tensor) {
+bool rows_aligned(const StridedTensor& tensor) {
   constexpr int64_t unit = 16 / sizeof(T);
   return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0 && tensor.batch_stride % unit == 0 &&
          tensor.token_stride % unit == 0;
@@ -69,7 +110,7 @@ bool rows_aligned(const AftCudaTensor& tensor) {
 
 // Whether query, key, value and output can all be read and written 16 bytes at a time.
 template <class T>
-bool all_aligned(const AftCudaSequence& s) {
+bool all_aligned(const StridedSequence& s) {
   return rows_aligned<T>(s.query) && rows_aligned<T>(s.key) && rows_aligned<T>(s.value) &&
          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
 }

@@ -27,7 +27,7 @@ using TileSums = Product<kTileHeight, kTileWidth<T>>;
 
 // The matrices [rows, depth] and [depth, columns] of one document, rows and columns counted from the tile's first.
 struct TileSource {
-  AftCudaTensor left, right;
+  StridedTensor left, right;
   int batch, first_row, first_column, rows, columns, depth;
   bool vectors;  // every row starts at a multiple of 16 bytes
 };

@@ -22,8 +22,8 @@ struct TileRows {
   static __device__ __forceinline__ int first_row() { return threadIdx.x / kPerRow; }
   static __device__ __forceinline__ int column() { return threadIdx.x % kPerRow * kUnit; }
 
-  // Rows first to first + count of the tensor from `channel` on, 0 beyond them and beyond `columns`.
-  __device__ __forceinline__ void load(const AftCudaTensor& tensor, int batch, int first, int count, int channel,
+  // Loads rows first to first + count of the tensor, from `channel` on. Other rows and columns become 0.
+  __device__ __forceinline__ void load(const StridedTensor& tensor, int batch, int first, int count, int channel,
                                        int columns, bool vectors) {
     const T* mine = row<T>(tensor, batch, first + first_row()) + channel + column();
 #pragma unroll
@@ -81,7 +81,7 @@ struct TileRows {
 
 // Writes rows [from, to) of a tile to output rows first + from on, `columns` of them from `channel` on.
 template <class T, int kColumns, int kRows, int kStride>
-__device__ __forceinline__ void write_rows(const AftCudaSequence& s, const float (&tile)[kRows][kStride], int batch,
+__device__ __forceinline__ void write_rows(const StridedSequence& s, const float (&tile)[kRows][kStride], int batch,
                                            int first, int from, int to, int channel, int columns, bool vectors) {
   constexpr int kUnit = kVector<T>, kPerRow = kColumns / kUnit;
   T* output = static_cast<T*>(s.output) + (batch * s.tokens + first) * s.channels + channel;

@@ -36,7 +36,7 @@ constexpr int kMostChunks = 256;  // of a document
 constexpr int kColumns = 32;      // of a block where a vector is multiplied
 constexpr int kColumnShare = kThreads / kColumns;
 
-__host__ __device__ AftCudaTensor weight_matrix(const void* weight, const LayerParams& p) {
+__host__ __device__ StridedTensor weight_matrix(const void* weight, const LayerParams& p) {
   return {weight, 0, p.channels};
 }
 
@@ -181,7 +181,7 @@ struct ProductShared {
 template <class T, bool kFold>
 __global__ void __launch_bounds__(kThreads, 2) product_kernel(const LayerParams p) {
   auto& shared = shared_memory<ProductShared<T>>();
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int extent = kFold ? p.channels : static_cast<int>(s.tokens);
   const unsigned across = ceil_div(p.channels, kTileWidth<T>), down = ceil_div(extent, kTileHeight);
   TileSource tile;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const LayerParams 
   T* const matrix = static_cast<T*>(p.matrix);
   const int64_t size = static_cast<int64_t>(p.channels) * p.channels;
   tile.left = kFold ? weight_matrix(p.call.query_weight, p) : s.query;
-  tile.right = kFold ? weight_matrix(p.call.weight, p) : AftCudaTensor{matrix, size, p.channels};
+  tile.right = kFold ? weight_matrix(p.call.weight, p) : StridedTensor{matrix, size, p.channels};
 
   const float* const global_key = p.global_key + static_cast<int64_t>(tile.batch) * p.channels;
   const float* const bias = p.bias + static_cast<int64_t>(tile.batch) * p.channels;
@@ -239,10 +239,9 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const LayerParams 
 }
 
 // Lays the parts of the workspace out from `memory` on; returns their bytes.
-size_t lay_out(const AftCudaLayerNormFastformer& call, void* memory, LayerParams& p) {
-  const AftCudaSequence& s = call.sequence;
+size_t lay_out(const LayerNormFastformer& s, void* memory, LayerParams& p) {
   const int64_t tiles = ceil_div<int64_t>(s.tokens, kPoolTokens), vectors = s.batch * s.channels;
-  const int64_t chunks = s.batch * (tiles < kMostChunks ? tiles : kMostChunks) * call.heads;
+  const int64_t chunks = s.batch * (tiles < kMostChunks ? tiles : kMostChunks) * s.heads;
   size_t bytes = 0;
   const auto take = [&](auto*& part, int64_t count, size_t size) {
     part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(static_cast<char*>(memory) + bytes);
@@ -252,17 +251,17 @@ size_t lay_out(const AftCudaLayerNormFastformer& call, void* memory, LayerParams
   take(p.pool.chunks.sums, chunks * s.channels, sizeof(float));
   take(p.pool.chunks.denominators, chunks, sizeof(float));
   take(p.pool.chunks.maxima, chunks, sizeof(float));
-  take(p.pool.means, vectors * call.heads, sizeof(float));
-  take(p.beta_weight, vectors * call.heads, sizeof(float));
+  take(p.pool.means, vectors * s.heads, sizeof(float));
+  take(p.beta_weight, vectors * s.heads, sizeof(float));
   for (float** vector : {&p.query_offset, &p.global_query, &p.global_key, &p.bias})
     take(*vector, vectors, sizeof(float));
-  take(p.matrix, vectors * s.channels, s.element == AFT_CUDA_FLOAT32 ? 4 : 2);
+  take(p.matrix, vectors * s.channels, s.element == Element::kFloat32 ? 4 : 2);
   return bytes;
 }
 
 template <class T>
-int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t stream) {
-  const AftCudaSequence& s = call.sequence;
+int run(const Strided<LayerNormFastformer>& call, void* workspace, cudaStream_t stream) {
+  const StridedSequence& s = call.sequence;
   LayerParams p{};
   p.call = call;
   p.channels = static_cast<int>(s.channels);
@@ -275,7 +274,7 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
   for (const void* matrix : {call.query_weight, call.key_weight, call.weight, static_cast<const void*>(s.output)})
     p.vectors = p.vectors && rows_aligned<T>(weight_matrix(matrix, p));
   lay_out(call, workspace, p);
-  AftCudaSequence sums = s;
+  StridedSequence sums = s;
   sums.channels = s.channels * call.heads;
   const PoolParams merged{sums, p.heads, p.channels, p.chunks, p.chunk, false, p.pool, {}};
 
@@ -304,15 +303,15 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_layer_norm_fastformer_workspace(const AftCudaLayerNormFastformer* call) {
+size_t aft_cuda_layer_norm_fastformer_workspace(const aft::cuda::LayerNormFastformer* params) {
   aft::cuda::LayerParams p;
-  return aft::cuda::lay_out(*call, nullptr, p);
+  return aft::cuda::lay_out(*params, nullptr, p);
 }
 
-int aft_cuda_layer_norm_fastformer(const AftCudaLayerNormFastformer* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_layer_norm_fastformer(const aft::cuda::LayerNormFastformer* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  if (s.causal) return 1;  // cudaErrorInvalidValue
-  if (s.batch * s.tokens * s.channels == 0) return 0;
-  return with_element(s.element, [&](auto element) { return run<decltype(element)>(*call, workspace, stream); });
+  if (params->causal) return 1;  // cudaErrorInvalidValue
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  return with_element(params->element, [&](auto element) { return run<decltype(element)>(call, workspace, stream); });
 }

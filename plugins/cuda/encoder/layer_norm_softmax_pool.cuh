@@ -25,7 +25,7 @@ struct Moments {
 };
 
 struct LayerParams {
-  AftCudaLayerNormFastformer call;
+  Strided<LayerNormFastformer> call;
   int channels, heads;
   int chunks, chunk;  // chunks of a document, tokens of a chunk
   bool vectors;       // every row of every matrix starts at a multiple of 16 bytes
@@ -74,7 +74,7 @@ struct SlabShared {
 // Up to kPoolTokens rows of a matrix, a slab of channels after the other in shared memory as change(row, x).
 // prepare(channel) stores the data of a slab, use(channel) takes it.
 template <class T, class Change, class Prepare, class Use>
-__device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerParams& p, const AftCudaTensor& matrix,
+__device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerParams& p, const StridedTensor& matrix,
                                               int batch, int first, int count, const Change& change,
                                               const Prepare& prepare, const Use& use) {
   TileRows<T, kPoolTokens, kSlab> rows;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerPar
 using HeadProduct = Product<kPoolTokens, kGroup>;
 template <class T, class Change, class Weight>
 __device__ __forceinline__ void multiply_heads(HeadProduct& product, SlabShared& shared, const LayerParams& p,
-                                               const AftCudaTensor& matrix, int batch, int first, int count, int heads,
+                                               const StridedTensor& matrix, int batch, int first, int count, int heads,
                                                const Change& change, const Weight& weight) {
   product.clear();
   const auto prepare = [&](int channel) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ float logit_weight(const LayerParams& p, int batch, i
 template <class T, bool kFirst>
 __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
   auto& shared = shared_memory<PoolShared>();
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const HeadGroup heads(p, kGroup);
   const LayerChunk chunk(p, heads.part);
   const int batch = chunk.batch, begin = chunk.begin, end = chunk.end;
@@ -293,7 +293,7 @@ struct LayerTileShared {
 template <class T, int kTokens, bool kFirst>
 __device__ __forceinline__ void pool_tiles(const LayerParams& p) {
   auto& shared = shared_memory<LayerTileShared<T, kTokens>>();
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const HeadGroup heads(p, kTileHeads);
   const LayerChunk chunk(p, heads.part);
   const NormalizedRows<kFirst> rows{shared.moments, p.moments + chunk.batch * s.tokens, p.channels, p.call.epsilon,

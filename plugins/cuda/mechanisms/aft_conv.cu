@@ -86,7 +86,7 @@ struct Panel {
   Raw<T, N> value[kLoads];
 
   __device__ __forceinline__ void load(const ConvParams& p, const Tile<N>& tile, int index) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int at = index + tile.group + i * kApart;
@@ -134,9 +134,9 @@ __device__ __forceinline__ void sum_blocks(Shared<N>& shared, const Tile<N>& til
 template <int N>
 struct Sums {
   float numerator[kBlock][N] = {}, denominator[kBlock] = {};
-  float outside_numerator[N] = {}, outside_denominator = 0.0f;  // of keys of bias 0 to all rows, without that weight
+  float outside_numerator[N] = {}, outside_denominator = 0.0f;  // of keys with bias 0 in all rows, before its weight
 
-  // A block of keys with its 15 weights, at `weights` (16).
+  // Adds a block of keys. Its 15 distances have their weights in the 16 floats at `weights`.
   __device__ __forceinline__ void add(const Shared<N>& shared, const Tile<N>& tile, int block, const float* weights) {
     float weight[2 * kBlock];
 #pragma unroll
@@ -179,10 +179,10 @@ __device__ __forceinline__ void load_outside(Shared<N>& shared, const ConvParams
 }
 
 // Adds the sums outside the span, and gates.
-template <class T, AftCudaGate gate, int N>
+template <class T, Gate gate, int N>
 __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& tile, const Sums<N>& sums,
                                          const Shared<N>& shared) {
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
   const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
   // All channels of a head share its denominators and maxima.
@@ -223,7 +223,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, const Tile<N>& til
     }
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
   auto& shared = shared_memory<Shared<N>>();
   const Tile<N> tile(p);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
     __syncthreads();
     if (index + kPanel < tile.end) panel.load(p, tile, index + kPanel);
     sum_blocks(shared, tile);
-    // Blocks of this panel, counted from the thread's own.
+    // The index of the panel's first block, relative to the thread's own block.
     const int from = index / kBlock - tile.group;
     const int blocks = ceil_div(tile.end - index < kPanel ? tile.end - index : kPanel, kBlock);
 #pragma unroll 1
@@ -261,9 +261,9 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const ConvParams p) {
 enum Way { kSingle, kVectors, kTensorCores };
 
 template <class T, Way way>
-int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
+int run(const Strided<AftConv>& call, void* workspace, cudaStream_t stream) {
   constexpr int N = way == kSingle ? 1 : 4;
-  const AftCudaSequence& s = call.sequence;
+  const StridedSequence& s = call.sequence;
   const ConvTable table(call, way == kTensorCores, workspace);
   const WindowSums sums(s, table.left, table.right, static_cast<unsigned char*>(workspace) + table.bytes(call.heads));
   const int64_t width = s.channels / call.heads, tiles = ceil_div<int64_t>(s.tokens, kWindowRows);
@@ -284,25 +284,27 @@ int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_conv_workspace(const AftCudaAftConv* call) {
+size_t aft_cuda_aft_conv_workspace(const aft::AftConv* params) {
   using namespace aft::cuda;
-  const ConvTable table(*call, true, nullptr);  // the larger one
-  return table.bytes(call->heads) + WindowSums(call->sequence, table.left, table.right, nullptr).bytes();
+  const auto call = strided(*params, params->heads);
+  const ConvTable table(call, true, nullptr);  // the larger one
+  return table.bytes(call.heads) + WindowSums(call.sequence, table.left, table.right, nullptr).bytes();
 }
 
-int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_aft_conv(const aft::AftConv* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  if (s.batch * s.tokens * s.channels == 0) return 0;
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params, params->heads);
+  const StridedSequence& s = call.sequence;
   return with_element(s.element, [&](auto element) {
     using T = decltype(element);
-    const int64_t width = s.channels / call->heads;
+    const int64_t width = s.channels / call.heads;
     // The alignment of the keys does not matter: they are not read by vectors.
     const bool vectors = width % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
                          rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
     if constexpr (sizeof(T) == 2)
       if (vectors && width % 8 == 0 && width >= kLeastProductWidth)
-        return run<T, kTensorCores>(*call, workspace, stream);
-    return vectors ? run<T, kVectors>(*call, workspace, stream) : run<T, kSingle>(*call, workspace, stream);
+        return run<T, kTensorCores>(call, workspace, stream);
+    return vectors ? run<T, kVectors>(call, workspace, stream) : run<T, kSingle>(call, workspace, stream);
   });
 }

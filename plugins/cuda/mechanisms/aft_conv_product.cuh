@@ -78,7 +78,7 @@ struct ConvStep {
 
   __device__ __forceinline__ void load(ConvShared<T>& shared, int stage, const ConvParams& p, const ConvTile& tile,
                                        int index) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     const T* values = row<T>(s.value, tile.batch, 0) + tile.channel + chunk;
 #pragma unroll
     for (int i = line; i < line + kConvProductKeys; i += kApart) {
@@ -102,7 +102,7 @@ struct ConvStep {
   }
 
   __device__ __forceinline__ void load_query(ConvShared<T>& shared, const ConvParams& p, const ConvTile& tile) const {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     for (int r = line; r < kWindowRows; r += kApart)
       if (tile.first + r < s.tokens && chunk < tile.columns)
         async_copy(&shared.rows[r][chunk], row<T>(s.query, tile.batch, tile.first + r) + tile.channel + chunk);
@@ -110,7 +110,7 @@ struct ConvStep {
 
   __device__ __forceinline__ void write_output(const ConvShared<T>& shared, const ConvParams& p,
                                                const ConvTile& tile) const {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + tile.first) * s.channels + tile.channel + chunk;
     if (chunk >= tile.columns) return;
 #pragma unroll 4
@@ -182,7 +182,7 @@ __device__ __forceinline__ bool reads_no_later_value(const ConvParams& p, const 
 }
 
 // Adds the sums outside the span and gates. The largest key, and so the factor of those sums, is a head's.
-template <AftCudaGate gate, class T>
+template <Gate gate, class T>
 __device__ __forceinline__ void finish_rows(ConvShared<T>& shared, const ConvParams& p, const ConvTile& tile,
                                             const ConvProduct<T>& product) {
   const float largest_bias = p.table.largest_bias[tile.head];
@@ -228,7 +228,7 @@ __device__ __forceinline__ void finish_rows(ConvShared<T>& shared, const ConvPar
   }
 }
 
-template <class T, AftCudaGate gate>
+template <class T, Gate gate>
 __global__ void __launch_bounds__(kConvThreads, 3) product_kernel(const ConvParams p) {
   auto& shared = shared_memory<ConvShared<T>>();
   const ConvTile tile(p);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kConvThreads, 3) product_kernel(const ConvPara
     if (static_cast<int>(threadIdx.x) < tile.columns) {
       const Outside outside(p.sums, tile.batch, tile.first, tile.channel + threadIdx.x);
       sum = outside.sum;
-      // Finite: of keys below -2e38, all weights become 0.
+      // The reference stays finite. Where all keys are below -2e38, their weights become 0.
       if (threadIdx.x == 0) shared.reference = kConvScale - fmaxf(outside.maximum, -2e38f) * machine::kLog2E;
     }
     shared.outside[threadIdx.x] = sum;

@@ -20,7 +20,7 @@ struct ConvTable {
   bool pairs;
   float *weights, *largest_bias;  // [heads, pitch], relative to the largest bias, and [heads], that
 
-  ConvTable(const AftCudaAftConv& call, bool pairs, void* memory)
+  ConvTable(const Strided<AftConv>& call, bool pairs, void* memory)
       : left(call.sequence.causal ? call.taps - 1 : (call.taps - 1) / 2),
         right(call.taps - 1 - left),
         taps(call.taps),
@@ -42,7 +42,7 @@ struct ConvTable {
 // A warp fills the table of a head.
 template <class T>
 struct FillTable {
-  AftCudaAftConv call;
+  Strided<AftConv> call;
   ConvTable table;
   int64_t items;
 
@@ -65,7 +65,7 @@ struct FillTable {
 };
 
 struct ConvParams {
-  AftCudaAftConv call;
+  Strided<AftConv> call;
   WindowSums sums;
   ConvTable table;
   int64_t width;      // channels of a head
@@ -76,7 +76,7 @@ struct ConvParams {
 template <class T>
 __device__ __forceinline__ float exact_conv_mean(const ConvParams& p, int64_t b, int64_t head, int64_t begin,
                                                  int64_t end, int64_t t, int64_t channel, const RunningSum& outside) {
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const T* filter = static_cast<const T*>(p.call.filter) + head * p.table.taps;
   return exact_mean_with(
       outside, begin < 0 ? 0 : begin, s.causal && t + 1 < end ? t + 1 : end,

@@ -37,7 +37,7 @@ namespace {
 
 template <class T>
 struct Params {
-  AftCudaAftLocal call;
+  Strided<AftLocal> call;
   WindowSums sums;
   LocalWeights<T> weights;
   int groups, tiles;  // of channels and of rows
@@ -50,7 +50,7 @@ struct Shared {
     float context[kLocalRows][kLocalChannels + 8];
   };
   RunningSum outside[kLocalChannels];
-  // In powers of 2, negative: the largest key of the span; the row's largest bias, less the weights' scale.
+  // Negated and in powers of 2: the largest key of the span, and the row's largest bias less the weights' scale.
   alignas(16) float key_reference[kLocalChannels];
   float row_reference[kLocalRows];
 };
@@ -86,10 +86,10 @@ struct Step {
   using Stage = typename LocalProduct<T>::Stage;
 
   Raw<T, N> key[kLoads], value[kLoads];
-  // The first load of this thread for the next step, and its place among the keys of the span, `present` of them.
+  // Where this thread loads first in the next step, and the index of that key among the `present` keys of the span.
   const T *keys, *values;
   int entry_key, present;
-  // In some rows a chunk, counted from the first of the row, and the weight beside the row's chunks.
+  // For some rows the chunk of weights to read, by its index in the row, and the weight outside of all chunks.
   const T* weights[kRows];
   int chunk[kRows];
   float outside[kRows];
@@ -100,7 +100,7 @@ struct Step {
 
   __device__ __forceinline__ Step(const Params<T>& p, const Tile<T>& tile)
       : entry_key(tile.start - tile.begin + static_cast<int>(threadIdx.x) / (kLocalChannels / N)) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     present = tile.channel + channel() < s.channels ? tile.end - tile.begin : 0;
     const int64_t u = tile.first + tile.begin + entry_key;
     keys = row<T>(s.key, tile.batch, u) + tile.channel + channel();
@@ -117,13 +117,13 @@ struct Step {
     }
   }
 
-  // Whether the i-th load reads a key of the span.
+  // Returns whether the i-th load reads a key of the span.
   __device__ __forceinline__ bool counts(int i) const {
     return static_cast<unsigned>(entry_key + i * kKeysApart) < static_cast<unsigned>(present);
   }
 
   __device__ __forceinline__ void load(Stage& stage, const Params<T>& p) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
       if (counts(i)) {
@@ -178,7 +178,7 @@ struct Step {
 template <class T>
 __device__ __forceinline__ float exact_mean(const Params<T>& p, const Tile<T>& tile, int row_, int64_t channel,
                                             RunningSum sum) {
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const BandRow<T> band(p.call, tile.first + row_);
   const int left = static_cast<int>(p.sums.left), right = static_cast<int>(p.sums.right);
   const int end = p.sums.causal && row_ + 1 < tile.end ? row_ + 1 : tile.end;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void store_means(Shared<T>& shared, const Params<T>& 
       float mean[2];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        // Relative to the span's sums, which do not matter where they are 2^-80 of those outside.
+        // The sums outside become relative to the span's, which do not matter below 2^-80 of those outside.
         const float factor = machine::fast_exp2(fminf(reference[k] + row_reference[r], 80.0f));
         const float numerator = fmaf(outside[k].numerator, factor, product.sum(0, r, c + k));
         float denominator = fmaf(outside[k].denominator, factor, product.sum(1, r, c + k));
@@ -267,9 +267,9 @@ __device__ __forceinline__ void store_means(Shared<T>& shared, const Params<T>& 
   if (!trusted) repair_means(shared, p, tile, product, least);
 }
 
-template <AftCudaGate gate, int N, class T>
+template <Gate gate, int N, class T>
 __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params<T>& p, const Tile<T>& tile) {
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   constexpr int kColumns = kLocalChannels / N;
   const int column = threadIdx.x % kColumns * N;
   const int64_t channel = tile.channel + column;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params<
   }
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __device__ __forceinline__ void compute_tile(const Params<T>& p) {
   auto& shared = shared_memory<Shared<T>>();
   const Tile<T> tile(p);
@@ -312,20 +312,20 @@ __device__ __forceinline__ void compute_tile(const Params<T>& p) {
   gate_tile<gate, N>(shared, p, tile);
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kLocalThreads, 2) tile_kernel(const Params<T> p) {
   compute_tile<T, N, gate>(p);
 }
 
 // Rows that are not aligned are loaded element by element, into more registers than two blocks have.
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kLocalThreads, 1) unaligned_tile_kernel(const Params<T> p) {
   compute_tile<T, N, gate>(p);
 }
 
 template <class T, int N>
-int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
-  const AftCudaSequence& s = call.sequence;
+int run(const Strided<AftLocal>& call, void* workspace, cudaStream_t stream) {
+  const StridedSequence& s = call.sequence;
   const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, workspace);
   const LocalWeights<T> weights(call, static_cast<unsigned char*>(workspace) + round_up<size_t>(sums.bytes(), 16));
   const PrepareWeights<T> prepare{call, weights, weights.rows};
@@ -346,24 +346,26 @@ int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal* call) {
+size_t aft_cuda_aft_local_workspace(const aft::AftLocal* params) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, nullptr);
+  const auto call = strided(*params);
+  const StridedSequence& s = call.sequence;
+  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, nullptr);
   size_t weights = 0;
   with_element(s.element, [&](auto element) {
-    weights = LocalWeights<decltype(element)>(*call, nullptr).bytes();
+    weights = LocalWeights<decltype(element)>(call, nullptr).bytes();
     return 0;
   });
   return round_up<size_t>(sums.bytes(), 16) + weights;
 }
 
-int aft_cuda_aft_local(const AftCudaAftLocal* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_aft_local(const aft::AftLocal* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
-  return with_element(call->sequence.element, [&](auto element) {
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  return with_element(params->element, [&](auto element) {
     using T = decltype(element);
-    const bool vectors = call->sequence.channels % kVector<T> == 0 && all_aligned<T>(call->sequence);
-    return vectors ? run<T, kVector<T>>(*call, workspace, stream) : run<T, 1>(*call, workspace, stream);
+    const bool vectors = params->channels % kVector<T> == 0 && all_aligned<T>(call.sequence);
+    return vectors ? run<T, kVector<T>>(call, workspace, stream) : run<T, 1>(call, workspace, stream);
   });
 }

@@ -48,7 +48,7 @@ struct LocalProduct {
     }
   }
 
-  // The sums of the thread's rows and columns; columns follow each other in pairs.
+  // The sums of the thread's rows and columns. Two columns of a pair lie side by side.
   static constexpr int kRows = 4, kColumns = 8;
   __device__ __forceinline__ float& sum(int what, int r, int c) { return sums[what][r / 2][c / 2][r % 2 * 2 + c % 2]; }
   __device__ __forceinline__ int row_of(int r) const { return row + r / 2 * 16 + r % 2 * 8 + lane / 4; }

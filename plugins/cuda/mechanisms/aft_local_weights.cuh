@@ -15,7 +15,7 @@ struct BandRow {
   const T* entries;
   int64_t first, last;
 
-  __device__ __forceinline__ BandRow(const AftCudaAftLocal& call, int64_t t) {
+  __device__ __forceinline__ BandRow(const Strided<AftLocal>& call, int64_t t) {
     const int64_t left = call.window - 1, right = call.sequence.causal ? 0 : left, width = left + right + 1;
     const int64_t end = call.sequence.tokens - t + left;
     entries = static_cast<const T*>(call.band) + (call.band_rows == 1 ? 0 : t * width);
@@ -42,7 +42,7 @@ struct LocalWeights {
   T* weights;        // [rows, pitch]
   bool shared;
 
-  LocalWeights(const AftCudaAftLocal& call, void* memory)
+  LocalWeights(const Strided<AftLocal>& call, void* memory)
       : left(call.window - 1),
         right(call.sequence.causal ? 0 : left),
         tokens(call.sequence.tokens),
@@ -72,7 +72,7 @@ struct LocalWeights {
 // A warp prepares one row of weights.
 template <class T>
 struct PrepareWeights {
-  AftCudaAftLocal call;
+  Strided<AftLocal> call;
   LocalWeights<T> to;
   int64_t items;
 

@@ -41,7 +41,7 @@ constexpr int64_t kBlocks = 256;
 constexpr int kRecord = 4;
 
 struct Params {
-  AftCudaAftSimple call;
+  Strided<AftSimple> call;
   int64_t chunk;  // tokens
   int chunks;
   int groups;      // of channels, one a block
@@ -68,12 +68,12 @@ struct Tile {
   bool active;  // has channels
 
   __device__ explicit Tile(const Params& p) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     chunk = blockIdx.x / p.groups % p.chunks;
     batch = blockIdx.x / p.groups / p.chunks;
     begin = chunk * p.chunk;
     end = begin + p.chunk < s.tokens ? begin + p.chunk : s.tokens;
-    // Both in 32 bits: over a sum of 64 bits, nvcc cuts the causal kernel's stores of 16 bytes.
+    // Both are computed in 32 bits: with a sum of 64 bits, nvcc cuts the causal kernel's stores of 16 bytes.
     first_channel = blockIdx.x % p.groups * kChannels;
     channel = blockIdx.x % p.groups * kChannels + column * N;
     active = channel < s.channels;
@@ -163,7 +163,7 @@ __device__ __forceinline__ BinarySum sum_chunk(const Params& p, const Tile<T, N>
   using Layout = Tile<T, N>;
   constexpr int kStep = Layout::kRows;
   auto& shared = shared_memory<typename Layout::Shared>();
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int64_t length = length_of(s, tile.batch), end = tile.end < length ? tile.end : length;
   const int64_t key_step = kStep * s.key.token_stride, value_step = kStep * s.value.token_stride;
   BinarySum sums[N];
@@ -215,11 +215,11 @@ __device__ __forceinline__ BinarySum sum_chunks(const Params& p, const Tile<T, N
 }
 
 template <class T, int N>
-__device__ __forceinline__ T* output_row(const AftCudaSequence& s, const Tile<T, N>& tile, int64_t t) {
+__device__ __forceinline__ T* output_row(const StridedSequence& s, const Tile<T, N>& tile, int64_t t) {
   return static_cast<T*>(s.output) + (tile.batch * s.tokens + t) * s.channels + tile.channel;
 }
 
-template <AftCudaGate gate, class T, int N>
+template <Gate gate, class T, int N>
 __device__ __forceinline__ void store_gated(T* output, const Raw<T, N>& query, const float (&context)[N]) {
   float y[N];
 #pragma unroll
@@ -229,12 +229,12 @@ __device__ __forceinline__ void store_gated(T* output, const Raw<T, N>& query, c
 
 // Gates the block's chunk by the sums over all tokens, sum() of channel threadIdx.x, which the first queries come
 // before. A query's registers take the next one before the output is stored.
-template <AftCudaGate gate, class T, int N, class Sum>
+template <Gate gate, class T, int N, class Sum>
 __device__ __forceinline__ void gate_chunk(const Params& p, const Tile<T, N>& tile, const Sum& sum) {
   using Layout = Tile<T, N>;
   constexpr int kStep = Layout::kRows;
   auto& shared = shared_memory<typename Layout::Shared>();
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int64_t query_step = kStep * s.query.token_stride, output_step = kStep * s.channels;
   int64_t t = tile.begin + tile.row;
   const T* query_row = row<T>(s.query, tile.batch, t) + tile.channel;
@@ -273,13 +273,13 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
     store(tile.record(p, tile.chunk, c), {sum.reference, sum.numerator, sum.denominator, 0.0f});
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kThreads, 3) gate_kernel(const Params p) {
   const Tile<T, N> tile(p);
   gate_chunk<gate>(p, tile, [&] { return sum_chunks(p, tile, p.chunks); });
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kThreads, 2) single_chunk_kernel(const Params p) {
   const Tile<T, N> tile(p);
   gate_chunk<gate>(p, tile, [&] { return sum_chunk(p, tile); });
@@ -317,12 +317,12 @@ __device__ __forceinline__ void scan_rows(BinarySum (&sums)[N], BinarySum& befor
   for (int c = 0; c < N; ++c) sums[c].merge(shared[tile.warp][tile.column * N + c]);
 }
 
-template <class T, int N, AftCudaGate gate>
+template <class T, int N, Gate gate>
 __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const Params p) {
   using Layout = Tile<T, N>;
   auto& shared = shared_memory<typename Layout::Shared>();
   const Layout tile(p);
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int64_t length = length_of(s, tile.batch);
   BinarySum before = sum_chunks(p, tile, tile.chunk);
   __syncthreads();  // the first turn is free again
@@ -354,10 +354,10 @@ __global__ void __launch_bounds__(kThreads, 2) causal_kernel(const Params p) {
   }
 }
 
-template <class T, int N, AftCudaGate gate>
-int run(const AftCudaAftSimple& call, void* workspace, cudaStream_t stream) {
+template <class T, int N, Gate gate>
+int run(const Strided<AftSimple>& call, void* workspace, cudaStream_t stream) {
   using Shared = typename Tile<T, N>::Shared;
-  const AftCudaSequence& s = call.sequence;
+  const StridedSequence& s = call.sequence;
   const int64_t groups = ceil_div<int64_t>(s.channels, Tile<T, N>::kChannels);
   const int64_t wanted = ceil_div(kBlocks, groups * s.batch);
   const int64_t most = ceil_div<int64_t>(s.tokens, kChunk);
@@ -375,22 +375,23 @@ int run(const AftCudaAftSimple& call, void* workspace, cudaStream_t stream) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_simple_workspace(const AftCudaAftSimple* call) {
+size_t aft_cuda_aft_simple_workspace(const aft::AftSimple* params) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
+  const aft::AftSimple& s = *params;
   const int64_t chunks = s.batch * ceil_div<int64_t>(s.tokens, kChunk), most = kBlocks + s.batch;
   return kRecord * sizeof(float) * (chunks < most ? chunks : most) * s.channels;
 }
 
-int aft_cuda_aft_simple(const AftCudaAftSimple* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_aft_simple(const aft::AftSimple* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
-  return with_element(call->sequence.element, [&](auto element) {
-    return with_gate(call->gate, [&](auto gate) {
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  return with_element(params->element, [&](auto element) {
+    return with_gate(params->gate, [&](auto gate) {
       using T = decltype(element);
-      const bool vectors = call->sequence.channels % kVector<T> == 0 && all_aligned<T>(call->sequence);
-      return vectors ? run<T, kVector<T>, decltype(gate)::value>(*call, workspace, stream)
-                     : run<T, 1, decltype(gate)::value>(*call, workspace, stream);
+      const bool vectors = params->channels % kVector<T> == 0 && all_aligned<T>(call.sequence);
+      return vectors ? run<T, kVector<T>, decltype(gate)::value>(call, workspace, stream)
+                     : run<T, 1, decltype(gate)::value>(call, workspace, stream);
     });
   });
 }

@@ -67,9 +67,9 @@ struct Scaling {
 };
 
 template <class Normalization>
-int run(const AftCudaEfficientAttention& call, const Normalization& normalization, void* workspace,
+int run(const Strided<EfficientAttention>& call, const Normalization& normalization, void* workspace,
         cudaStream_t stream) {
-  const AftCudaSequence& s = call.sequence;
+  const StridedSequence& s = call.sequence;
   return with_element(s.element, [&](auto element) {
     return with_width(s.channels / call.heads, [&](auto width) {
       using T = decltype(element);
@@ -82,14 +82,14 @@ int run(const AftCudaEfficientAttention& call, const Normalization& normalizatio
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_efficient_attention_workspace(const AftCudaEfficientAttention* call) {
-  return aft::cuda::head_workspace(call->sequence, call->heads);
+size_t aft_cuda_efficient_attention_workspace(const aft::EfficientAttention* params) {
+  return aft::cuda::head_workspace(*params, params->heads);
 }
 
-int aft_cuda_efficient_attention(const AftCudaEfficientAttention* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_efficient_attention(const aft::EfficientAttention* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  if (s.batch * s.tokens * s.channels == 0) return 0;
-  if (call->normalization == AFT_CUDA_SOFTMAX) return run(*call, Softmax{call->scale}, workspace, stream);
-  return run(*call, Scaling{call->scale}, workspace, stream);
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  if (call.normalization == aft::Normalization::kSoftmax) return run(call, Softmax{call.scale}, workspace, stream);
+  return run(call, Scaling{call.scale}, workspace, stream);
 }

@@ -30,9 +30,9 @@ constexpr int kMostBlocks = 512;  // of tile_kernel; a chunk is a record to merg
 // The logits of a chunk for kTileHeads heads, and its sums for their channels, of rows that are read once. A chunk has
 // tiles of kTokens tokens. `factor`, if any, multiplies the weight's channels.
 template <class T, int kTokens>
-__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const PoolParams p, const AftCudaTensor tensor,
+__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const PoolParams p, const StridedTensor tensor,
                                                            const void* weight, const float* factor, const Pool pool) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const int channels = static_cast<int>(s.channels), groups = ceil_div(p.heads, kTileHeads);
   const int first_head = blockIdx.x % groups * kTileHeads, part = blockIdx.x / groups;
   const int chunk = part % p.chunks, batch = part / p.chunks, begin = chunk * p.chunk;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 4) share_kernel(const PoolParams p, 
 template <class T>
 __device__ __forceinline__ void write_piece(const PoolParams& p, const PoolPlace& place, int channel,
                                             const PieceOfFloats& y) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
 #pragma unroll
   for (int i = 0; i < kPieceTokens; ++i) {
     if (place.token + i >= place.rows || channel >= s.channels) continue;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void write_piece(const PoolParams& p, const PoolPlace
 // A slab of a chunk: value times the pooled product up to each token.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) causal_output_kernel(const PoolParams p) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const unsigned slabs = static_cast<unsigned>(ceil_div<int64_t>(s.channels, kSlab));
   const PoolPlace place(p, blockIdx.x / slabs);
   const int channel = static_cast<int>(blockIdx.x % slabs) * kSlab + place.column;
@@ -121,7 +121,7 @@ struct OutputSizes {
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 6) output_kernel(const PoolParams p) {
   using Sizes = OutputSizes<N>;
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const int channels = static_cast<int>(s.channels), tokens = static_cast<int>(s.tokens);
   const unsigned slabs = ceil_div(channels, kSlab), blocks = ceil_div(tokens, Sizes::kTokens);
   const int channel = blockIdx.x % slabs * kSlab + threadIdx.x % (kSlab / N) * N;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 6) output_kernel(const PoolParams p)
 }
 
 // The floats of one pooling, and its parts in memory that begins at `memory`.
-int64_t lay_out(const AftCudaSequence& s, int64_t heads, float* memory, Pool& pool) {
+int64_t lay_out(const Sequence& s, int64_t heads, float* memory, Pool& pool) {
   const int64_t chunks = s.batch * ceil_div<int64_t>(s.tokens, kPoolTokens);
   int64_t floats = 0;
   const auto take = [&](float*& part, int64_t count) {
@@ -184,7 +184,7 @@ int64_t lay_out(const AftCudaSequence& s, int64_t heads, float* memory, Pool& po
 // Cuts documents into chunks of whole tiles for tile_kernel: some kMostBlocks blocks in all, no chunk shorter than
 // those that the workspace has room for.
 void cut_into_tiles(PoolParams& p, int tile) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const int64_t tiles = ceil_div<int64_t>(s.tokens, tile), documents = s.batch * ceil_div(p.heads, kTileHeads);
   const int64_t least = ceil_div(kPoolTokens, tile), wanted = ceil_div<int64_t>(tiles * documents, kMostBlocks);
   p.chunk = static_cast<int>(wanted < least ? least : wanted) * tile;
@@ -196,12 +196,12 @@ dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 // The launches of a call: its parameters, and the pools in the workspace.
 template <class T>
 struct Run {
-  const AftCudaFastformer& call;
+  const Strided<Fastformer>& call;
   cudaStream_t stream;
   PoolParams p;
-  const AftCudaSequence& s = call.sequence;
+  const StridedSequence& s = call.sequence;
 
-  Run(const AftCudaFastformer& fastformer, void* workspace, cudaStream_t on) : call(fastformer), stream(on), p{} {
+  Run(const Strided<Fastformer>& fastformer, void* workspace, cudaStream_t on) : call(fastformer), stream(on), p{} {
     p.sequence = s;
     p.heads = static_cast<int>(call.heads);
     p.width = static_cast<int>(s.channels / call.heads);
@@ -209,8 +209,8 @@ struct Run {
     p.chunks = static_cast<int>(ceil_div<int64_t>(s.tokens, kPoolTokens));
     p.vectors = all_aligned<T>(s);
     float* memory = static_cast<float*>(workspace);
-    memory += lay_out(s, p.heads, memory, p.query);
-    lay_out(s, p.heads, memory, p.product);
+    memory += lay_out(call, p.heads, memory, p.query);
+    lay_out(call, p.heads, memory, p.product);
   }
 
   int64_t merges() const { return ceil_div<int64_t>(s.batch * s.channels, kMergeWarps); }
@@ -223,7 +223,7 @@ struct Run {
 
   // Pools rows of any width and alignment, in chunks of kPoolTokens.
   template <bool kProduct>
-  int pool_chunks(const AftCudaTensor& tensor, const void* weight, const float* factor, const Pool& to) const {
+  int pool_chunks(const StridedTensor& tensor, const void* weight, const float* factor, const Pool& to) const {
     const dim3 grid = grid_of(s.batch * p.chunks * ceil_div(p.heads, kGroup));
     const int status =
         launch<PoolShared>(pool_kernel<T, kProduct>, grid, kThreads, stream, p, tensor, weight, factor, to);
@@ -231,7 +231,7 @@ struct Run {
   }
 
   // Means of all tokens, times `factor` of the channel if there is one.
-  int pool_all(const AftCudaTensor& tensor, const void* weight, const float* factor, const Pool& to) {
+  int pool_all(const StridedTensor& tensor, const void* weight, const float* factor, const Pool& to) {
     const int groups = merge_groups(p.chunks);
     const PoolRecords* records = groups > 1 ? &to.groups : &to.chunks;
     int count = groups > 1 ? groups : p.chunks;
@@ -250,7 +250,7 @@ struct Run {
     return launch(merge_kernel, grid_of(merges()), kMergeThreads, stream, tiles, *records, count, to.means, factor);
   }
 
-  // Means up to each token: those before each chunk, and each token's share.
+  // Prepares the mean up to each token: the mean before its chunk, and the shares of the tokens in the chunk.
   template <bool kProduct>
   int pool_before(const void* weight, const Pool& to) const {
     int status = pool_chunks<kProduct>(s.query, weight, nullptr, to);
@@ -283,17 +283,18 @@ struct Run {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_fastformer_workspace(const AftCudaFastformer* call) {
+size_t aft_cuda_fastformer_workspace(const aft::Fastformer* params) {
   using namespace aft::cuda;
   Pool pool;
-  return 2 * sizeof(float) * lay_out(call->sequence, call->heads, nullptr, pool);
+  return 2 * sizeof(float) * lay_out(*params, params->heads, nullptr, pool);
 }
 
-int aft_cuda_fastformer(const AftCudaFastformer* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_fastformer(const aft::Fastformer* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
-  return with_element(call->sequence.element, [&](auto element) {
-    Run<decltype(element)> run(*call, workspace, stream);
-    return call->sequence.causal ? run.causal() : run.all();
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  return with_element(call.element, [&](auto element) {
+    Run<decltype(element)> run(call, workspace, stream);
+    return call.causal ? run.causal() : run.all();
   });
 }

@@ -21,7 +21,7 @@ struct PoolShared {
 
 // The pooled rows: the tensor itself, or the product of the running mean of queries and the keys.
 template <class T, bool kProduct>
-__device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& p, const AftCudaTensor& tensor,
+__device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& p, const StridedTensor& tensor,
                                             const PoolPlace& place, int channel, ScanShared& shared) {
   load_piece<T>(x, p, tensor, place, channel);
   if constexpr (kProduct) {
@@ -38,10 +38,10 @@ __device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& 
 // The logits of a chunk for kGroup heads, and its sums for their channels. `factor`, if any, multiplies the
 // weight's channels.
 template <class T, bool kProduct>
-__global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, const AftCudaTensor tensor,
+__global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, const StridedTensor tensor,
                                                            const void* weight, const float* factor, const Pool pool) {
   auto& shared = shared_memory<PoolShared>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const int groups = ceil_div(p.heads, kGroup);
   const PoolPlace place(p, blockIdx.x / groups);
   const int first_head = blockIdx.x % groups * kGroup;

@@ -33,10 +33,10 @@ struct Linear {
   // phi(x) is 2^(log2(e) x + exponent) below 0, and x + offset from there on.
   float exponent, offset;
 
-  Linear(AftCudaFeatureMap map, float eps)
+  Linear(FeatureMap map, float eps)
       : eps(eps < kMinEps ? kMinEps : eps),
-        exponent(map == AFT_CUDA_RELU ? -1e30f : 0.0f),
-        offset(map == AFT_CUDA_RELU ? 0.0f : 1.0f) {}
+        exponent(map == FeatureMap::kRelu ? -1e30f : 0.0f),
+        offset(map == FeatureMap::kRelu ? 0.0f : 1.0f) {}
 
   __device__ __forceinline__ float feature(float x) const {
     const float below = machine::fast_exp2(fmaf(x, machine::kLog2E, exponent));
@@ -58,19 +58,20 @@ struct Linear {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_linear_attention_workspace(const AftCudaLinearAttention* call) {
-  return aft::cuda::head_workspace(call->sequence, call->heads);
+size_t aft_cuda_linear_attention_workspace(const aft::LinearAttention* params) {
+  return aft::cuda::head_workspace(*params, params->heads);
 }
 
-int aft_cuda_linear_attention(const AftCudaLinearAttention* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_linear_attention(const aft::LinearAttention* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  if (s.batch * s.tokens * s.channels == 0) return 0;
-  return with_element(s.element, [&](auto element) {
-    return with_width(s.channels / call->heads, [&](auto width) {
+  if (is_empty(*params)) return 0;
+  if (params->feature_map == aft::FeatureMap::kIdentity) return 1;  // cudaErrorInvalidValue
+  return with_element(params->element, [&](auto element) {
+    return with_width(params->channels / params->heads, [&](auto width) {
       using T = decltype(element);
       constexpr int kWidth = decltype(width)::value;
-      return enqueue<T, kWidth>(s, Linear(call->feature_map, call->eps), call->heads, workspace, stream);
+      const Linear linear(params->feature_map, params->eps);
+      return enqueue<T, kWidth>(strided(*params).sequence, linear, params->heads, workspace, stream);
     });
   });
 }

@@ -8,11 +8,11 @@
 
 namespace aft::cuda {
 
-template <AftCudaGate gate>
+template <Gate gate>
 __device__ __forceinline__ float gated(float query, float context) {
-  if constexpr (gate == AFT_CUDA_SIGMOID)
+  if constexpr (gate == Gate::kSigmoid)
     return machine::fast_divide(context, 1.0f + machine::fast_exp(-query));
-  else if constexpr (gate == AFT_CUDA_TANH)
+  else if constexpr (gate == Gate::kTanh)
     return context * tanhf(query);
   else
     return context;
@@ -21,11 +21,12 @@ __device__ __forceinline__ float gated(float query, float context) {
 // Calls f with a constant of the gate's value; returns the result of f. A kernel with the gate as a template argument
 // holds the code of one gate only.
 template <class F>
-int with_gate(AftCudaGate gate, const F& f) {
+int with_gate(Gate gate, const F& f) {
   switch (gate) {
-    case AFT_CUDA_SIGMOID: return f(std::integral_constant<AftCudaGate, AFT_CUDA_SIGMOID>{});
-    case AFT_CUDA_TANH: return f(std::integral_constant<AftCudaGate, AFT_CUDA_TANH>{});
-    case AFT_CUDA_NO_GATE: return f(std::integral_constant<AftCudaGate, AFT_CUDA_NO_GATE>{});
+    case Gate::kSigmoid: return f(std::integral_constant<Gate, Gate::kSigmoid>{});
+    case Gate::kTanh: return f(std::integral_constant<Gate, Gate::kTanh>{});
+    case Gate::kNone: return f(std::integral_constant<Gate, Gate::kNone>{});
+    case Gate::kRelu: break;
   }
   return 1;  // cudaErrorInvalidValue
 }

@@ -49,7 +49,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   constexpr int kTokens = Sizes::kCausalTokens, kValues = Sizes::kValues;
   constexpr int kGroups = Sizes::kGroups, kGroupTokens = kTokens / kGroups;
   auto& shared = shared_memory<CausalShared<kWidth>>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int channel = place.head * p.width;
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;

@@ -24,7 +24,7 @@ struct HeadSizes {
 // The parameters of the kernels: the call, the mechanism's own, and the cut.
 template <class Mechanism>
 struct HeadParams {
-  AftCudaSequence sequence;
+  StridedSequence sequence;
   Mechanism mechanism;
   int heads, width;  // channels of a head
   int chunk;         // tokens
@@ -60,7 +60,7 @@ struct HeadPlace {
   int head, chunk, first_value;   // the slice's first channel in the head
   float* state;                   // of the chunk
 
-  // `chunks` is how many the launch has.
+  // A launch may leave out the last chunk, so it passes its own number of chunks.
   template <class Mechanism>
   __device__ HeadPlace(const HeadParams<Mechanism>& p, int chunks) {
     constexpr int kSlices = HeadSizes<kWidth>::kSlices;
@@ -94,7 +94,7 @@ inline int64_t most_chunks(int64_t tokens, int64_t heads, int64_t width, int64_t
 
 inline int64_t round_width(int64_t width) { return width <= 32 ? 32 : width <= 64 ? 64 : width <= 128 ? 128 : 256; }
 
-inline size_t head_workspace(const AftCudaSequence& s, int64_t heads) {
+inline size_t head_workspace(const Sequence& s, int64_t heads) {
   const int64_t all_heads = s.batch * heads;
   if (all_heads * s.tokens * s.channels == 0) return 0;
   const int64_t width = round_width(s.channels / heads);
@@ -112,7 +112,7 @@ struct Width {
 // Calls f with the width rounded up to one that the kernels are compiled for; returns the result of f.
 template <class F>
 int with_width(int64_t width, const F& f) {
-  if (width > AFT_CUDA_MOST_HEAD_CHANNELS) return 1;  // cudaErrorInvalidValue
+  if (width > kMaxHeadChannels) return 1;  // cudaErrorInvalidValue
   switch (round_width(width)) {
     case 32: return f(Width<32>{});
     case 64: return f(Width<64>{});

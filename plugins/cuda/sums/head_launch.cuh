@@ -69,7 +69,7 @@ struct HeadLaunch<T, kWidth, Mechanism, false> {
 
 // Cuts the work and enqueues the kernels.
 template <class T, int kWidth, class Mechanism>
-int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace, cudaStream_t stream) {
+int enqueue(const StridedSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace, cudaStream_t stream) {
   using Launch = HeadLaunch<T, kWidth, Mechanism>;
   constexpr int64_t kSlices = HeadSizes<kWidth>::kSlices;
   const int64_t all_heads = s.batch * heads, width = s.channels / heads;

@@ -48,7 +48,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   using Sizes = HeadSizes<kWidth>;
   constexpr int kTokens = Sizes::kTokens, kGroupTokens = kTokens / Sizes::kGroups, kValues = Sizes::kValues;
   auto& shared = shared_memory<SumShared<kWidth>>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
   const int end = place.end < place.length ? place.end : place.length;
   const int channel = place.head * p.width;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
   using Lanes = RowLanes<Sizes::kQueries, kWidth>;
   constexpr int kQueries = Sizes::kQueries, kValues = Sizes::kValues;
   auto& shared = shared_memory<ApplyShared<kWidth>>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int channel = place.head * p.width;
   const int depth = round_up(p.width, 8);

@@ -37,7 +37,7 @@ struct Pool {
 };
 
 struct PoolParams {
-  AftCudaSequence sequence;
+  StridedSequence sequence;
   int heads, width;   // channels of a head
   int chunks, chunk;  // chunks of a document, tokens of a chunk
   bool vectors;       // every piece of kPiece channels is aligned to its size
@@ -52,7 +52,7 @@ struct PoolPlace {
   int column = threadIdx.x % (kSlab / kPiece) * kPiece;
 
   __device__ PoolPlace(const PoolParams& p, unsigned index) {
-    const AftCudaSequence& s = p.sequence;
+    const StridedSequence& s = p.sequence;
     chunk = static_cast<int>(index % p.chunks);
     batch = index / p.chunks;
     first = chunk * kPoolTokens;
@@ -66,7 +66,7 @@ using PieceOfFloats = float[kPieceTokens][kPiece];
 
 // The piece at channel `channel`; 0 where tokens do not count or channels end.
 template <class T>
-__device__ __forceinline__ void load_piece(PieceOfFloats& x, const PoolParams& p, const AftCudaTensor& tensor,
+__device__ __forceinline__ void load_piece(PieceOfFloats& x, const PoolParams& p, const StridedTensor& tensor,
                                            const PoolPlace& place, int channel) {
   Raw<T, kPiece> raw[kPieceTokens];
 #pragma unroll
@@ -101,7 +101,7 @@ struct ScanShared {
 // x becomes its running means with the pool's shares; all threads of the block together.
 __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p, const Pool& pool,
                                            const PoolPlace& place, int channel, ScanShared& shared) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   PieceOfFloats share;
 #pragma unroll
   for (int c = 0; c < kPiece; ++c) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p
 
 // One warp a head and chunk: from logits to shares, two tokens a lane.
 __device__ __forceinline__ void share_logits(const PoolParams& p, const Pool& pool) {
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * (kPoolThreads / kWarp) + threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const bool active = index < s.batch * p.chunks * p.heads;

@@ -65,7 +65,7 @@ struct HeadState {
     for_each_key_sum([&](int r, float& sum) { sum *= factor[r]; });
   }
 
-  // From and to the workspace.
+  // These two load the state from the workspace and store it there.
   __device__ __forceinline__ void load(const float* state, int first_value) {
     for_each_pair([&](int r, int c, float* pair) {
       const Raw<float, 2> raw(state + r * kWidth + first_value + c);
@@ -80,7 +80,7 @@ struct HeadState {
     if (first_value == 0 && column == 0) for_each_key_sum([&](int r, float sum) { state[kWidth * kWidth + r] = sum; });
   }
 
-  // To shared memory, as operands and with z as it is.
+  // Copies S to shared memory as operands of products, and z without rounding.
   __device__ __forceinline__ void publish(HeadOperands<kWidth>& context, float (&shared_sums)[kWidth]) {
     for_each_pair(
         [&](int r, int c, const float* pair) { machine::store(&context[r][c], pack<BFloat16>(pair[0], pair[1])); });

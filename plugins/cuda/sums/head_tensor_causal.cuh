@@ -117,7 +117,7 @@ __device__ __forceinline__ void causal_tiles(const HeadParams<Mechanism>& p) {
   using Shared = TensorCausalShared<kWidth>;
   constexpr int kValues = HeadSizes<kWidth>::kValues, kStages = Shared::kStages;
   auto& shared = shared_memory<Shared>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int channel = place.head * p.width, lane = threadIdx.x % kWarp;
   const int row = threadIdx.x / kWarp * kWarpTokens + lane / 4;

@@ -25,7 +25,7 @@ template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void sum_tiles(const HeadParams<Mechanism>& p) {
   constexpr int kValues = HeadSizes<kWidth>::kValues;
   auto& shared = shared_memory<TensorSumShared<kWidth>>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
   const int end = place.end < place.length ? place.end : place.length;
   const int channel = place.head * p.width;
@@ -84,7 +84,7 @@ template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void apply_state(const HeadParams<Mechanism>& p) {
   constexpr int kValues = HeadSizes<kWidth>::kValues;
   auto& shared = shared_memory<TensorApplyShared<kWidth>>();
-  const AftCudaSequence& s = p.sequence;
+  const StridedSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int channel = place.head * p.width;
   const float *state = place.state - place.chunk * state_floats(kWidth), *key_sums = state + kWidth * kWidth;

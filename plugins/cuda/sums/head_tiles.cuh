@@ -34,7 +34,7 @@ struct WarpPieces {
 // Copies rows first to first + count of the tensor, from `channel` on, into the warp's rows; 0 beyond them and beyond
 // `columns`. Aligned pieces arrive with the thread's group of asynchronous copies.
 template <class T, int kColumns>
-__device__ __forceinline__ void copy_rows(HeadTile<kColumns>& tile, const AftCudaTensor& tensor, int batch, int first,
+__device__ __forceinline__ void copy_rows(HeadTile<kColumns>& tile, const StridedTensor& tensor, int batch, int first,
                                           int count, int channel, int columns, bool vectors) {
   using Pieces = WarpPieces<kColumns>;
   const Pieces pieces;
@@ -110,7 +110,7 @@ __device__ __forceinline__ int weigh_keys(const HeadParams<Mechanism>& p, HeadTi
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if constexpr (Mechanism::kSoftmax) {
-        // Not folded with log2(e): the rounded product of a large reference may lie far below that of its own key,
+        // The factor log2(e) stays apart: the rounded product of a large reference may lie far below its own key's,
         // whose row would be cut again without end.
         const float difference = x[i] - references[i];
         highest = fmaxf(highest, difference);
@@ -238,7 +238,7 @@ __device__ __forceinline__ float scale_of_row(const HeadParams<Mechanism>& p, co
 
 // Writes the warp's rows [from, to) of a tile of T to output rows first + from on, `columns` of them from `channel` on.
 template <class T, int kColumns, int kTileColumns>
-__device__ __forceinline__ void write_warp_rows(const AftCudaSequence& s, const HeadTile<kTileColumns>& tile, int batch,
+__device__ __forceinline__ void write_warp_rows(const StridedSequence& s, const HeadTile<kTileColumns>& tile, int batch,
                                                 int first, int from, int to, int channel, int columns, bool vectors) {
   using Pieces = WarpPieces<kColumns>;
   const Pieces pieces;
@@ -267,7 +267,7 @@ __device__ __forceinline__ void write_warp_rows(const AftCudaSequence& s, const 
 
 // Writes the warp's results, scaled by row, through its own rows of a tile that it does not need any more.
 template <class T, int kColumns, int kTileColumns>
-__device__ __forceinline__ void write_results(const AftCudaSequence& s, const float (&results)[kColumns / 8][4],
+__device__ __forceinline__ void write_results(const StridedSequence& s, const float (&results)[kColumns / 8][4],
                                               const float (&scale)[2], HeadTile<kTileColumns>& tile, int batch,
                                               int first, int from, int to, int channel, int columns, bool vectors) {
   const int lane = threadIdx.x % kWarp, row = threadIdx.x / kWarp * kWarpTokens + lane / 4;

@@ -143,7 +143,7 @@ struct PoolTile {
   static constexpr bool kFloat = sizeof(T) == 4;
 
   PoolTileShared<T, kTokens>& shared;
-  const AftCudaTensor& tensor;
+  const StridedTensor& tensor;
   const int batch;
   const int channels;
   Rows rows;
@@ -154,7 +154,7 @@ struct PoolTile {
 
   // weight(channel, head) for channels of the tensor.
   template <class Weight>
-  __device__ __forceinline__ PoolTile(PoolTileShared<T, kTokens>& memory, const AftCudaTensor& of, int document,
+  __device__ __forceinline__ PoolTile(PoolTileShared<T, kTokens>& memory, const StridedTensor& of, int document,
                                       int width, const Rows& row_functions, const Weight& weight)
       : shared(memory), tensor(of), batch(document), channels(width), rows(row_functions) {
 #pragma unroll
@@ -167,7 +167,7 @@ struct PoolTile {
   // The first channel of the warp's slice i.
   __device__ __forceinline__ int slice(int i) const { return (i * kBlockWarps + warp) * kSlice; }
 
-  // Copies rows first to first + count; zeros in place of others, and behind the last channel to the end of its slice.
+  // Copies rows first to first + count. Other rows, and columns past the last channel, become 0.
   __device__ __forceinline__ void copy(int stage, int first, int count) const {
     constexpr int kPerRow = kChannels / kVector<T>, kRowsApart = kBlockThreads / kPerRow;
     const int column = threadIdx.x % kPerRow * kVector<T>;
@@ -187,7 +187,7 @@ struct PoolTile {
     async_commit();
   }
 
-  // The warp's share of the logits of a stage.
+  // Computes the warp's share of the logits of a stage.
   __device__ __forceinline__ void multiply_rows(int stage) {
     constexpr Operand kLeft = kFloat || Rows::kChanges ? Operand::kSplit : Operand::kExact;
     float logits[kTokens / 16][4] = {};
@@ -210,7 +210,7 @@ struct PoolTile {
       for (int k = 0; k < 4; ++k) shared.partial[warp][2 * t + k % 2][16 * i + g + k / 2 * 8] = logits[i][k];
   }
 
-  // The exponentials of head `warp`, relative to the largest logit so far.
+  // Computes the exponentials of head `warp`, relative to the largest logit so far.
   __device__ __forceinline__ void exponentiate(int count, float scale) {
     constexpr int kMine = ceil_div(kTokens, kWarp);
     float logits[kMine];

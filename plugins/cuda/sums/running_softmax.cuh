@@ -37,7 +37,7 @@ struct RunningSum {
 
   __device__ __forceinline__ void add(float key, float value) { merge({key, value, 1.0f}); }
 
-  // 0 where no key was counted.
+  // Returns 0 where no key was counted.
   __device__ __forceinline__ float mean() const { return denominator == 0.0f ? 0.0f : numerator / denominator; }
 };
 
@@ -97,7 +97,7 @@ struct BinarySum {
     reference = fmaxf(reference, other.reference);
   }
 
-  // 0 where no key was counted, as the numerator is.
+  // Returns 0 where no key was counted, because the numerator is 0.
   __device__ __forceinline__ float mean() const {
     return machine::fast_divide(numerator, denominator == 0.0f ? 1.0f : denominator);
   }

@@ -123,7 +123,7 @@ template <int N>
 struct ScanPlace {
   int column = threadIdx.x % kScanColumns * N, slot = threadIdx.x / kScanColumns;
   int64_t b, channel;
-  int node;  // the block's, of the level above
+  int node;  // the record of the level above that sums up the block's records
   bool active;
 
   __device__ __forceinline__ ScanPlace(int64_t channels, int nodes) {
@@ -134,7 +134,7 @@ struct ScanPlace {
     active = channel < channels;
   }
 
-  // Reads the thread's records from `first` on; empty ones where the level ends.
+  // Reads the thread's records from `first` on. Past the end of the level, records are empty.
   __device__ __forceinline__ void load(const Level& level, int64_t channels, int first,
                                        Records<N> (&records)[kScanRecords]) const {
     const int i = first + slot * kScanRecords, count = active ? level.count - i : 0;

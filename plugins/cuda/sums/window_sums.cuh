@@ -28,7 +28,7 @@ constexpr int kUnscannedPieces = 9;
 struct WindowSums : PieceSums {
   int64_t left, right, tokens, low, high;
 
-  WindowSums(const AftCudaSequence& s, int64_t left, int64_t right, void* memory)
+  WindowSums(const StridedSequence& s, int64_t left, int64_t right, void* memory)
       : PieceSums(s.batch, s.channels, static_cast<int>(2 * ceil_div<int64_t>(s.tokens, kWindowRows) + 1), s.causal,
                   memory),
         left(left),
@@ -45,7 +45,7 @@ struct WindowSums : PieceSums {
     return i < 0 ? 0 : static_cast<int64_t>(i / 2) * kWindowRows + (i % 2 ? high : low);
   }
 
-  // The pieces before a key that is a cut or beyond the sequence's ends.
+  // Returns the number of pieces before a key, which is a cut between pieces or outside of the sequence.
   __device__ __forceinline__ int pieces_before(int64_t key) const {
     if (key <= 0) return 0;
     if (key >= tokens) return pieces;
@@ -83,7 +83,7 @@ struct Outside {
 // Warps beyond those call prepare(item), items [0, prepare.items), which is the mechanism's own.
 template <class T, int N, int kKeys, class Prepare>
 __global__ void __launch_bounds__(kSumThreads, 3)
-    sum_pieces_kernel(const AftCudaSequence s, const WindowSums w, const int64_t channels_per_key, const int64_t blocks,
+    sum_pieces_kernel(const StridedSequence s, const WindowSums w, const int64_t channels_per_key, const int64_t blocks,
                       const Prepare prepare) {
   if (blockIdx.x >= blocks) {
     const int64_t item = (blockIdx.x - blocks) * kSumWarps + threadIdx.x / kWarp;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kSumThreads, 3)
 
 // The launches before the mechanism's own.
 template <class T, int N, int kKeys, class Prepare>
-int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_per_key, const Prepare& prepare,
+int sum_outside(const StridedSequence& s, const WindowSums& w, int64_t channels_per_key, const Prepare& prepare,
                 cudaStream_t stream) {
   const int64_t blocks = ceil_div<int64_t>(s.batch * w.pieces * (s.channels / N), kSumThreads);
   const dim3 grid(static_cast<unsigned>(blocks + ceil_div<int64_t>(prepare.items, kSumWarps)));

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -29,49 +29,50 @@ class FeatureMap(IntEnum):
     ELU, RELU = range(2)
 
 
-class CudaTensor(Structure):
-    _fields_ = [("data", c_void_p), ("batch_stride", c_int64), ("token_stride", c_int64)]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "CudaTensor":
-        if tensor.stride(2) != 1:
-            raise ValueError("the channels of a row must lie side by side")
-        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
-
-
 class Sequence(Structure):
     _fields_ = [
         ("element", c_int),
-        ("causal", c_int),
+        ("causal", c_bool),
         ("batch", c_int64),
         ("tokens", c_int64),
         ("channels", c_int64),
-        ("query", CudaTensor),
-        ("key", CudaTensor),
-        ("value", CudaTensor),
+        ("query", c_void_p),
+        ("key", c_void_p),
+        ("value", c_void_p),
         ("lengths", c_void_p),
         ("output", c_void_p),
     ]
 
 
 def _call(*fields: tuple[str, type]) -> type[Structure]:
-    return type("Call", (Structure,), {"_fields_": [("sequence", Sequence), *fields]})
+    return type("Call", (Sequence,), {"_fields_": fields})
 
 
+_GATE = (("gate", c_int), ("cpu_eps", c_float))
+_HEADS = (
+    ("heads", c_int64),
+    ("kv_heads", c_int64),
+    ("value_width", c_int64),
+    ("key_tokens", c_int64),
+    ("key_lengths", c_void_p),
+)
 CALLS = {
-    "aft_simple": _call(("gate", c_int)),
+    "aft_simple": _call(("gate", c_int), ("cpu_key_channels", c_int64), ("cpu_eps", c_float)),
     "aft_full": _call(
-        ("gate", c_int),
+        *_GATE,
+        ("precision", c_int),
+        ("cpu_methods", c_int * 7),
         ("position_bias", c_void_p),
         ("position_bias_width", c_int64),
-        ("precision", c_int),
+        ("constant_bias", c_bool),
+        ("packed_bias", c_void_p),
     ),
-    "aft_local": _call(
-        ("gate", c_int), ("band", c_void_p), ("band_rows", c_int64), ("window", c_int64)
+    "aft_local": _call(*_GATE, ("band", c_void_p), ("band_rows", c_int64), ("window", c_int64)),
+    "aft_conv": _call(*_GATE, ("filter", c_void_p), ("heads", c_int64), ("taps", c_int64)),
+    "efficient_attention": _call(*_HEADS, ("normalization", c_int), ("scale", c_float)),
+    "linear_attention": _call(
+        *_HEADS, ("feature_map", c_int), ("normalizer", c_int), ("eps", c_float)
     ),
-    "aft_conv": _call(("gate", c_int), ("filter", c_void_p), ("heads", c_int64), ("taps", c_int64)),
-    "efficient_attention": _call(("normalization", c_int), ("heads", c_int64), ("scale", c_float)),
-    "linear_attention": _call(("feature_map", c_int), ("heads", c_int64), ("eps", c_float)),
     "fastformer": _call(("alpha_weight", c_void_p), ("beta_weight", c_void_p), ("heads", c_int64)),
     "layer_norm_fastformer": _call(
         ("norm_weight", c_void_p),
@@ -88,7 +89,7 @@ CALLS = {
         ("heads", c_int64),
     ),
 }
-"""The parameter struct of every kernel, by stem."""
+"""The parameter struct of every kernel, by stem, as plugins/cpu/kernels.h declares it."""
 
 
 class Kernels:
@@ -116,7 +117,7 @@ class Kernels:
 
         Args:
             stem: of the kernel.
-            query, value: ``[B, T, D]``; their channels lie side by side.
+            query, value: ``[B, T, D]``, contiguous.
             key: likewise, ``[B, T, H]`` for ``aft_conv``.
             lengths: int64 ``[B]``.
             fields: the other members of the struct; tensors are contiguous.
@@ -178,22 +179,20 @@ class Kernels:
         causal: bool,
         **fields: Tensor | float,
     ) -> tuple[Structure, Tensor]:
+        if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+            raise ValueError("expected contiguous tensors")
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        sequence = Sequence(
+        sequence = (
             ELEMENTS[query.dtype],
             causal,
             *query.shape,
-            CudaTensor.of(query),
-            CudaTensor.of(key),
-            CudaTensor.of(value),
-            lengths.data_ptr(),
-            output.data_ptr(),
+            *(tensor.data_ptr() for tensor in (query, key, value, lengths, output)),
         )
         members = {
             name: field.data_ptr() if isinstance(field, Tensor) else field
             for name, field in fields.items()
         }
-        return CALLS[stem](sequence, **members), output
+        return CALLS[stem](*sequence, **members), output
 
     def _workspace(self, stem: str, call: Structure, query: Tensor) -> Tensor:
         size = self._function(f"aft_cuda_{stem}_workspace", type(call))

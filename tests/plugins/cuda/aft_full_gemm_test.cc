@@ -2,21 +2,21 @@
 
 #include "aft_full.h"
 
-static AftCudaElement product_element(const AftCudaAftFull& call) {
-  if (call.precision == AFT_CUDA_EXP_FLOAT32) return AFT_CUDA_FLOAT32;
-  return call.precision == AFT_CUDA_EXP_FLOAT16 ? AFT_CUDA_FLOAT16 : AFT_CUDA_BFLOAT16;
+static Element product_element(const aft::AftFull& call) {
+  if (call.precision == aft::Precision::kFloat32) return Element::kFloat32;
+  return call.precision == aft::Precision::kFloat16 ? Element::kFloat16 : Element::kBfloat16;
 }
 
-static float rounded(float x, AftCudaElement element) {
+static float rounded(float x, Element element) {
   unsigned char memory[4];
   encode(x, element, memory);
   return decode(memory, element);
 }
 
 // products[b] = exp(w - row maxima) entries[b]; float16 ends early, so that sums do go beyond it.
-static void multiply(const AftFull& formula, AftCudaElement element, unsigned char* entries,
+static void multiply(const AftFull& formula, Element element, unsigned char* entries,
                      unsigned char* products) {
-  const AftCudaSequence& s = formula.call.sequence;
+  const aft::Sequence& s = formula.call;
   const size_t size = element_size(element);
   const int64_t columns = 2 * s.channels;
   std::vector<float> right(s.batch * s.tokens * columns), weights(s.tokens), sums(columns);
@@ -32,20 +32,20 @@ static void multiply(const AftFull& formula, AftCudaElement element, unsigned ch
         for (int64_t c = 0; c < columns; ++c) sums[c] += weights[u] * right[(b * s.tokens + u) * columns + c];
       unsigned char* row = products + (b * s.tokens + t) * columns * size;
       for (int64_t c = 0; c < columns; ++c) {
-        const bool overflows = element == AFT_CUDA_FLOAT16 && std::fabs(sums[c]) > 64.0f;
+        const bool overflows = element == Element::kFloat16 && std::fabs(sums[c]) > 64.0f;
         encode(overflows ? std::copysign(INFINITY, sums[c]) : sums[c], element, row + c * size);
       }
     }
   }
 }
 
-static int run(const AftFull& formula, const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
-  const AftCudaSequence& s = call->sequence;
+static int run(const AftFull& formula, const aft::AftFull* call, void* workspace, cudaStream_t stream) {
+  const aft::Sequence& s = *call;
   if (device::only_checks_launches()) {
     const int status = aft_cuda_aft_full_prepare(call, workspace, workspace, stream);
     return status ? status : aft_cuda_aft_full_finish(call, workspace, stream);
   }
-  const AftCudaElement element = product_element(*call);
+  const Element element = product_element(*call);
   const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(element);
   Buffer entries(bytes), products(bytes);
   if (const int status = aft_cuda_aft_full_prepare(call, entries.data(), workspace, stream)) return status;
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
     Problem problem(c, bounds, c.channels);
     const AftFull formula(problem);
-    const auto kernels = [&](const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+    const auto kernels = [&](const aft::AftFull* call, void* workspace, cudaStream_t stream) {
       return run(formula, call, workspace, stream);
     };
     if (!c.causal) return problem.check(formula.call, aft_cuda_aft_full_prepare_workspace, kernels, formula);

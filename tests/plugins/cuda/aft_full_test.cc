@@ -1,7 +1,7 @@
 // AFT-full against its formula.
 
 #include "aft_full.h"
-#include "changed_inputs.h"
+#include "problem.h"
 
 static int check(Problem& problem, const AftFull& formula) {
   return problem.check(formula.call, aft_cuda_aft_full_workspace, aft_cuda_aft_full, formula);
@@ -10,11 +10,11 @@ static int check(Problem& problem, const AftFull& formula) {
 // References of keys and of rows of the bias that round by more than the numbers differ.
 static int check_large_references(const Bounds& bounds) {
   int failures = 0;
-  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
+  for (Element element : {Element::kFloat32, Element::kFloat16, Element::kBfloat16})
     for (float offset : {1e4f, -1e4f, 1e6f, 1e20f})
       for (int index = 0; index < 6; ++index) {
-        if (element == AFT_CUDA_FLOAT16 && std::fabs(offset) > 6e4f) continue;
-        const Case c = short_document(130, element, index % 2 == 1, AFT_CUDA_SIGMOID, index);
+        if (element == Element::kFloat16 && std::fabs(offset) > 6e4f) continue;
+        const Case c = short_document(130, element, index % 2 == 1, Gate::kSigmoid, index);
         device::doing = "references of " + std::to_string(offset) + ", " + c.name();
         Problem problem(c, bounds, c.channels);
         AftFull formula(problem);
@@ -27,12 +27,11 @@ static int check_large_references(const Bounds& bounds) {
   return failures;
 }
 
+static int try_case(const Case& c, const Bounds& bounds) {
+  Problem problem(c, bounds, c.channels);
+  return check(problem, AftFull(problem));
+}
+
 int main(int argc, char** argv) {
-  const int status = run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
-    Problem problem(c, bounds, c.channels);
-    return check(problem, AftFull(problem));
-  });
-  if (status != EXIT_SUCCESS || argc < 4) return status;  // without bounds only accesses are counted
-  const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
-  return check_large_references(bounds) ? EXIT_FAILURE : EXIT_SUCCESS;
+  return run_cases(argc, argv, try_case, check_large_references);
 }

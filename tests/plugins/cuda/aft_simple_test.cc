@@ -1,32 +1,31 @@
 // AFT-simple against its formula.
 
-#include "changed_inputs.h"
-#include "gate.h"
+#include "problem.h"
 
 static int check(Problem& problem, const std::function<oracle::Values(const oracle::Document&)>& formula) {
-  const AftCudaAftSimple call{problem.sequence, problem.c.gate};
+  const aft::AftSimple call{problem.sequence, problem.c.gate, 0, 0.0f};
   return problem.check(call, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, formula);
 }
 
 static int check(Problem& problem) {
-  return check(problem, [&](const oracle::Document& d) { return oracle::aft_simple(d, gate(problem.c.gate)); });
+  return check(problem, [&](const oracle::Document& d) { return oracle::aft_simple(d, formula_gate(problem.c.gate)); });
 }
 
 // References that round by more than the keys differ, and a mask by value that no weight may come from.
 static int check_large_keys(const Bounds& bounds) {
   int failures = 0;
-  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
+  for (Element element : {Element::kFloat32, Element::kFloat16, Element::kBfloat16})
     for (bool causal : {false, true}) {
-      const Case c = short_document(700, element, causal, AFT_CUDA_SIGMOID);
+      const Case c = short_document(700, element, causal, Gate::kSigmoid);
       device::doing = "large keys, " + c.name();
       for (float offset : {1e4f, -1e4f, 1e6f, -1e8f}) {
-        if (element == AFT_CUDA_FLOAT16 && std::fabs(offset) > 6e4f) continue;
+        if (element == Element::kFloat16 && std::fabs(offset) > 6e4f) continue;
         Problem problem(c, bounds, c.channels);
         const float spread = std::max(1.0f, std::fabs(offset) / 1e6f);
         change_keys(problem, [&](int64_t, float key) { return offset + spread * key; });
         failures += check(problem);
       }
-      if (element == AFT_CUDA_FLOAT16) continue;
+      if (element == Element::kFloat16) continue;
       Problem problem(c, bounds, c.channels);
       change_keys(problem, [&](int64_t i, float key) {
         const int64_t t = i / c.channels, channel = i % c.channels;
@@ -41,7 +40,7 @@ static int check_large_keys(const Bounds& bounds) {
 static int check_many_chunks(const Bounds& bounds) {
   int failures = 0;
   for (bool causal : {false, true}) {
-    const Case c = short_document(16385, AFT_CUDA_FLOAT32, causal, AFT_CUDA_NO_GATE);
+    const Case c = short_document(16385, Element::kFloat32, causal, Gate::kNone);
     device::doing = "many chunks, " + c.name();
     Problem problem(c, bounds, c.channels);
     failures += check(problem, [](const oracle::Document& d) {
@@ -63,12 +62,12 @@ static int check_many_chunks(const Bounds& bounds) {
   return failures;
 }
 
+static int try_case(const Case& c, const Bounds& bounds) {
+  Problem problem(c, bounds, c.channels);
+  return check(problem);
+}
+
 int main(int argc, char** argv) {
-  const int status = run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
-    Problem problem(c, bounds, c.channels);
-    return check(problem);
-  });
-  if (status != EXIT_SUCCESS || argc < 4) return status;  // without bounds only accesses are counted
-  const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
-  return check_large_keys(bounds) + check_many_chunks(bounds) ? EXIT_FAILURE : EXIT_SUCCESS;
+  return run_cases(argc, argv, try_case,
+                   [](const Bounds& bounds) { return check_large_keys(bounds) + check_many_chunks(bounds); });
 }

@@ -17,16 +17,18 @@ enum class Data {
 
 enum class Layout {
   kPacked,
-  kSliced,    // query, key and value are slices of one [batch, tokens, 3 * channels] tensor
   kUnaligned  // packed, but every tensor starts one element after a multiple of 16 bytes
 };
+
+using aft::Element;
+using aft::Gate;
 
 struct Case {
   int index;
   int64_t batch, tokens, channels, heads;  // heads divides channels
-  AftCudaElement element;
+  Element element;
   bool causal;
-  AftCudaGate gate;
+  Gate gate;
   Data data;
   Layout layout;
   std::vector<int64_t, device::HostAllocator<int64_t>> lengths;
@@ -50,16 +52,16 @@ inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (int64_t tokens : {1, 2, 31, 32, 33, 63, 65, 127, 257, 700})
     for (int64_t channels : {8, 36, 64, 72})
-      for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16})
+      for (Element element : {Element::kFloat32, Element::kFloat16, Element::kBfloat16})
         for (bool causal : {false, true}) {
           if (tokens == 700 && channels != 8) continue;
           Case c{static_cast<int>(cases.size()), 1, tokens, channels, 1, element, causal, {}, {}, {}, {}};
           c.batch = 1 + c.draw(3, 1);
           const int64_t heads = channels == 36 || channels == 72 ? 3 : 2;
           c.heads = c.draw(2, 2) ? heads : 1;
-          c.gate = static_cast<AftCudaGate>(c.draw(3, 3));
+          c.gate = static_cast<Gate>(c.draw(3, 3));
           c.data = static_cast<Data>(c.draw(4, 4));
-          c.layout = static_cast<Layout>(c.draw(3, 5));
+          c.layout = static_cast<Layout>(c.draw(2, 5));
           for (int64_t b = 0; b < c.batch; ++b) {
             const int64_t some[] = {tokens, (tokens + 1) / 2, 0, c.draw(tokens + 1, 6), tokens - 1};
             c.lengths.push_back(some[c.draw(5, 7 + static_cast<unsigned>(b))]);
@@ -72,8 +74,8 @@ inline std::vector<Case> all_cases() {
 inline std::string Case::name() const {
   static const char* const elements[] = {"float32", "float16", "bfloat16"};
   static const char* const contents[] = {"small", "large", "late key", "dominating key"};
-  static const char* const layouts[] = {"packed", "sliced", "unaligned"};
-  std::string text = "case " + std::to_string(index) + ", " + (causal ? "causal " : "") + elements[element] + " [" +
+  static const char* const layouts[] = {"packed", "unaligned"};
+  std::string text = "case " + std::to_string(index) + ", " + (causal ? "causal " : "") + elements[static_cast<int>(element)] + " [" +
                      std::to_string(batch) + ", " + std::to_string(tokens) + ", " + std::to_string(channels) + "], " +
                      std::to_string(heads) + " heads, " + contents[static_cast<int>(data)] + ", " +
                      layouts[static_cast<int>(layout)] + ", lengths";

@@ -15,6 +15,7 @@ from aftexport.parity import TOLERANCES
 
 REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugins" / "cuda"
+INCLUDES = (KERNELS, KERNELS.parent)
 STEMS = sorted(path.stem for path in KERNELS.rglob("*.cu"))
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 

@@ -1,6 +1,6 @@
 // LayerNormFastformer against the layer as its authors write it, where queries and keys exist for every token.
 
-#include "heads.h"
+#include "problem.h"
 
 struct Layer {
   const Case& c;
@@ -66,7 +66,7 @@ static int try_layer(const Case& c, const Bounds& bounds) {
   const int64_t d = c.channels;
   const float unit = std::sqrt(3.0f / static_cast<float>(d));  // makes a product as large as its rows
   const float logits = unit * (c.data == Data::kLarge ? 100.0f : c.data == Data::kSmall ? 1.0f : 20.0f);
-  const AftCudaLayerNormFastformer call{problem.sequence,
+  const aft::cuda::LayerNormFastformer call{problem.sequence,
                                         problem.input(d, 1.5f, layer.norm_weight),
                                         problem.input(d, 0.5f, layer.norm_bias),
                                         static_cast<float>(Layer::kEpsilon),
@@ -88,7 +88,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
   Case own = c;
   own.causal = false;
   if (c.tokens == 700) {
-    if (c.causal && c.element != AFT_CUDA_FLOAT32) return 0;
+    if (c.causal && c.element != Element::kFloat32) return 0;
     own.tokens = c.causal ? 16450 : 4097;
     own.batch = 1;
     own.lengths = {own.tokens - 1};
@@ -106,5 +106,5 @@ static int try_case(const Case& c, const Bounds& bounds) {
 }
 
 int main(int argc, char** argv) {
-  return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) { return with_more_widths(c, bounds, try_case); });
+  return run_cases(argc, argv, with_more_widths(try_case));
 }

@@ -14,19 +14,14 @@ from . import emulated
 
 TABLE = Path(__file__).with_name("memory_accesses.tsv")
 _KERNEL = re.compile(r"(\w+)(?:<[^(]*>)?\(")
-_CASTS = re.compile(r"\((anonymous namespace|AftCudaGate)\)")
+_CASTS = re.compile(r"\((anonymous namespace|aft::Gate)\)")
 
 
 class Ratios(NamedTuple):
-    """What a kernel's accesses take, relative to the fewest for as many bytes.
+    """What a kernel's accesses take, relative to the fewest for as many bytes."""
 
-    Args:
-        passes: the ratio of the passes over the banks of shared memory.
-        sectors: the ratio of the sectors of global memory.
-    """
-
-    passes: float
-    sectors: float
+    passes: float  # over the banks of shared memory
+    sectors: float  # of global memory
 
 
 class Bound(NamedTuple):

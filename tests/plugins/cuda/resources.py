@@ -32,22 +32,14 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\w+), (\d+)\)\s*(\w+)\(")
 
 
 class Kernel(NamedTuple):
-    """A form of a kernel as compiled for one architecture.
+    """A form of a kernel as compiled for one architecture."""
 
-    Attributes:
-        name: the name in the source with its template arguments, as in ``sum_kernel<Half, 8>``.
-        architecture: the compute capability without its dot.
-        spilled: bytes of a thread's registers in local memory.
-        registers: number of registers of a thread.
-        static, dynamic: bytes of a block's shared memory; dynamic ones are set by the launch.
-    """
-
-    name: str
-    architecture: str
-    spilled: int
-    registers: int
-    static: int
-    dynamic: int
+    name: str  # with its template arguments, as in ``sum_kernel<Half, 8>``
+    architecture: str  # the compute capability without its dot
+    spilled: int  # bytes of a thread's registers in local memory
+    registers: int  # of a thread
+    static: int  # bytes of a block's shared memory
+    dynamic: int  # the same, as the launch sets it
 
     @property
     def function(self) -> str:
@@ -61,19 +53,13 @@ class Kernel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table, with a number of registers for each of ``ARCHITECTURES``.
+    """A row of the table: a kernel, and the maxima of its forms."""
 
-    Attributes:
-        kernel: source file, function and, if the shared memory depends on it, width.
-        forms: number of the kernel's combinations of template arguments.
-        spilled, shared, registers: the maxima of these forms.
-    """
-
-    kernel: str
-    forms: int
+    kernel: str  # source file, function and, if the shared memory depends on it, width
+    forms: int  # number of combinations of template arguments
     spilled: int
     shared: int
-    registers: tuple[int, ...]
+    registers: tuple[int, ...]  # for each of ``ARCHITECTURES``
 
     def worse_than(self, known: "Row") -> list[str]:
         """Describe the numbers that are worse than the table's."""
@@ -158,7 +144,7 @@ def _readable_names(mangled: Iterable[str]) -> list[str]:
     """Return names of kernels with their template arguments, without namespaces."""
     done = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True)
     printed = done.stdout
-    for words in ("aft::cuda::", "(anonymous namespace)::", "(AftCudaGate)"):
+    for words in ("aft::cuda::", "(anonymous namespace)::", "(aft::Gate)"):
         printed = printed.replace(words, "")
     return [line.removeprefix("void ").partition("(")[0] for line in printed.splitlines()]
 
@@ -176,7 +162,7 @@ def _dynamic_sizes() -> dict[tuple[str, int], int]:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "shared_sizes"
         compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-fno-strict-aliasing"]
-        includes = [f"-I{emulated.KERNELS}", f"-I{source.parent / 'emulator'}"]
+        includes = [f"-I{folder}" for folder in (*emulated.INCLUDES, source.parent / "emulator")]
         subprocess.run([*compiler, *includes, source, "-o", program], check=True)
         printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     words = [line.split() for line in printed.splitlines()]

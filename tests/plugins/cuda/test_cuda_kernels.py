@@ -47,13 +47,3 @@ def test_kernel_matches_definition(
     done = emulated.run(programs / f"{stem}_test", emulated.share())
     assert done.returncode == 0, done.stdout + done.stderr
     count_cases(*emulated.cases(done.stdout))
-
-
-def test_the_interface_is_plain_c(tmp_path: Path) -> None:
-    source = tmp_path / "interface.c"
-    source.write_text('#include "kernels.h"\n')
-    command = ["g++", "-x", "c", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    done = subprocess.run(
-        [*command, "-I", emulated.KERNELS, source], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -79,8 +79,6 @@ def test_binding_matches_kernel_declarations(
 def test_every_member_of_a_call_arrives(kernels: Kernels, mechanism: str) -> None:
     workload = small(mechanism, causal=mechanism != LAYER)
     tensors = workload.tensors("cpu")
-    both = torch.cat((tensors["query"], tensors["value"]), 2)
-    tensors["query"], tensors["value"] = both.chunk(2, 2)
     members = dict(CALLS[mechanism]._fields_)
     settings = {name: value for name, value in SETTINGS.items() if name in members}
     output = workload.kernel(kernels, tensors, **settings)()

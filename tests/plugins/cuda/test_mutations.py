@@ -66,8 +66,8 @@ def build_mutant(
     """Build the kernel with the fault and link the test to it, as a program that counts too."""
     sources, tests = planted(mutation, folder)
     stem, program, kernel = mutation.kernel, folder / "mutant", folder / "kernel.o"
-    common = ["-std=c++17", "-fno-strict-aliasing", f"-I{sources}", f"-I{tests}"]
-    common += [f"-I{TESTS / 'emulator'}", "-x", "c++"]
+    common = ["-std=c++17", "-fno-strict-aliasing", f"-I{sources}", f"-I{emulated.KERNELS.parent}"]
+    common += [f"-I{tests}", f"-I{TESTS / 'emulator'}", "-x", "c++"]
     compiled([*options, *common, "-c", next(sources.rglob(f"{stem}.cu")), "-o", kernel])
     definition = programs / "CMakeFiles" / f"{stem}_definition.dir" / f"{stem}_test.cc.o"
     if tests != TESTS:

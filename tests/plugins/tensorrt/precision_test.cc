@@ -7,12 +7,12 @@
 namespace {
 
 constexpr int64_t kBatch = 2, kTokens = 33, kChannels = 16;
-constexpr AftCudaExpPrecision kFloat32 = AFT_CUDA_EXP_FLOAT32, kFloat16 = AFT_CUDA_EXP_FLOAT16,
-                              kBFloat16 = AFT_CUDA_EXP_BFLOAT16;
+constexpr aft::Precision kFloat32 = aft::Precision::kFloat32, kFloat16 = aft::Precision::kFloat16,
+                              kBFloat16 = aft::Precision::kBfloat16;
 
 struct Choice {
   const char* word;  // null: the field is not given
-  AftCudaExpPrecision by_element[3];
+  aft::Precision by_element[3];
 };
 const Choice kChoices[] = {{nullptr, {kFloat32, kFloat32, kFloat32}},
                            {"fp32", {kFloat32, kFloat32, kFloat32}},
@@ -24,22 +24,22 @@ std::string bits_of(Buffer& buffer) {
   return {reinterpret_cast<const char*>(buffer.host()), buffer.bytes};
 }
 
-std::string by_kernel(AftCudaAftFull call, AftCudaExpPrecision precision, size_t bytes) {
+std::string by_kernel(aft::AftFull call, aft::Precision precision, size_t bytes) {
   Buffer output(bytes), workspace(aft_cuda_aft_full_workspace(&call));
-  call.sequence.output = output.data();
+  call.output = output.data();
   call.precision = precision;
   if (aft_cuda_aft_full(&call, workspace.data(), nullptr) != 0) stop("the kernel refuses the call");
   return bits_of(output);
 }
 
-std::string by_plugin(IPluginCreatorV3One& creator, const AftCudaAftFull& call, const char* word, size_t bytes) {
+std::string by_plugin(IPluginCreatorV3One& creator, const aft::AftFull& call, const char* word, size_t bytes) {
   std::vector<PluginField> fields;
   if (word) fields.emplace_back("precision", word, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(word)));
   Instance plugin(create(creator, fields, TensorRTPhase::kRUNTIME));
   if (!plugin.plugin) stop(std::string("the plugin refuses precision ") + word);
 
   const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
-  const DataType type = types[call.sequence.element];
+  const DataType type = types[static_cast<int>(call.element)];
   const PluginTensorDesc sequence = describe({kBatch, kTokens, kChannels}, type);
   const std::vector<PluginTensorDesc> descs{sequence, sequence, sequence, describe({kTokens, kTokens}, type),
                                             describe({kBatch}, DataType::kINT64)};
@@ -48,8 +48,8 @@ std::string by_plugin(IPluginCreatorV3One& creator, const AftCudaAftFull& call, 
   const auto count = static_cast<int32_t>(descs.size());
   Buffer output(bytes), workspace(plugin.build->getWorkspaceSize(profile.data(), count, profile.data(), 1));
 
-  const AftCudaSequence& s = call.sequence;
-  const void* const inputs[] = {s.query.data, s.key.data, s.value.data, call.position_bias, s.lengths};
+  const aft::Sequence& s = call;
+  const void* const inputs[] = {s.query, s.key, s.value, call.position_bias, s.lengths};
   void* const outputs[] = {output.data()};
   if (plugin.runtime->onShapeChange(descs.data(), count, &sequence, 1) != 0 ||
       plugin.runtime->enqueue(descs.data(), &sequence, inputs, outputs, workspace.data(), nullptr) != 0)
@@ -63,22 +63,23 @@ int main() {
   const Plugins plugins;
   IPluginCreatorV3One& creator = plugins.creator("AftFull");
   int failures = 0;
-  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16}) {
-    const Case c{0,     kBatch,       kTokens,        kChannels,       1, element, false, AFT_CUDA_SIGMOID,
+  for (Element element : {Element::kFloat32, Element::kFloat16, Element::kBfloat16}) {
+    const Case c{0,     kBatch,       kTokens,        kChannels,       1, element, false, Gate::kSigmoid,
                  Data::kSmall, Layout::kPacked, {kTokens, 20}};
     Problem problem(c, {}, kChannels);
     Numbers bias;
-    const AftCudaAftFull call{problem.sequence, c.gate, problem.input(kTokens * kTokens, 1.0f, bias), kTokens, {}};
+    const void* const data = problem.input(kTokens * kTokens, 1.0f, bias);
+    const aft::AftFull call{problem.sequence, c.gate, 0.0f, {}, {}, data, kTokens, false, nullptr};
     const size_t bytes = static_cast<size_t>(kBatch * kTokens * kChannels) * element_size(element);
 
     const std::string exact = by_kernel(call, kFloat32, bytes);
-    if (element != AFT_CUDA_FLOAT32 && by_kernel(call, kBFloat16, bytes) == exact) stop("bfloat16 tells nothing");
-    if (element == AFT_CUDA_FLOAT16)
-      for (AftCudaExpPrecision other : {kFloat32, kBFloat16})
+    if (element != Element::kFloat32 && by_kernel(call, kBFloat16, bytes) == exact) stop("bfloat16 tells nothing");
+    if (element == Element::kFloat16)
+      for (aft::Precision other : {kFloat32, kBFloat16})
         if (by_kernel(call, kFloat16, bytes) == by_kernel(call, other, bytes)) stop("float16 tells nothing");
     for (const Choice& choice : kChoices) {
-      if (by_plugin(creator, call, choice.word, bytes) == by_kernel(call, choice.by_element[element], bytes)) continue;
-      std::printf("FAILED: element %d, precision %s\n", element, choice.word ? choice.word : "not given");
+      if (by_plugin(creator, call, choice.word, bytes) == by_kernel(call, choice.by_element[static_cast<int>(element)], bytes)) continue;
+      std::printf("FAILED: element %d, precision %s\n", static_cast<int>(element), choice.word ? choice.word : "not given");
       ++failures;
     }
   }

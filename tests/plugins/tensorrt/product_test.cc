@@ -32,42 +32,43 @@ void enqueue(IPluginCreatorV3One& creator, const std::vector<PluginField>& field
 int main() {
   const Plugins plugins;
   IPluginCreatorV3One &prepare = plugins.creator("AftFullPrepare"), &finish = plugins.creator("AftFullFinish");
-  const AftCudaExpPrecision precisions[] = {AFT_CUDA_EXP_FLOAT32, AFT_CUDA_EXP_FLOAT16, AFT_CUDA_EXP_BFLOAT16};
   const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
   const char* const gates[] = {"sigmoid", "tanh", "none"};
   int failures = 0;
-  for (AftCudaElement element : {AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16}) {
-    const AftCudaGate gate = static_cast<AftCudaGate>(element);  // each gate once
+  for (int index : {0, 1, 2}) {
+    const auto element = static_cast<Element>(index);
+    const Gate gate = static_cast<Gate>(index);  // each gate once
     const Case c{0,    kBatch,       kTokens,        kChannels,       1, element, false, gate,
                  Data::kSmall, Layout::kPacked, {kTokens, 20}};
     Problem problem(c, {}, kChannels);
     Numbers numbers;
-    const AftCudaAftFull call{problem.sequence, gate, problem.input(kTokens * kTokens, 1.0f, numbers), kTokens,
-                              precisions[element]};
-    const AftCudaSequence& s = call.sequence;
+    const void* const bias = problem.input(kTokens * kTokens, 1.0f, numbers);
+    const auto precision = static_cast<aft::Precision>(index);  // of the element
+    const aft::AftFull call{problem.sequence, gate, 0.0f, precision, {}, bias, kTokens, false, nullptr};
+    const aft::Sequence& s = call;
     const size_t bytes = static_cast<size_t>(kBatch * kTokens * kChannels) * element_size(element);
     Buffer workspace(aft_cuda_aft_full_prepare_workspace(&call)), entries(2 * bytes), plugin_entries(2 * bytes);
     if (aft_cuda_aft_full_prepare(&call, entries.data(), workspace.data(), nullptr) != 0) stop("prepare refuses");
 
-    const DataType type = types[element];
+    const DataType type = types[index];
     const PluginTensorDesc sequence = describe({kBatch, kTokens, kChannels}, type),
                            lengths = describe({kBatch}, DataType::kINT64);
-    enqueue(prepare, {}, {sequence, sequence, lengths}, {s.key.data, s.value.data, s.lengths}, plugin_entries.data());
+    enqueue(prepare, {}, {sequence, sequence, lengths}, {s.key, s.value, s.lengths}, plugin_entries.data());
     const std::string made = bits_of(entries);
     if (made.find_first_not_of(made.front()) == std::string::npos) stop("the entries tell nothing");
     failures += made != bits_of(plugin_entries);
 
     // The entries are also products, those of biases that are -infinity but on the diagonal.
     Buffer output(bytes), plugin_output(bytes);
-    AftCudaAftFull finished = call;
-    finished.sequence.output = output.data();
+    aft::AftFull finished = call;
+    finished.output = output.data();
     if (aft_cuda_aft_full_finish(&finished, entries.data(), nullptr) != 0) stop("finish refuses");
     const std::vector<PluginField> fields{
-        {"gate", gates[gate], PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(gates[gate]))}};
+        {"gate", gates[index], PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(gates[index]))}};
     enqueue(finish, fields,
             {sequence, sequence, sequence, describe({kTokens, kTokens}, type),
              describe({kBatch, kTokens, 2 * kChannels}, type), lengths},
-            {s.query.data, s.key.data, s.value.data, call.position_bias, entries.data(), s.lengths},
+            {s.query, s.key, s.value, call.position_bias, entries.data(), s.lengths},
             plugin_output.data());
     failures += bits_of(output) != bits_of(plugin_output);
   }

@@ -30,35 +30,9 @@ struct Request {
               std::string(static_cast<const char*>(field.data), static_cast<size_t>(field.length) * size_of(field));
     return text;
   }
-  static size_t size_of(const PluginField& field) { return field.type == PluginFieldType::kCHAR ? 1 : 4; }
-};
-
-class Slices {  // packed copies of tensors, for TensorRT knows no strides
- public:
-  Slices() = default;
-  Slices(const Slices&) = delete;
-  ~Slices() {
-    for (void* copy : copies_) device::release(copy);
+  static size_t size_of(const PluginField& field) {
+    return field.type == PluginFieldType::kCHAR ? 1 : field.type == PluginFieldType::kINT64 ? 8 : 4;
   }
-
-  const void* pack(const AftCudaTensor& tensor, int64_t batch, int64_t tokens, int64_t channels, size_t size) {
-    if (!tensor.data || (tensor.token_stride == channels && tensor.batch_stride == tokens * channels))
-      return tensor.data;
-    const size_t row = static_cast<size_t>(channels) * size;
-    std::vector<char> packed(static_cast<size_t>(batch * tokens) * row);
-    for (int64_t b = 0; b < batch; ++b)
-      for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t first = b * tensor.batch_stride + t * tensor.token_stride;
-        device::read(&packed[static_cast<size_t>(b * tokens + t) * row],
-                     static_cast<const char*>(tensor.data) + static_cast<size_t>(first) * size, row);
-      }
-    copies_.push_back(device::allocate(packed.size()));
-    device::write(copies_.back(), packed.data(), packed.size());
-    return copies_.back();
-  }
-
- private:
-  std::vector<void*> copies_;
 };
 
 struct Engine {
@@ -144,103 +118,71 @@ int run(const Request& request, void* workspace, cudaStream_t stream) {
   return context.enqueue(descs.data(), &output, data.data(), &request.output, workspace, stream);
 }
 
-DataType to_type(AftCudaElement element) {
+DataType to_type(aft::Element element) {
   const DataType types[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
-  return types[element];
+  return types[static_cast<int>(element)];
 }
 
-Request request(const char* op, const AftCudaSequence& s, int64_t key_channels, Slices& slices,
-                std::vector<Tensor> parameters, std::vector<PluginField> fields) {
-  const size_t size = s.element == AFT_CUDA_FLOAT32 ? 4 : 2;
+Request request(const char* op, const aft::Sequence& s, int64_t key_channels, const std::vector<Tensor>& parameters,
+                std::vector<PluginField> fields) {
   Request made{std::string(s.causal ? "Causal" : "") + op, to_type(s.element), {}, s.output, std::move(fields)};
-  const auto add = [&](const AftCudaTensor& tensor, int64_t channels) {
-    made.inputs.push_back({{s.batch, s.tokens, channels}, slices.pack(tensor, s.batch, s.tokens, channels, size)});
-  };
-  add(s.query, s.channels);
-  add(s.key, key_channels);
-  add(s.value, s.channels);
-  for (Tensor& parameter : parameters) made.inputs.push_back(std::move(parameter));
+  const std::vector<int64_t> shape{s.batch, s.tokens, s.channels};
+  made.inputs = {{shape, s.query}, {{s.batch, s.tokens, key_channels}, s.key}, {shape, s.value}};
+  made.inputs.insert(made.inputs.end(), parameters.begin(), parameters.end());
   made.inputs.push_back({{s.batch}, s.lengths});
   return made;
 }
 
-PluginField choice(const char* name, int index, std::vector<const char*> words) {
+template <class Enum>
+PluginField choice(const char* name, Enum index, std::vector<const char*> words) {
   const char* word = words[static_cast<size_t>(index)];
   return {name, word, PluginFieldType::kCHAR, static_cast<int32_t>(std::strlen(word))};
 }
-PluginField gate(AftCudaGate gate) { return choice("gate", gate, {"sigmoid", "tanh", "none"}); }
-PluginField heads(const int32_t& heads) { return {"num_heads", &heads, PluginFieldType::kINT32, 1}; }
+PluginField gate(aft::Gate gate) { return choice("gate", gate, {"sigmoid", "tanh", "none"}); }
+PluginField heads(const int64_t& heads) { return {"num_heads", &heads, PluginFieldType::kINT64, 1}; }
 PluginField number(const char* name, const float& value) { return {name, &value, PluginFieldType::kFLOAT32, 1}; }
 
-// Calls f with each mechanism's request.
-template <class F>
-auto with_request(const AftCudaAftSimple& p, const F& f) {
-  Slices slices;
-  return f(request("AftSimple", p.sequence, p.sequence.channels, slices, {}, {gate(p.gate)}));
-}
-template <class F>
-auto with_request(const AftCudaAftFull& p, const F& f) {
-  Slices slices;
+// The request of a call; its fields point into p.
+Request to_request(const aft::AftSimple& p) { return request("AftSimple", p, p.channels, {}, {gate(p.gate)}); }
+Request to_request(const aft::AftFull& p) {
   const int64_t most = p.position_bias_width;
-  return f(request("AftFull", p.sequence, p.sequence.channels, slices, {{{most, most}, p.position_bias}},
-                   {gate(p.gate), choice("precision", p.precision, {"fp32", "fp16", "bf16"})}));
+  return request("AftFull", p, p.channels, {{{most, most}, p.position_bias}},
+                 {gate(p.gate), choice("precision", p.precision, {"fp32", "fp16", "bf16"})});
 }
-template <class F>
-auto with_request(const AftCudaAftLocal& p, const F& f) {
-  Slices slices;
-  const int64_t width = p.sequence.causal ? p.window : 2 * p.window - 1;
-  return f(request("AftLocal", p.sequence, p.sequence.channels, slices, {{{p.band_rows, width}, p.band}},
-                   {gate(p.gate)}));
+Request to_request(const aft::AftLocal& p) {
+  const int64_t width = p.causal ? p.window : 2 * p.window - 1;
+  return request("AftLocal", p, p.channels, {{{p.band_rows, width}, p.band}}, {gate(p.gate)});
 }
-template <class F>
-auto with_request(const AftCudaAftConv& p, const F& f) {
-  Slices slices;
-  const auto count = static_cast<int32_t>(p.heads);
-  return f(request("AftConv", p.sequence, p.heads, slices, {{{p.heads, p.taps}, p.filter}},
-                   {heads(count), gate(p.gate)}));
+Request to_request(const aft::AftConv& p) {
+  return request("AftConv", p, p.heads, {{{p.heads, p.taps}, p.filter}}, {heads(p.heads), gate(p.gate)});
 }
-template <class F>
-auto with_request(const AftCudaEfficientAttention& p, const F& f) {
-  Slices slices;
-  const auto count = static_cast<int32_t>(p.heads);
-  return f(request("EfficientAttention", p.sequence, p.sequence.channels, slices, {},
-                   {heads(count), choice("normalization", p.normalization, {"softmax", "scaling"}),
-                    number("scale", p.scale)}));
+Request to_request(const aft::EfficientAttention& p) {
+  return request("EfficientAttention", p, p.channels, {},
+                 {heads(p.heads), choice("normalization", p.normalization, {"softmax", "scaling"}),
+                  number("scale", p.scale)});
 }
-template <class F>
-auto with_request(const AftCudaLinearAttention& p, const F& f) {
-  Slices slices;
-  const auto count = static_cast<int32_t>(p.heads);
-  return f(request("NormalizedLinearAttention", p.sequence, p.sequence.channels, slices, {},
-                   {heads(count), choice("feature_map", p.feature_map, {"elu", "relu"}), number("eps", p.eps)}));
+Request to_request(const aft::LinearAttention& p) {
+  return request("NormalizedLinearAttention", p, p.channels, {},
+                 {heads(p.heads), choice("feature_map", p.feature_map, {"elu", "relu"}), number("eps", p.eps)});
 }
-template <class F>
-auto with_request(const AftCudaFastformer& p, const F& f) {
-  Slices slices;
-  const auto count = static_cast<int32_t>(p.heads);
-  const std::vector<int64_t> shape{p.sequence.channels, p.heads};
-  return f(request("Fastformer", p.sequence, p.sequence.channels, slices,
-                   {{shape, p.alpha_weight}, {shape, p.beta_weight}}, {heads(count)}));
+Request to_request(const aft::Fastformer& p) {
+  const std::vector<int64_t> shape{p.channels, p.heads};
+  return request("Fastformer", p, p.channels, {{shape, p.alpha_weight}, {shape, p.beta_weight}}, {heads(p.heads)});
 }
 
 }  // namespace
 
-#define THROUGH_PLUGIN(name, Params)                                              \
-  size_t name##_workspace(const Params* p) {                                      \
-    Params shapes = *p;                                                           \
-    shapes.sequence.query.data = shapes.sequence.key.data = nullptr;              \
-    shapes.sequence.value.data = nullptr;                                         \
-    return with_request(shapes, workspace_size);                                  \
-  }                                                                               \
-  int name(const Params* p, void* workspace, cudaStream_t stream) {               \
+#define THROUGH_PLUGIN(name, Params)                                                             \
+  size_t name##_workspace(const Params* p) { return workspace_size(to_request(*p)); }            \
+  int name(const Params* p, void* workspace, cudaStream_t stream) {                              \
     if (device::only_checks_launches()) return 0; /* for more tokens than the parameters have */ \
-    return with_request(*p, [&](const Request& r) { return run(r, workspace, stream); }); \
+    return run(to_request(*p), workspace, stream);                                               \
   }
 
-THROUGH_PLUGIN(aft_cuda_aft_simple, AftCudaAftSimple)
-THROUGH_PLUGIN(aft_cuda_aft_full, AftCudaAftFull)
-THROUGH_PLUGIN(aft_cuda_aft_local, AftCudaAftLocal)
-THROUGH_PLUGIN(aft_cuda_aft_conv, AftCudaAftConv)
-THROUGH_PLUGIN(aft_cuda_efficient_attention, AftCudaEfficientAttention)
-THROUGH_PLUGIN(aft_cuda_linear_attention, AftCudaLinearAttention)
-THROUGH_PLUGIN(aft_cuda_fastformer, AftCudaFastformer)
+THROUGH_PLUGIN(aft_cuda_aft_simple, aft::AftSimple)
+THROUGH_PLUGIN(aft_cuda_aft_full, aft::AftFull)
+THROUGH_PLUGIN(aft_cuda_aft_local, aft::AftLocal)
+THROUGH_PLUGIN(aft_cuda_aft_conv, aft::AftConv)
+THROUGH_PLUGIN(aft_cuda_efficient_attention, aft::EfficientAttention)
+THROUGH_PLUGIN(aft_cuda_linear_attention, aft::LinearAttention)
+THROUGH_PLUGIN(aft_cuda_fastformer, aft::Fastformer)

@@ -72,8 +72,8 @@ struct BiasCopy {
   static constexpr int kVectors = kTensorKeys / kVector<T>, kRowsApart = kWarp / kVectors;
   static constexpr int kCopies = kWarpRows / kRowsApart;
 
-  const T* source;  // the lane's next vector, in its first row; of unaligned rows the warp's next column
-  int row, column;  // of that in the tile
+  const T* source;  // the lane's next vector in its first row, or the warp's next column where rows are unaligned
+  int row, column;  // the place of `source` in the tile
   int64_t width;
   bool aligned;
 
@@ -85,7 +85,7 @@ struct BiasCopy {
     source = static_cast<const T*>(p.call.position_bias) + (tile.first_row + row) * width + column;
   }
 
-  // Starts copying the next columns, the first of them first_key, up to the last key.
+  // Starts the copy of the next columns, from first_key up to the last key.
   __device__ __forceinline__ void start(T (*bias)[kTensorKeys + 8], const FullTile& tile, int first_key) {
     const int rest = tile.keys - first_key - column, rows = tile.tokens - tile.first_row - row;
     if (aligned) {
@@ -313,28 +313,28 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
 }
 
 // The workspace: maxima, then totals where documents may have more keys than a segment.
-size_t maxima_bytes(const AftCudaSequence& s) { return round_up<size_t>(Maxima::bytes(s), 16); }
-size_t totals_bytes(const AftCudaSequence& s) {
+size_t maxima_bytes(const Sequence& s) { return round_up<size_t>(Maxima::bytes(s), 16); }
+size_t totals_bytes(const Sequence& s) {
   return s.tokens > kSegmentKeys ? full_tiles(s) * kFloatThreads * sizeof(FloatSums) : 0;
 }
 
 // P is the type of the products' operands. Vectors of N channels or one.
 template <class P, class T>
-int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
-  const AftCudaSequence& s = call.sequence;
+int run(const Strided<AftFull>& call, void* workspace, cudaStream_t stream) {
+  const StridedSequence& s = call.sequence;
   constexpr bool tensor = sizeof(P) == 2;
   constexpr int vector = tensor ? kVector<T> : 4;
-  const FullParams params{call, Maxima(s, workspace),
-                          reinterpret_cast<float*>(static_cast<char*>(workspace) + maxima_bytes(s))};
+  const FullParams params{call, Maxima(call, workspace),
+                          reinterpret_cast<float*>(static_cast<char*>(workspace) + maxima_bytes(call))};
   const bool bias_aligned =
       reinterpret_cast<uintptr_t>(call.position_bias) % 16 == 0 && call.position_bias_width % kVector<T> == 0;
   const auto with_vector = [&](auto n) {
     constexpr int N = decltype(n)::value;
-    const int64_t maxima_blocks = ceil_div<int64_t>(s.tokens, kMaximaWarps) + full_tiles(s);
+    const int64_t maxima_blocks = ceil_div<int64_t>(s.tokens, kMaximaWarps) + full_tiles(call);
     if (const int status = launch<KeyMaximaShared<kMaximaThreads>>(
             maxima_kernel<T, N>, dim3(static_cast<unsigned>(maxima_blocks)), kMaximaThreads, stream, params))
       return status;
-    const dim3 grid(static_cast<unsigned>(full_tiles(s)));
+    const dim3 grid(static_cast<unsigned>(full_tiles(call)));
     if constexpr (tensor)
       return launch<TensorShared<T, P>>(tensor_kernel<T, P, N>, grid, kTensorThreads, stream, params, bias_aligned);
     else
@@ -347,16 +347,16 @@ int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_full_workspace(const AftCudaAftFull* call) {
+size_t aft_cuda_aft_full_workspace(const aft::AftFull* params) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  return maxima_bytes(s) + (call->precision == AFT_CUDA_EXP_FLOAT32 ? totals_bytes(s) : 0);
+  return maxima_bytes(*params) + (multiplies_float32(*params) ? totals_bytes(*params) : 0);
 }
 
-int aft_cuda_aft_full(const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+int aft_cuda_aft_full(const aft::AftFull* params, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
-  return with_product(*call, [&](auto element, auto product) {
-    return run<decltype(product), decltype(element)>(*call, workspace, stream);
+  if (is_empty(*params)) return 0;
+  const auto call = strided(*params);
+  return with_product(call, [&](auto element, auto product) {
+    return run<decltype(product), decltype(element)>(call, workspace, stream);
   });
 }

@@ -32,17 +32,24 @@ template <>
 constexpr float kTrustedPerKey<Half> = 0.25f;                // 2^15 2^-25 / 2^-8
 constexpr float kTrustedPerKeyUnlifted = 1.52587890625e-5f;  // float16 without lift on either side: 2 2^-25 / 2^-8
 
-// Calls f with a value of the tensors' element type and one of the type that `precision` multiplies in.
+inline bool multiplies_float32(const AftFull& call) {
+  return call.element == Element::kFloat32 || call.precision == Precision::kFloat32;
+}
+
+// Calls f with a value of the tensors' element type and one of the type of products: that of `precision`, or the next
+// that holds as large a range where tensors of this element cannot have it.
 template <class F>
-int with_product(const AftCudaAftFull& call, const F& f) {
-  return with_element(call.sequence.element, [&](auto element) {
+int with_product(const AftFull& call, const F& f) {
+  return with_element(call.element, [&](auto element) {
     using T = decltype(element);
-    if (call.precision == AFT_CUDA_EXP_FLOAT32) return f(element, float{});
-    if constexpr (sizeof(T) == 2)
-      if (call.precision == AFT_CUDA_EXP_BFLOAT16) return f(element, BFloat16{});
-    if constexpr (std::is_same_v<T, Half>)
-      if (call.precision == AFT_CUDA_EXP_FLOAT16) return f(element, Half{});
-    return 1;  // cudaErrorInvalidValue
+    if constexpr (sizeof(T) == 2) {
+      if (!multiplies_float32(call)) {
+        if constexpr (std::is_same_v<T, Half>)
+          if (call.precision == Precision::kFloat16) return f(element, Half{});
+        return f(element, BFloat16{});
+      }
+    }
+    return f(element, float{});
   });
 }
 
@@ -56,9 +63,9 @@ __device__ __forceinline__ bool is_trusted(float mean) { return mean == mean; }
 // The means over `visible` keys of N channels as they are defined, where they are marked, and 0 where no key counts.
 // Keys and biases are taken relative to those of the largest logit: see exact_logit.cuh.
 template <class T, int N>
-__device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& call, int64_t b, int64_t t,
+__device__ __forceinline__ void sum_exactly(float* mean, const Strided<AftFull>& call, int64_t b, int64_t t,
                                             int64_t channel, int64_t visible) {
-  const AftCudaSequence& s = call.sequence;
+  const StridedSequence& s = call.sequence;
   const T* bias = static_cast<const T*>(call.position_bias) + t * call.position_bias_width;
   float maximum[N], numerator[N], denominator[N];
   LargestLogit largest[N];
@@ -108,7 +115,7 @@ __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& c
 
 // Means over `visible` keys become outputs: those of row t that are marked are summed again, padded rows' are 0.
 template <class T, int N>
-__device__ __forceinline__ void complete_means(float (&mean)[N], const AftCudaAftFull& call, int64_t b, int64_t t,
+__device__ __forceinline__ void complete_means(float (&mean)[N], const Strided<AftFull>& call, int64_t b, int64_t t,
                                                int64_t channel, int64_t visible) {
   bool all_trusted = true;
 #pragma unroll
@@ -124,8 +131,8 @@ __device__ __forceinline__ void complete_means(float (&mean)[N], const AftCudaAf
 }
 
 // Writes N outputs of row t from their means.
-template <AftCudaGate gate, class T, int N>
-__device__ __forceinline__ void write_gated(const float (&mean)[N], const AftCudaSequence& s, int64_t b, int64_t t,
+template <Gate gate, class T, int N>
+__device__ __forceinline__ void write_gated(const float (&mean)[N], const StridedSequence& s, int64_t b, int64_t t,
                                             int64_t channel) {
   float y[N];
   const Raw<T, N> query(row<T>(s.query, b, t) + channel);

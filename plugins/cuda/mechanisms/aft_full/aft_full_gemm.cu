@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Params {
-  AftCudaAftFull call;
+  Strided<AftFull> call;
   Maxima maxima;
   void* entries;
   const void* products;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   constexpr int columns = kTileChannels / N, rows = kThreads / columns;
   auto& shared = shared_memory<PrepareShared>();
   float* maxima = &shared.maxima[0][0];  // [rows][kTileChannels]
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int groups = static_cast<int>(ceil_div<int64_t>(s.channels, kTileChannels));
   const int64_t block = blockIdx.x / groups % p.maxima.blocks, b = blockIdx.x / groups / p.maxima.blocks;
   const int64_t length = length_of(s, b);
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   }
 }
 
-template <class T, class P, int N, AftCudaGate gate>
+template <class T, class P, int N, Gate gate>
 __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
   constexpr float largest = 3.402823466e38f;  // numbers that overflowed P became infinite and are not trusted
   constexpr float least_per_key = sizeof(P) == 2 && kLift<P> > 0.0f ? kTrustedPerKeyUnlifted : kTrustedPerKey<P>;
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int64_t vectors = s.channels / N, index = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
   if (index >= s.batch * s.tokens * vectors) return;
   const int64_t channel = index % vectors * N, t = index / vectors % s.tokens, b = index / vectors / s.tokens;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
 
 // Calls f with the element, the type multiplied in and the channels taken together, unless the call is refused.
 template <class F>
-int with_call(const AftCudaAftFull& call, const F& f) {
-  const AftCudaSequence& s = call.sequence;
+int with_call(const Strided<AftFull>& call, const F& f) {
+  const StridedSequence& s = call.sequence;
   if (s.causal) return 1;  // cudaErrorInvalidValue
   if (s.batch * s.tokens * s.channels == 0) return 0;
   return with_product(call, [&](auto element, auto product) {
@@ -123,37 +123,37 @@ int with_call(const AftCudaAftFull& call, const F& f) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_full_prepare_workspace(const AftCudaAftFull* call) {
-  return aft::cuda::Maxima::bytes(call->sequence);
-}
+size_t aft_cuda_aft_full_prepare_workspace(const aft::AftFull* params) { return aft::cuda::Maxima::bytes(*params); }
 
-int aft_cuda_aft_full_prepare(const AftCudaAftFull* call, void* entries, void* workspace, cudaStream_t stream) {
+int aft_cuda_aft_full_prepare(const aft::AftFull* params, void* entries, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  return with_call(*call, [&](auto element, auto product, auto n) {
+  const auto call = strided(*params);
+  const StridedSequence& s = call.sequence;
+  return with_call(call, [&](auto element, auto product, auto n) {
     using T = decltype(element);
     using P = decltype(product);
     constexpr int N = decltype(n)::value;
-    const Params params{*call, Maxima(s, workspace), entries, nullptr};
+    const Params p{call, Maxima(call, workspace), entries, nullptr};
     const int64_t groups = ceil_div<int64_t>(s.channels, kTileChannels);
-    const dim3 grid(static_cast<unsigned>(s.batch * params.maxima.blocks * groups));
-    if (const int status = launch<KeyMaximaShared<kThreads>>(maxima_kernel<T, N>, grid, kThreads, stream, params))
+    const dim3 grid(static_cast<unsigned>(s.batch * p.maxima.blocks * groups));
+    if (const int status = launch<KeyMaximaShared<kThreads>>(maxima_kernel<T, N>, grid, kThreads, stream, p))
       return status;
-    return launch<PrepareShared>(prepare_kernel<T, P, N>, grid, kThreads, stream, params);
+    return launch<PrepareShared>(prepare_kernel<T, P, N>, grid, kThreads, stream, p);
   });
 }
 
-int aft_cuda_aft_full_finish(const AftCudaAftFull* call, const void* products, cudaStream_t stream) {
+int aft_cuda_aft_full_finish(const aft::AftFull* params, const void* products, cudaStream_t stream) {
   using namespace aft::cuda;
-  const AftCudaSequence& s = call->sequence;
-  return with_call(*call, [&](auto element, auto product, auto n) {
-    return with_gate(call->gate, [&](auto gate) {
+  const auto call = strided(*params);
+  const StridedSequence& s = call.sequence;
+  return with_call(call, [&](auto element, auto product, auto n) {
+    return with_gate(call.gate, [&](auto gate) {
       using T = decltype(element);
       using P = decltype(product);
       constexpr int N = decltype(n)::value;
-      const Params params{*call, Maxima(s, nullptr), nullptr, products};
+      const Params p{call, Maxima(call, nullptr), nullptr, products};
       const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.tokens * s.channels / N, kThreads)));
-      return launch(finish_kernel<T, P, N, decltype(gate)::value>, grid, kThreads, stream, params);
+      return launch(finish_kernel<T, P, N, decltype(gate)::value>, grid, kThreads, stream, p);
     });
   });
 }

@@ -20,19 +20,19 @@ struct Maxima {
   float* keys;  // [batch, blocks, channels]
   int64_t blocks;
 
-  Maxima(const AftCudaSequence& s, void* workspace)
+  Maxima(const Sequence& s, void* workspace)
       : rows(static_cast<float*>(workspace)),
         keys(rows + round_up<int64_t>(s.tokens, 4)),
         blocks(ceil_div<int64_t>(s.tokens, kTileRows)) {}
 
-  static size_t bytes(const AftCudaSequence& s) {
+  static size_t bytes(const Sequence& s) {
     const int64_t blocks = ceil_div<int64_t>(s.tokens, kTileRows);
     return sizeof(float) * (round_up<int64_t>(s.tokens, 4) + s.batch * blocks * s.channels);
   }
 
-  // The largest of the first `count` blocks of document b, N channels, every step-th from `first`.
+  // Finds the maxima of N channels over the first `count` blocks of document b, of which it reads each step-th.
   template <int N>
-  __device__ __forceinline__ void load_keys(float (&maximum)[N], const AftCudaSequence& s, int64_t b, int64_t count,
+  __device__ __forceinline__ void load_keys(float (&maximum)[N], const StridedSequence& s, int64_t b, int64_t count,
                                             int64_t channel, int first = 0, int step = 1) const {
 #pragma unroll
     for (int c = 0; c < N; ++c) maximum[c] = kNoKey;
@@ -44,8 +44,8 @@ struct Maxima {
 
 // A warp finds the maximum of row t of w.
 template <class T>
-__device__ __forceinline__ void find_row_maximum(const AftCudaAftFull& call, const Maxima& maxima, int64_t t) {
-  const AftCudaSequence& s = call.sequence;
+__device__ __forceinline__ void find_row_maximum(const Strided<AftFull>& call, const Maxima& maxima, int64_t t) {
+  const StridedSequence& s = call.sequence;
   const int lane = threadIdx.x % kWarp;
   const T* bias = static_cast<const T*>(call.position_bias) + t * call.position_bias_width;
   const int64_t count = s.causal ? t + 1 : s.tokens;
@@ -70,7 +70,7 @@ struct KeyMaximaShared {
   float maxima[threads][8];
 };
 template <class T, int N, int threads>
-__device__ __forceinline__ void find_key_maxima(const AftCudaSequence& s, const Maxima& maxima, int64_t tile) {
+__device__ __forceinline__ void find_key_maxima(const StridedSequence& s, const Maxima& maxima, int64_t tile) {
   constexpr int columns = kTileChannels / N, rows = threads / columns;
   auto& shared = shared_memory<KeyMaximaShared<threads>>();
   float* maximum = &shared.maxima[0][0];  // [rows][kTileChannels]

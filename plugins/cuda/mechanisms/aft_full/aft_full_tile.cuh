@@ -8,7 +8,7 @@
 namespace aft::cuda {
 
 struct FullParams {
-  AftCudaAftFull call;
+  Strided<AftFull> call;
   Maxima maxima;
   float* totals;  // of segments in float32 products
 };
@@ -24,7 +24,7 @@ struct FullTile {
   // once, and blocks at work at the same time read the same keys and values. In causal form the last rows take longest
   // and come first.
   __device__ explicit FullTile(const FullParams& p) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     const int groups = static_cast<int>(ceil_div<int64_t>(s.channels, kTileChannels));
     const int row_blocks = static_cast<int>(p.maxima.blocks), row_block = blockIdx.x / groups % row_blocks;
     tokens = static_cast<int>(s.tokens);
@@ -42,7 +42,7 @@ struct FullTile {
   __device__ __forceinline__ int visible(int t) const { return t >= length ? 0 : causal ? t + 1 : length; }
 };
 
-inline int64_t full_tiles(const AftCudaSequence& s) {
+inline int64_t full_tiles(const Sequence& s) {
   return s.batch * ceil_div<int64_t>(s.tokens, kTileRows) * ceil_div<int64_t>(s.channels, kTileChannels);
 }
 
@@ -63,9 +63,9 @@ struct KeyTile {
   float reference[N];
   Raw<T, N> key[kShare], value[kShare];
 
-  // Threads of the same channels share the maxima of blocks; `scratch` is free again behind a barrier.
+  // Threads of the same channels share the maxima of blocks. `scratch` may be overwritten after a barrier.
   __device__ __forceinline__ KeyTile(const FullParams& p, const FullTile& tile, float (*scratch)[kMeanPitch]) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     const int64_t channel = tile.first_channel + column;
     keys = channel < s.channels ? tile.keys : 0;
     key_row = row<T>(s.key, tile.batch, first) + channel;
@@ -82,9 +82,9 @@ struct KeyTile {
     }
   }
 
-  // The next `count` keys, the first of them first_key. Those that do not count become minus infinity, of value 0.
+  // Loads the next keys from first_key on. A key that does not count becomes minus infinity, with value 0.
   __device__ __forceinline__ void load(const FullParams& p, int first_key) {
-    const AftCudaSequence& s = p.call.sequence;
+    const StridedSequence& s = p.call.sequence;
     const int64_t key_step = kStep * s.key.token_stride, value_step = kStep * s.value.token_stride;
     if (first_key + count <= keys) {
 #pragma unroll
@@ -181,7 +181,7 @@ template <class T, int N, int threads>
 __device__ __forceinline__ void write_tile(const float (*means)[kMeanPitch], const FullParams& p,
                                            const FullTile& tile) {
   constexpr int columns = kTileChannels / N;
-  const AftCudaSequence& s = p.call.sequence;
+  const StridedSequence& s = p.call.sequence;
   const int column = threadIdx.x % columns * N;
   const int64_t channel = tile.first_channel + column;
   if (channel >= s.channels) return;
@@ -194,9 +194,10 @@ __device__ __forceinline__ void write_tile(const float (*means)[kMeanPitch], con
     for (int c = 0; c < N; ++c) mean[c] = means[r][column + c];
     complete_means<T>(mean, p.call, tile.batch, t, channel, tile.visible(t));
     switch (p.call.gate) {
-      case AFT_CUDA_SIGMOID: write_gated<AFT_CUDA_SIGMOID, T>(mean, s, tile.batch, t, channel); break;
-      case AFT_CUDA_TANH: write_gated<AFT_CUDA_TANH, T>(mean, s, tile.batch, t, channel); break;
-      case AFT_CUDA_NO_GATE: write_gated<AFT_CUDA_NO_GATE, T>(mean, s, tile.batch, t, channel); break;
+      case Gate::kSigmoid: write_gated<Gate::kSigmoid, T>(mean, s, tile.batch, t, channel); break;
+      case Gate::kTanh: write_gated<Gate::kTanh, T>(mean, s, tile.batch, t, channel); break;
+      case Gate::kNone: write_gated<Gate::kNone, T>(mean, s, tile.batch, t, channel); break;
+      case Gate::kRelu: break;  // refused by the caller
     }
   }
 }
