@@ -25,7 +25,7 @@ AFT_INLINE Vec gelu(Vec x) {
                              3.19644122e-2f, -3.99266104e-2f, 5.00260217e-2f, -6.77437711e-2f, 1.35949979e-1f});
 }
 
-// A cheaper form, for results that are rounded to fewer digits.
+// A cheaper polynomial, for results that are rounded to fewer digits.
 AFT_INLINE Vec coarse_gelu(Vec x) {
   return gelu_by_polynomial(x, 4.4f,
                             {3.25572072e-3f, -8.28916486e-3f, 1.02494312e-2f, -1.54250367e-2f, 2.71197744e-2f,

@@ -36,7 +36,7 @@ inline const float* read_elements(Element element, const void* tensor, int64_t o
 // write_back() converts them to float16.
 class OutputRows {
  public:
-  // Room per row in `memory`.
+  // Returns the floats that a row takes in `memory`.
   static int64_t floats(Element element, int64_t width) { return element == Element::kFloat32 ? 0 : width; }
 
   OutputRows(Element element, void* tensor, int64_t first, int64_t rows, int64_t width, float* memory)

@@ -27,7 +27,7 @@ struct WeightProduct : Product {
   AFT_INLINE static Vec rounded_numerator(Vec values, int64_t key) { return rounded(values, 0.5698403f * key); }
 
  private:
-  // The whole numbers next to the values, up or down by the fraction of `turn`.
+  // Rounds the values to whole numbers; the fraction of `turn` decides between up and down.
   AFT_INLINE static Vec rounded(Vec values, float turn) {
     const Vec shifted = values + (turn + 0.5f - __builtin_floorf(turn + 0.5f));
 #if defined(__AVX512F__)

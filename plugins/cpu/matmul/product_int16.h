@@ -43,7 +43,7 @@ struct Int16Product {
 #endif
   }
 
-  // The row's step and middle go right after the words of a whole chunk.
+  // The offset is the middle of the row.
   static void encode(const float* values, int64_t count, float* words) {
     const RowScale scale = scale_of_row(values, count, 2 * kLargest);
     const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
@@ -53,7 +53,7 @@ struct Int16Product {
     words[kChunkWords + 1] = scale.smallest + kLargest * scale.step;
   }
 
-  // Rounds values up to kLargestLeft to whole numbers, and puts them at place i.
+  // The values lie between -kLargestLeft and kLargestLeft.
   AFT_INLINE static void put(Vec values, int64_t i, float* words) {
     typedef int16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
     const Vec rounding = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
@@ -61,7 +61,6 @@ struct Int16Product {
     __builtin_memcpy((char*)words + i * sizeof(int16_t), &whole, sizeof whole);
   }
 
-  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     const IntVec low = __builtin_convertvector(rows[0], IntVec), high = __builtin_convertvector(rows[1], IntVec);
     return (Vec)((low & 0xffff) | (high << 16));

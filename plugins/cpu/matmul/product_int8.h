@@ -33,7 +33,6 @@ struct Int8Product {
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(values), (__m512i)weights);
   }
 
-  // The row's step and smallest value go right after the words of a whole chunk.
   static void encode(const float* values, int64_t count, float* words) {
     const RowScale scale = scale_of_row(values, count, kLargestLeft);
     const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
@@ -42,14 +41,13 @@ struct Int8Product {
     words[kChunkWords + 1] = scale.smallest;
   }
 
-  // Rounds values from 0 to kLargestLeft to whole numbers, and puts them at place i.
+  // The values lie between 0 and kLargestLeft.
   AFT_INLINE static void put(Vec values, int64_t i, float* words) {
     const __m128i bytes =
         _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(_mm512_max_ps((__m512)values, _mm512_setzero_ps())));
     __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
   }
 
-  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     IntVec words{};
     for (int i = 0; i < kPerWord; ++i) words |= (__builtin_convertvector(rows[i], IntVec) & 0xff) << (8 * i);

@@ -83,7 +83,6 @@ struct Int8Product {
   };
 #endif
 
-  // The row's step and smallest value go right after the words of a whole chunk.
   static void encode(const float* values, int64_t count, float* words) {
     const RowScale scale = scale_of_row(values, count, kLargestLeft);
     const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
@@ -102,14 +101,13 @@ struct Int8Product {
     words[kChunkWords + 1] = scale.smallest;
   }
 
-  // Rounds values from 0 to kLargestLeft to whole numbers, and puts them at place i.
+  // The values lie between 0 and kLargestLeft.
   AFT_INLINE static void put(Vec values, int64_t i, float* words) {
     const uint16x4_t whole = vqmovn_u32(vcvtnq_u32_f32(values));
     const uint8x8_t bytes = veor_u8(vqmovn_u16(vcombine_u16(whole, whole)), vdup_n_u8(kStored));
     __builtin_memcpy((char*)words + i, &bytes, kLanes);
   }
 
-  // Packs weights that are divided by their columns' scales, and so are whole numbers.
   AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
     IntVec words{};
     for (int i = 0; i < kPerWord; ++i) words |= (__builtin_convertvector(rows[i], IntVec) & 0xff) << (8 * i);

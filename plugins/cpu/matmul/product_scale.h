@@ -1,4 +1,8 @@
-// The steps of a row in whole numbers, for the products that take them.
+// What products of integers share.
+//
+// A row of the left side is cut into steps, and its words hold whole numbers of them: encode() rounds, and put() stores
+// the numbers of one vector at place i. The step and the offset of the row follow right after the words of a whole
+// chunk. Weights are divided by the scales of their columns, so pack_weights() gets whole numbers.
 #pragma once
 
 #include "simd/load_store.h"

@@ -68,7 +68,7 @@ struct ConvWindow {
     for (int64_t panel = 0; panel < panels; ++panel) fill_table(panel);
   }
 
-  // The head of a lane, counted over all panels. Lanes past the last channel or head get the last.
+  // Returns the head of a lane, which counts over all panels. Lanes past the last channel or head get the last head.
   int64_t head_of(int64_t lane) const {
     const int64_t c = lane - value_panels * kLanes;
     return min(p.heads - 1, c >= 0 ? c : channel_heads.of(lane));

@@ -75,7 +75,7 @@ void prefix_scales(const LinearAttention& p, const HeadShape& shape, Rows querie
   invert(p, tokens, scales);
 }
 
-// S, then z.
+// The size of a state: S, and z after it.
 int64_t state_floats(const GroupShapes& shapes) { return shapes.context.floats() + shapes.key.padded; }
 
 // The sums of every document over chunks of keys; the first chunk's become their total.

@@ -1,4 +1,4 @@
-// Numbers per head, spread over the head's channels.
+// Spreads a number of each head over the head's channels.
 #pragma once
 
 #include "simd/simd.h"

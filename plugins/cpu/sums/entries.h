@@ -8,7 +8,7 @@
 
 namespace aft::AFT_ISA {
 
-// Keys whose entries are computed panel by panel: few, so that memory is read in its order.
+// The number of keys whose entries are computed panel by panel. It is small, so that memory is read in its order.
 constexpr int64_t kKeyBlock = 8;
 
 template <int kVecs>

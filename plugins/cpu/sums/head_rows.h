@@ -56,7 +56,7 @@ struct GroupShapes {
     return min(heads, round_up(wanted, group));
   }
 
-  // `value` if its rows lie like those of `key`, for pack_rows to fetch beside them; else null.
+  // Returns the values that pack_rows may fetch beside the keys: null unless their rows have the same layout.
   template <class T>
   const T* beside_key(const T* values) const {
     return key.stride == value.stride ? values : nullptr;
@@ -103,7 +103,7 @@ Rows copy_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens
   return {memory, shape.row(heads)};
 }
 
-// Rows of x to read: where they are, if they are packed float32, else copied to memory.
+// Returns the rows of x to read: those of x itself if they are packed float32, else a copy in `memory`.
 template <class T>
 Rows packed_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* memory) {
   if constexpr (sizeof(T) == sizeof(float))

@@ -52,7 +52,7 @@ struct RowBlock {
   float* memory;              // memory_floats() of the operator
 };
 
-// Stands for the use() of for_entries().
+// A callable with the signature of for_entries()'s use(), for the check of an Op.
 struct AnyUse {
   template <class EntryOf>
   void operator()(int64_t panel, int64_t key, int64_t keys, const EntryOf& entry_of) const;

@@ -94,7 +94,7 @@ void convolve_block(const Document<T>& document, const Weights& weights, int64_t
     convolve_tokens<silu, 1>(document, weights, t, first, last, output, document_at + t * document.channels);
 }
 
-// The last inputs of a document, or those of its past.
+// Stores the last inputs of a document, or of its past where the document is shorter than the taps.
 template <class T>
 void store_state(const CausalDepthwiseConv& p, const Document<T>& document, int64_t length, int64_t b) {
   T* to = static_cast<T*>(p.present_state) + b * (p.taps - 1) * p.channels;

@@ -46,7 +46,7 @@ inline void load_rows(TokenRows<T> from, int64_t width, int64_t padded, int64_t 
 
 AFT_INLINE Vec exp_of_decay(Vec x) { return exp(at_most(splat(kExpHigh), x)); }
 
-// Lane u is all ones where u == t.
+// The masks of row t: all bits of lane u are set where u == t.
 struct Diagonal {
   alignas(64) int32_t masks[kChunk][kChunk] = {};
   constexpr Diagonal() {
@@ -135,7 +135,7 @@ class Chunk {
   }
 
   // Computes weights and erase, and decays queries and keys. `decay` is null where the rule has none; `strictly`: no
-  // token reads its own key. `query` and `key` are this chunk's, to fetch the next ones.
+  // token reads its own key. `query` and `key` are those of this chunk; the next ones are prefetched.
   template <class T>
   void weigh(const TokenRows<T>* decay, bool strictly, TokenRows<T> query, TokenRows<T> key) {
     if (decay && shape_.channel_decay) return weigh_by_channel(*decay, strictly, query, key);
@@ -156,7 +156,7 @@ class Chunk {
   }
 
  private:
-  // Sets all factors between tokens to 1, which decays change later.
+  // Sets all factors between tokens to 1. A rule with decays overwrites them.
   void without_decay() {
     for (int64_t t = 0; t < kChunk; ++t) {
       read_decay_[t] = 1.0f;

@@ -1,4 +1,4 @@
-// Products of the rows of a chunk of tokens, with a tile of sums in registers.
+// Products of a chunk's token rows. A tile of their sums stays in registers.
 #pragma once
 
 #include "simd/parallel.h"

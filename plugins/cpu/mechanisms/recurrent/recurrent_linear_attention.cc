@@ -270,7 +270,7 @@ class Task {
     advance_z(chunk, state);
   }
 
-  // Lanes whose sum is query z for a token and its query head j.
+  // Returns lanes whose sum is the denominator query z of token t in query head j.
   AFT_INLINE Vec denominator(const Chunk& chunk, const float* z, int64_t j, int64_t t) const {
     Vec terms{};
     for (int64_t c = 0; c < shape_.padded; c += kLanes)
