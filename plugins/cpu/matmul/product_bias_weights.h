@@ -38,7 +38,8 @@ struct WeightProduct : Product {
     return vrndmq_f32(shifted);
 #else
     const IntVec whole = __builtin_convertvector(shifted, IntVec);
-    return __builtin_convertvector(whole + (IntVec)(shifted < __builtin_convertvector(whole, Vec)), Vec);
+    const Vec floor = __builtin_convertvector(whole + (IntVec)(shifted < __builtin_convertvector(whole, Vec)), Vec);
+    return floor + (shifted - shifted);  // carries a NaN, which `whole` cannot hold
 #endif
   }
 };

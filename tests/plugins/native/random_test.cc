@@ -1,7 +1,7 @@
 // Random cases of every kernel against its formula in double precision: shapes around the edges of blocks, windows,
 // heads, gates, lengths, numbers of threads, values up to +-100 and keys that dominate all others. The output must
-// be finite everywhere, equal where it counts, and the same for any number of threads. A NaN that counts must show in
-// its row. No byte around or in a buffer that is not the output's may change.
+// be finite everywhere, equal where it counts, and the same whichever threads run its tasks. A NaN that counts must
+// show in its row. No byte around or in a buffer that is not the output's may change.
 //
 //   random_tests [first case [cases]]     a failure names its case, which alone decides everything about it
 //
@@ -199,8 +199,8 @@ class Case {
     Guarded output(first.size(), shift());
     p.output = output.data();
     int others = 1 + threads % 3;
-    kernel(p, {run_on_threads, &others, others});
-    expect(std::memcmp(output.data(), first.data(), first.size()) == 0, what + ": depends on the number of threads");
+    kernel(p, {run_on_threads, &others, threads});
+    expect(std::memcmp(output.data(), first.data(), first.size()) == 0, what + ": depends on the threads that run it");
   }
 
   // The first channel of query, key or value becomes NaN in a row that counts for itself.
