@@ -16,14 +16,7 @@ RELIABILITY_BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """The scores in a range of equal width, with the share that came true.
-
-    Attributes:
-        low, high: the range.
-        count: the number of scores in it.
-        mean_score: their mean.
-        share: the share of them that came true.
-    """
+    """The scores from ``low`` to ``high``, with the share that came true."""
 
     low: float
     high: float
@@ -37,11 +30,8 @@ class Bin:
 
 
 def band_masks(tokens: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
-    """Return the documents of each band.
-
-    A band starts and ends at powers of two. Neighbours are joined until each band has at least
-    ``MIN_DOCUMENTS`` documents.
-    """
+    """Return the documents of each band, which starts and ends at powers of two."""
+    # Neighbours are joined until each band has at least MIN_DOCUMENTS documents.
     power = np.log2(tokens).astype(np.int64)
     bands: list[list[int]] = [[]]
     for one in np.unique(power):
@@ -55,13 +45,7 @@ def band_masks(tokens: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
 
 
 def bands_of(sample: Sample, before: Double, after: Double) -> tuple[Band, ...]:
-    """Return the bands of a sample with their calibration errors.
-
-    Args:
-        sample: the documents.
-        before: the scores ``[documents, names]`` without a calibration.
-        after: the calibrated scores.
-    """
+    """Return the bands of a sample with the errors of its scores ``[documents, names]``."""
     found = []
     for mask in band_masks(sample.tokens):
         part = sample.part(mask)
@@ -105,18 +89,12 @@ _BLOCK = 50
 
 
 def calibration_error(scores: Double, outcomes: Double) -> Estimate:
-    """Return the expected calibration error with its 95 % interval.
-
-    Each column is cut into bins of equally many documents. The error of a bin is the distance
-    between its mean score and its share of outcomes, and columns are averaged. Noise in the bins
-    only adds to this error. So the bias and the interval are taken from a bootstrap over the
-    documents (basic bootstrap: Davison and Hinkley, "Bootstrap methods and their application",
-    1997).
-
-    Args:
-        scores: scores ``[documents, columns]``.
-        outcomes: 1 where the score came true, else 0.
-    """
+    """Return the expected calibration error of scores ``[documents, columns]`` and its interval."""
+    # Each column is cut into bins of equally many documents. The error of a bin is the distance
+    # between its mean score and its share of outcomes, and columns are averaged. Noise in the bins
+    # only adds to this error. So the bias and the interval are taken from a bootstrap over the
+    # documents (basic bootstrap: Davison and Hinkley, "Bootstrap methods and their application",
+    # 1997).
     count, columns = scores.shape
     bins = max(1, min(MAX_BINS, count // MIN_BIN_DOCUMENTS))
     starts = np.arange(bins) * count // bins

@@ -30,30 +30,19 @@ class NoThresholdError(AftexportError):
 
 @dataclass(frozen=True)
 class CalibratedHead:
-    """A head with its calibration.
-
-    Attributes:
-        sample: the labelled documents.
-        calibration: the calibration.
-        fits: the fit of each scaling.
-        before: the scores ``[documents, names]`` without a calibration.
-        after: the calibrated scores, of each document by scalings that were fitted without it.
-    """
+    """A head with its calibration, and the scores ``[documents, names]`` of its documents."""
 
     sample: Sample
     calibration: Calibration
-    fits: tuple[Fit, ...]
+    fits: tuple[Fit, ...]  # of each scaling
     before: Double
-    after: Double
+    after: Double  # the calibrated scores, of each document by scalings that were fitted without it
 
 
 def calibrate(name: str, sample: Sample, budget: float | None = None) -> CalibratedHead:
     """Fit the calibration of a head, and measure it on documents outside the fit.
 
-    Args:
-        name: the name of the head, for messages.
-        sample: its labelled documents.
-        budget: the allowed error rate of answered documents; None for no threshold.
+    ``budget`` is the allowed error rate of answered documents; None for no threshold.
 
     Raises:
         UsageError: if there are too few documents.
@@ -82,19 +71,12 @@ def calibrate(name: str, sample: Sample, budget: float | None = None) -> Calibra
 
 @dataclass(frozen=True)
 class Choice:
-    """The scalings and the threshold of a head.
+    """The scalings and the threshold of a head."""
 
-    Attributes:
-        fitted: the indices of the documents of the fit, in random order.
-        tested: those of the documents on which thresholds were tested.
-        fits: the fit of each scaling.
-        threshold: the threshold; None without a budget.
-    """
-
-    fitted: NDArray[np.int64]
-    tested: NDArray[np.int64]
+    fitted: NDArray[np.int64]  # the indices of the documents of the fit, in random order
+    tested: NDArray[np.int64]  # those of the documents on which thresholds were tested
     fits: tuple[Fit, ...]
-    threshold: Threshold | None
+    threshold: Threshold | None  # None without a budget
 
     @property
     def scalings(self) -> tuple[Scaling, ...]:
@@ -103,11 +85,8 @@ class Choice:
 
 
 def choose(name: str, sample: Sample, budget: float | None) -> Choice:
-    """Fit the scalings, and choose the threshold on documents outside the fit.
-
-    Without a budget, all documents are for the fit. Arguments and exceptions are those of
-    ``calibrate``.
-    """
+    """Fit the scalings, and choose the threshold on other documents; see ``calibrate``."""
+    # Without a budget, all documents are for the fit.
     check_truths(name, sample.head, sample.truths, budget)
     order = np.random.default_rng(_SEED).permutation(len(sample))
     count = len(sample) if budget is None else fit_count(len(sample))
@@ -167,12 +146,7 @@ CANDIDATES = 200
 
 @dataclass(frozen=True)
 class NoThreshold:
-    """The reason why no threshold keeps the budget.
-
-    Attributes:
-        answered, wrong: the numbers of answered and wrong documents of the first test.
-        error_bound: the upper bound on their error rate.
-    """
+    """The reason why no threshold keeps the budget: the counts and the bound of the first test."""
 
     answered: int
     wrong: int
@@ -187,16 +161,9 @@ def upper_bound(wrong: int, answered: int) -> float:
 
 
 def ordered_thresholds(confidence: Double, budget: float, tested: int) -> Double:
-    """Return thresholds in the order of their tests, from the documents of the fit only.
-
-    The first threshold is the one most likely to pass, by the mean confidence of the documents
-    that it answers. The next ones answer more documents each.
-
-    Args:
-        confidence: the calibrated confidence of the documents of the fit.
-        budget: the allowed error rate.
-        tested: the number of documents of the test.
-    """
+    """Return thresholds in the order of their tests, from the documents of the fit only."""
+    # The first threshold is the one most likely to pass, by the mean confidence of the documents
+    # that it answers. The next ones answer more documents each.
     ordered = np.sort(confidence)[::-1]
     ends = np.unique(np.linspace(1, len(ordered), CANDIDATES).round().astype(np.int64))
     candidates = ordered[ends - 1]
@@ -213,11 +180,8 @@ def choose_threshold(
 ) -> Threshold | NoThreshold:
     """Return the smallest threshold before the first that fails its test.
 
-    Args:
-        fitted: the confidence of the documents of the fit.
-        confidence: the confidence of the other documents, by the same scaling.
-        wrong: whether the answers for these are wrong.
-        budget: the allowed error rate.
+    ``fitted`` is the confidence of the documents of the fit; the others have a ``confidence`` by
+    the same scaling, and may be ``wrong``.
     """
     passed = None
     for threshold in ordered_thresholds(fitted, budget, len(confidence)).tolist():

@@ -22,19 +22,13 @@ from aftexport.heads.head import DecidingHead, Double
 
 @dataclass(frozen=True)
 class Sample:
-    """The labelled documents of one head.
-
-    Attributes:
-        head: the head.
-        logits: the logits ``[documents, width]``.
-        tokens: the lengths ``[documents]``.
-        truths: the index of the true label ``[documents]``; for independent labels ``[documents,
-            width]``, 1 for a label that holds.
-    """
+    """The labelled documents of one head."""
 
     head: DecidingHead
-    logits: Double
-    tokens: NDArray[np.int64]
+    logits: Double  # [documents, width]
+    tokens: NDArray[np.int64]  # the lengths [documents]
+    # the index of the true label [documents]; for independent labels [documents, width], 1 for a
+    # label that holds
     truths: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -57,12 +51,8 @@ class Sample:
     def observations(self, scores: Double) -> tuple[Double, Double]:
         """Return the scores whose calibration counts, and whether each came true.
 
-        Args:
-            scores: scores ``[documents, names]``, calibrated or not.
-
-        Returns:
-            Two arrays ``[documents, columns]``: the score of every independent label and whether
-            it holds, else the score of the answered label and whether it is right.
+        Two arrays ``[documents, columns]``: the score of every independent label and whether it
+        holds, else the score of the answered label and whether it is right.
         """
         if self.has_independent_labels:
             return scores, self.truths.astype(np.float64)
@@ -84,28 +74,20 @@ _Loss = Callable[[Double], tuple[float, Double]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A scaling, and the test for a trend by length.
-
-    Attributes:
-        scaling: the chosen scaling.
-        p_value: the probability of as large a gain in likelihood without a trend; None if the
-            documents cannot show a trend.
-        loss_before: the mean negative log likelihood of the scores without a calibration.
-        loss_after: the same with the chosen scaling.
-    """
+    """A scaling, and the test for a trend by length."""
 
     scaling: Scaling
+    # the probability of as large a gain in likelihood without a trend; None if the documents cannot
+    # show a trend
     p_value: float | None
-    loss_before: float
-    loss_after: float
+    loss_before: float  # the mean negative log likelihood of the scores without a calibration
+    loss_after: float  # the same with the chosen scaling
 
 
 def fit(sample: Sample) -> tuple[Fit, ...]:
-    """Fit the scaling of a head, or one for each independent label.
-
-    A trend by length is taken if the likelihood-ratio test rejects its absence at ``TREND_LEVEL``,
-    divided by the number of labels.
-    """
+    """Fit the scaling of a head, or one for each independent label."""
+    # A trend by length is taken if the likelihood-ratio test rejects its absence at TREND_LEVEL,
+    # divided by the number of labels.
     lengths = np.log2(sample.tokens)
     if not sample.has_independent_labels:
         events = len(sample)
@@ -140,16 +122,8 @@ def _scale(logits: Double) -> float:
 def _fit(
     loss: _LossAt, lengths: Double, events: int, level: float, *, scale: float, has_bias: bool
 ) -> Fit:
-    """Fit one scaling, and choose whether it has a trend by length.
-
-    Args:
-        loss: the loss.
-        lengths: the binary logarithm of the length of each document.
-        events: the number of documents of the rarer outcome.
-        level: the significance level of the test for a trend.
-        scale: the logarithm of the size of the logits.
-        has_bias: whether the scaling has a bias.
-    """
+    """Fit one scaling, and choose whether it has a trend by length."""
+    # lengths are binary logarithms; events is the number of documents of the rarer outcome.
     center = float(lengths.mean())
     spread = lengths - center
     count = len(lengths)

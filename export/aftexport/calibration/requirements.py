@@ -19,10 +19,8 @@ _FIT_DIVISOR = 3
 
 
 def documents_without_error(budget: float) -> int:
-    """Return the least answered documents that can show an error rate within a budget.
-
-    Without any error, ``n`` documents bound the rate by ``1 - 0.05 ** (1 / n)`` with 95 %.
-    """
+    """Return the least answered documents that can show an error rate within a budget."""
+    # Without any error, n documents bound the rate by 1 - 0.05 ** (1 / n) with 95 %.
     return math.ceil(math.log(1 - LEVEL) / math.log1p(-budget))
 
 
@@ -41,12 +39,6 @@ def fit_count(documents: int) -> int:
 
 def check_truths(name: str, head: Head, truths: NDArray[np.int64], budget: float | None) -> None:
     """Check that a head has enough labelled documents, also of each label.
-
-    Args:
-        name: the name of the head.
-        head: the head.
-        truths: the true labels of its documents; see ``Sample``.
-        budget: the error budget; None for no threshold.
 
     Raises:
         UsageError: if there are too few; the message has the number that is needed.

@@ -32,25 +32,11 @@ _NO_TOKENS = StageState()
 
 
 class AppendModel:
-    """A causal model that appends tokens to documents.
-
-    Its graphs are those of ``chunked.zip``. ``ChunkedModel`` runs all chunks of a document through
-    one layer after the other; this model runs one chunk through all layers, because no layer needs
-    later tokens. All graphs stay loaded. Threads may share the model.
-
-    Args:
-        archive: the bundle's graphs for documents in chunks.
-        plan: the plan of these graphs.
-        bundle: the digest of the bundle.
-        num_features: the number of features of a token; None for token ids.
-        chunk_tokens: the maximum number of tokens that run at once.
+    """A causal model that appends tokens to documents, from the graphs of ``chunked.zip``.
 
     Raises:
         NotAppendable: if the model cannot append tokens; gives the reason.
         EngineError: if a graph is missing or damaged, or the runtime refuses it.
-
-    Attributes:
-        reader: the reader of saved states.
     """
 
     def __init__(
@@ -90,16 +76,10 @@ class AppendModel:
     def append(
         self, state: DocumentState | None, tokens: NDArray[Any]
     ) -> tuple[dict[str, Array], DocumentState]:
-        """Return the outputs of a document with further tokens, and its state.
+        """Return the outputs of a document with ``tokens [n]`` or ``[n, F]`` more, and its state.
 
-        Args:
-            state: the state of the document before them, of this bundle; None for a new document.
-            tokens: at least one token id, int64 ``[n]``, or normalized features, float32
-                ``[n, F]``.
-
-        Returns:
-            By name, each output per document ``[1, width]``, and each output per token for the
-            new tokens ``[1, n, width]``; and the state of the longer document.
+        By name, each output per document is ``[1, width]``, and each output per token ``[1, n,
+        width]`` for the new tokens. The state of a new document is None.
 
         Raises:
             EngineError: if a graph fails.

@@ -23,39 +23,26 @@ class NotAppendable(Exception):  # noqa: N818 (an outcome, not an error)
 
 @dataclass(frozen=True)
 class AppendStage:
-    """One attention, recurrence or convolution of a model that appends tokens.
+    """One attention, recurrence or convolution of a model that appends tokens."""
 
-    Attributes:
-        state: the shape of the state of a recurrence or convolution; None for an attention, which
-            has summaries.
-        causal: whether a token attends only to itself and earlier tokens. Another attention is
-            applied to the first token only, whose result alone is pooled.
-        left: the number of earlier tokens whose values are kept as they are.
-        reads: the names of the values per token that its graphs read.
-    """
-
+    # the shape of the state of a recurrence or convolution; None for an attention, which has
+    # summaries
     state: tuple[int, ...] | None
+    # Another attention is applied to the first token only, whose result alone is pooled.
     causal: bool
-    left: int
-    reads: tuple[str, ...]
+    left: int  # the number of earlier tokens whose values are kept as they are
+    reads: tuple[str, ...]  # the names of the values per token that its graphs read
 
 
 @dataclass(frozen=True)
 class AppendPlan:
-    """The values that each graph reads when tokens are appended.
+    """The values that each graph reads when tokens are appended."""
 
-    Attributes:
-        main: the input with the tokens.
-        stages: the stages in their order.
-        first: the names of the values that are kept of the first token.
-        pooled: the plan's pooled values; see ``ChunkedPlan``.
-        fillers: the results for the first token that the graph of sums and maxima also reads.
-    """
-
-    main: str
+    main: str  # the input with the tokens
     stages: tuple[AppendStage, ...]
-    first: tuple[str, ...]
+    first: tuple[str, ...]  # the names of the values that are kept of the first token
     pooled: Mapping[str, Pooling]
+    # results for the first token that the graph of sums and maxima also reads
     fillers: tuple[str, ...]
 
     @property
@@ -70,12 +57,7 @@ class AppendPlan:
 
 
 def append_plan(archive: OpenedArchive, plan: ChunkedPlan, main: str) -> AppendPlan:
-    """Return the plan for appended tokens.
-
-    Args:
-        archive: the graphs of a model for documents in chunks.
-        plan: the plan of these graphs.
-        main: the input with the tokens.
+    """Return the plan for appended tokens of a model with the input ``main``.
 
     Raises:
         NotAppendable: if the model cannot append tokens; gives the reason.
@@ -178,11 +160,7 @@ class _Planner:
     def _known(
         self, graph: str, given: Collection[str] = (), outputs: Collection[str] = ()
     ) -> Set[str]:
-        """Return the values that a graph reads beside ``given``, which must be known.
-
-        Raises:
-            EngineError: if an input is unknown, or one of ``outputs`` is missing.
-        """
+        """Return the values that a graph reads beside ``given``, which must be known."""
         self._graph(graph, outputs)
         reads = self._reads(graph) - set(given)
         if unknown := reads - self._of_all - self._of_first:

@@ -60,10 +60,7 @@ class Document:
     ) -> dict[str, Array]:
         """Return the inputs of an engine for the tokens from ``start`` to ``end``.
 
-        Args:
-            engine: the engine.
-            start, end: the range of tokens.
-            late: values of the whole document, such as those pooled from its tokens.
+        ``late`` has values of the whole document, such as those pooled from its tokens.
         """
         known = {**self.extras.part(start, end).batch(), **late}
         inputs = {name: known[name] for name in engine.input_names if name in known}
@@ -80,12 +77,7 @@ class Document:
 
 
 class NextValues:
-    """The values per token after a stage, chunk after chunk.
-
-    Args:
-        folder: the folder of their files; by default that of the system for temporary files.
-        files: the stack that closes the files.
-    """
+    """The values per token after a stage, chunk after chunk, in files that a stack closes."""
 
     def __init__(self, folder: Path | None, files: ExitStack) -> None:
         self._folder = folder
@@ -93,11 +85,7 @@ class NextValues:
         self._kept: dict[str, Rows] = {}
 
     def append(self, outputs: Mapping[str, Array], rows: slice) -> None:
-        """Append rows of each output ``[1, T, C]`` of a run.
-
-        Raises:
-            StorageError: if there is not enough space.
-        """
+        """Append rows of each output ``[1, T, C]`` of a run."""
         for name, values in outputs.items():
             if name not in self._kept:
                 self._kept[name] = Rows(self._folder)

@@ -17,20 +17,14 @@ _CHAIN_BYTES = 32
 
 @dataclass(frozen=True)
 class TokenDigest:
-    """The digest of the tokens so far.
+    """The digest of the tokens so far."""
 
-    The bytes of the tokens are hashed block by block, and each block with the hash before it. The
-    standard library cannot store the inner state of a hash, so this state is stored instead.
-
-    Attributes:
-        tokens: the number of tokens.
-        chain: the hash of all complete blocks.
-        pending: the bytes after the last complete block.
-    """
+    # The bytes of the tokens are hashed block by block, and each block with the hash before it. The
+    # standard library cannot store the inner state of a hash, so this state is stored instead.
 
     tokens: int = 0
-    chain: bytes = bytes(_CHAIN_BYTES)
-    pending: bytes = b""
+    chain: bytes = bytes(_CHAIN_BYTES)  # the hash of all complete blocks
+    pending: bytes = b""  # the bytes after the last complete block
 
     def __post_init__(self) -> None:
         if len(self.chain) != _CHAIN_BYTES or len(self.pending) >= BLOCK_BYTES:
@@ -76,18 +70,13 @@ Merge = Callable[[Level, Level], Level]
 
 @dataclass(frozen=True)
 class StageState:
-    """The earlier tokens of one attention, recurrence or convolution.
+    """The earlier tokens of one attention, recurrence or convolution."""
 
-    Attributes:
-        levels: the summaries of all tokens except the recent ones; None for an empty level.
-        recent: the values of the last tokens that the attention reads, by name,
-            ``[1, left, *]``.
-        recurrence: the state of a recurrence or convolution, which has no levels and no recent
-            values; None for an attention.
-    """
-
+    # the summaries of all tokens except the recent ones; None for an empty level
     levels: tuple[Level | None, ...] = (None,) * MAX_LEVELS
+    # the values of the last tokens that the attention reads, by name, [1, left, *]
     recent: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    # the state of a recurrence or convolution, which has no levels and no recent values
     recurrence: Array | None = None
 
     @property
@@ -154,12 +143,10 @@ class DocumentState:
 def with_summary(
     levels: tuple[Level | None, ...], summary: Level, merge: Merge
 ) -> tuple[Level | None, ...]:
-    """Return levels with the summary of further tokens.
-
-    A summary has sums in float32. A sum of a million tokens would lose the digits of one more
-    token. Each level therefore merges summaries until it has ``BASE_TOKENS`` times the tokens of
-    the level below. It then becomes a part of the level above.
-    """
+    """Return levels with the summary of further tokens."""
+    # A summary has sums in float32. A sum of a million tokens would lose the digits of one more
+    # token. Each level therefore merges summaries until it has BASE_TOKENS times the tokens of the
+    # level below. It then becomes a part of the level above.
     changed = list(levels)
     place = next(
         (i for i in range(MAX_LEVELS - 1) if summary.tokens < BASE_TOKENS ** (i + 1)),

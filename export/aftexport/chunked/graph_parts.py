@@ -20,10 +20,7 @@ ANY_TOKENS = (1, None, None)
 
 
 class GraphParts:
-    """A graph with the kind of each value, of which parts become models.
-
-    Args:
-        model: the result of ``rewrite_as_means``, which changes.
+    """A graph, changed by ``rewrite_as_means``, with the kind of each value; parts become models.
 
     Raises:
         NotChunkable: if the graph cannot run in chunks; gives the reason.

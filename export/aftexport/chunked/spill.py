@@ -30,17 +30,10 @@ def storing(values: str) -> Iterator[None]:
 
 
 class Rows:
-    """Arrays ``[1, T, C]``, joined along T in a file without a name.
-
-    Args:
-        folder: the folder of the file; by default that of the system for temporary files.
+    """Arrays ``[1, T, C]``, joined along T in a file without a name, which its close removes.
 
     Raises:
         StorageError: if the folder takes no file.
-
-    Attributes:
-        file: the file, which its close removes.
-        count: the number of rows.
     """
 
     @storing(_VALUES)
@@ -51,11 +44,7 @@ class Rows:
 
     @storing(_VALUES)
     def append(self, rows: Array) -> None:
-        """Append rows to the file.
-
-        Raises:
-            StorageError: if there is not enough space.
-        """
+        """Append rows to the file; raise StorageError if there is not enough space."""
         self._like = rows[:, :0].copy()  # a view would keep all rows in memory
         self.count += rows.shape[1]
         self.file.write(np.ascontiguousarray(rows).data)
@@ -98,12 +87,7 @@ class Summary:
 
 
 class Summaries:
-    """A sequence of summaries in two files.
-
-    Args:
-        folder: the folder of the files; by default that of the system for temporary files.
-        files: the stack that closes the files.
-    """
+    """A sequence of summaries in two files, which a stack closes."""
 
     def __init__(self, folder: Path | None, files: ExitStack) -> None:
         self._keys, self._values = Rows(folder), Rows(folder)
@@ -112,11 +96,7 @@ class Summaries:
         self._places: list[tuple[int, int, int, int]] = []
 
     def append(self, summary: Summary) -> int:
-        """Append a summary and return its index.
-
-        Raises:
-            StorageError: if there is not enough space.
-        """
+        """Append a summary and return its index."""
         first = self._keys.count
         self._keys.append(summary.keys)
         self._values.append(summary.values)
@@ -134,23 +114,14 @@ class Summaries:
 
 
 class States:
-    """A stack of states of one shape in a file, the last one first.
-
-    Args:
-        folder: the folder of the file; by default that of the system for temporary files.
-        files: the stack that closes the file.
-    """
+    """A stack of states of one shape in a file, the last one first."""
 
     def __init__(self, folder: Path | None, files: ExitStack) -> None:
         self._rows = Rows(folder)
         files.enter_context(self._rows.file)
 
     def push(self, state: Array) -> None:
-        """Append a state.
-
-        Raises:
-            StorageError: if there is not enough space.
-        """
+        """Append a state."""
         self._rows.append(state.reshape(1, 1, -1))
 
     def read(self, depth: int, shape: tuple[int, ...]) -> Array:

@@ -79,10 +79,8 @@ def joined(summaries: Sequence[Summary | Level]) -> tuple[Array, Array]:
 
 
 def cut_at_margins(chunk: Chunk, stage: ChunkedStage, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Return a chunk in pieces, cut at the ends of its neighbors' margins.
-
-    The neighbors attend to the tokens within their margins, and to summaries of the other pieces.
-    """
+    """Return a chunk in pieces, cut at the ends of its neighbors' margins."""
+    # The neighbors attend to the tokens within their margins, and to summaries of the other pieces.
     start, end = chunk
     if len(chunks) == 1:
         return [chunk]
@@ -106,14 +104,7 @@ class RecurrenceRun:
         self._document = document
 
     def advanced(self, chunks: Sequence[Chunk], right: States) -> Generator[None, None, None]:
-        """Push the state on the right of each chunk, from the last chunk to the first.
-
-        A forward recurrence has none.
-
-        Raises:
-            EngineError: if the runtime refuses the graph or fails.
-            StorageError: if there is not enough space for the states.
-        """
+        """Push the state on the right of each chunk, from the last chunk to the first."""
         if self._recurrence.direction == "forward":
             return
         state = self._first_state()
@@ -131,17 +122,7 @@ class RecurrenceRun:
     def applied(
         self, chunks: Sequence[Chunk], right: States, values_after: NextValues
     ) -> Generator[None, None, None]:
-        """Append the values after the stage, from the first chunk on.
-
-        Args:
-            chunks: all chunks, or the first ones.
-            right: the states of ``advanced``.
-            values_after: takes the values.
-
-        Raises:
-            EngineError: if the runtime refuses the graph or fails.
-            StorageError: if there is not enough space for the values.
-        """
+        """Append the values after the stage of all chunks, or of the first ones."""
         engine = self._archive.engine(f"{self._number}.apply")
         direction, shape = self._recurrence.direction, (1, *self._recurrence.shape)
         left = self._first_state()

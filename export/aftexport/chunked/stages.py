@@ -32,24 +32,16 @@ from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 
 @dataclass(frozen=True)
 class Stage:
-    """One attention.
+    """The graphs of one attention."""
 
-    Attributes:
-        reduce: the graph from kept values to ``few_keys`` and ``few_values`` of a chunk.
-        merge: the graph from ``key`` and ``value`` of several summaries to those of one.
-        apply: the graph from kept values, ``other_keys``, ``other_values`` and, for biases by
-            position, ``FIRST_POSITION`` to the next kept values.
-        window: the tokens around a chunk in the inputs of ``apply``.
-        causal: whether a token attends only to itself and earlier tokens.
-        keeps: the names of values kept from before the attention for after it.
-    """
-
-    reduce: ir.Model
-    merge: ir.Model
+    reduce: ir.Model  # from kept values to ``few_keys`` and ``few_values`` of a chunk
+    merge: ir.Model  # from ``key`` and ``value`` of several summaries to those of one
+    # from kept values, ``other_keys``, ``other_values`` and, for biases by position, FIRST_POSITION
+    # to the next kept values
     apply: ir.Model
-    window: Window
-    causal: bool
-    keeps: tuple[str, ...]
+    window: Window  # the tokens around a chunk in the inputs of ``apply``
+    causal: bool  # whether a token attends only to itself and earlier tokens
+    keeps: tuple[str, ...]  # the names of values kept from before the attention for after it
 
     @property
     def graphs(self) -> dict[str, ir.Model]:
@@ -70,13 +62,7 @@ class Stage:
 
 
 def make_stage(parts: GraphParts, node: ir.Node, kept: list[str], after: list[str]) -> Stage:
-    """Return the graphs of an attention.
-
-    Args:
-        parts: the graph of the model.
-        node: the attention.
-        kept: the values before it, which suffice for the model's later nodes.
-        after: the values that suffice after it.
+    """Return the graphs of an attention between the values ``kept`` before and ``after`` it.
 
     Raises:
         NotChunkable: if the attention has no summary of a chunk.
@@ -122,17 +108,10 @@ def _summarize(graph: ir.Graph, key: ir.Value, value: ir.Value) -> None:
 
 
 def _attend_to_others(graph: ir.Graph, node: ir.Node, left: int, by_position: bool) -> None:
-    """Replace an attention by one in float32 over summaries, ``left`` filler tokens, and the chunk.
-
-    The filler has no weight. It keeps the summaries, which have no position, out of the window
-    of the first token.
-
-    Args:
-        graph: the graph, which gets the inputs ``other_keys`` and ``other_values``.
-        node: the attention.
-        left: the number of filler tokens.
-        by_position: whether its first bias has a row for each position of the document.
-    """
+    """Replace an attention by one over summaries, ``left`` filler tokens and the chunk."""
+    # It is computed in float32. The filler has no weight. It keeps the summaries, which have no
+    # position, out of the window of the first token. by_position: the first bias has a row for each
+    # position of the document.
     keys, values = (given(graph, f"other_{name}", FLOAT, ANY_TOKENS) for name in ("keys", "values"))
     query, key, value, *biases, _ = node.inputs
     new = NewNodes(graph, "chunk")
@@ -177,15 +156,8 @@ def _rows_of_positions(
     tokens: ir.Value,
     others: tuple[ir.Value, ir.Value],
 ) -> ir.Value:
-    """Return the rows ``[T, W]`` of the chunk's positions, behind equal rows for other tokens.
-
-    Args:
-        new: the place of the nodes.
-        rows: the rows of all positions.
-        position: the position of the first token.
-        tokens: the number of the chunk's tokens.
-        others: the number of the other tokens, and the number in their rows.
-    """
+    """Return the rows ``[T, W]`` of the chunk's positions, behind equal rows for other tokens."""
+    # others: the number of the other tokens, and the number in their rows.
     count, number = others
     end = new.add("Add", position, tokens)
     own = new.add("Slice", rows, position, end, new.constant([0]))
@@ -200,20 +172,15 @@ _LENGTHS = -1
 
 @dataclass(frozen=True)
 class RecurrenceStage:
-    """One recurrence or convolution.
+    """The graphs of one recurrence or convolution."""
 
-    Attributes:
-        apply: the graph from kept values and states to the next kept values and, unless the
-            recurrence is reverse, to the state for the next chunk on the right.
-        advance: the graph from kept values and the state on the right to the state for the next
-            chunk on the left; None if the recurrence is forward.
-        keeps: the names of values kept from before the recurrence for after it.
-        recurrence: its direction and the shape of its state.
-    """
-
+    # from kept values and states to the next kept values and, unless the recurrence is reverse, to
+    # the state for the next chunk on the right
     apply: ir.Model
+    # from kept values and the state on the right to the state for the next chunk on the left; None
+    # if the recurrence is forward
     advance: ir.Model | None
-    keeps: tuple[str, ...]
+    keeps: tuple[str, ...]  # the names of values kept from before the recurrence for after it
     recurrence: Recurrence
 
     @property
@@ -238,13 +205,7 @@ class RecurrenceStage:
 def make_recurrence_stage(
     parts: GraphParts, node: ir.Node, kept: list[str], after: list[str]
 ) -> RecurrenceStage:
-    """Return the graphs of a recurrence.
-
-    Args:
-        parts: the graph of the model.
-        node: the operator.
-        kept: the values before it, which suffice for the model's later nodes.
-        after: the values that suffice after it.
+    """Return the graphs of a recurrence between the values ``kept`` before and ``after`` it.
 
     Raises:
         NotChunkable: if the shape of a state is unknown.

@@ -41,18 +41,13 @@ _AGAIN = "Append the document from its start."
 
 
 class _Description(BaseModel):
-    """The numbers of a state beside its arrays.
-
-    Attributes:
-        bundle: the digest of the bundle.
-        tokens: the number of tokens.
-        levels: the tokens of each level of each stage; 0 for an empty level.
-    """
+    """The numbers of a state beside its arrays."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     bundle: str
     tokens: Annotated[Tokens, Ge(1)]
+    # the tokens of each level of each stage; 0 for an empty level
     levels: tuple[Annotated[tuple[Tokens, ...], Len(MAX_LEVELS, MAX_LEVELS)], ...]
 
     @classmethod
@@ -77,16 +72,12 @@ def to_bytes(state: DocumentState) -> bytes:
 
 @dataclass(frozen=True)
 class StateReader:
-    """A reader of the states of one bundle.
+    """A reader of the states of one bundle."""
 
-    Attributes:
-        example: the state of a document of one token.
-        unsummarized: the maximum number of tokens of each stage that its levels leave out.
-        levels: the summary of one token of each stage; None for a recurrence.
-    """
-
-    example: DocumentState
+    example: DocumentState  # the state of a document of one token
+    # the maximum number of tokens of each stage that its levels leave out
     unsummarized: tuple[int, ...]
+    # the summary of one token of each stage; None for a recurrence
     levels: tuple[Level | None, ...]
 
     @property
@@ -128,11 +119,7 @@ class StateReader:
             raise _damaged(str(error)) from error
 
     def _state(self, description: _Description, arrays: dict[str, Array]) -> DocumentState:
-        """Return the state of arrays.
-
-        Raises:
-            ValueError: if an array does not fit the bundle.
-        """
+        """Return the state of arrays; raise ValueError if an array does not fit the bundle."""
         digest = TokenDigest(
             description.tokens,
             _flat(arrays.pop("digest.chain")),
@@ -203,11 +190,7 @@ def check_bundle(bundle: str, expected: str) -> None:
 
 
 def _like(array: Array, example: Array, name: str) -> Array:
-    """Return an array that has the type and the shape of an example.
-
-    Raises:
-        ValueError: if it has others.
-    """
+    """Return an array; raise ValueError unless it has the type and the shape of an example."""
     if array.dtype != example.dtype or array.shape != example.shape:
         raise ValueError(
             f"expected {name} {example.dtype} {list(example.shape)}, got {array.dtype} "
@@ -239,11 +222,7 @@ def _checked(content: bytes) -> bytes:
 
 
 def _metadata(safe: bytes) -> str:
-    """Return the description in the header of a safetensors file.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the description in the header of a safetensors file; raise ValueError without one."""
     try:
         (size,) = struct.unpack_from("<Q", safe)
         header = json.loads(safe[8 : 8 + size])

@@ -39,11 +39,7 @@ _LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
 
 
 def classify(graph: ir.Graph) -> dict[str, Kind]:
-    """Return the kind of every value of a graph.
-
-    Raises:
-        NotChunkable: if a node needs the whole document; the message names the node.
-    """
+    """Return the kind of every value of a graph; raise NotChunkable if a node needs all of it."""
     constants = constants_of(graph)
     dims = dims_of(graph)
     document = axes_of(main_input_of(graph))[:2]
@@ -160,10 +156,8 @@ def _positions(step: Step) -> Kind | None:
 def is_position_embedding(
     node: ir.Node, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
-    """Return whether a node reads a row of a constant table ``[N, C]`` for each position.
-
-    A Gather has the positions as indices; a Slice takes the first rows, one for each token.
-    """
+    """Return whether a node reads a row of a constant table ``[N, C]`` for each position."""
+    # A Gather has the positions as indices; a Slice takes the first rows, one for each token.
     first, *others = names_of(node.inputs)
     table = constants.get(first)
     if table is None or table.ndim != 2:

@@ -55,18 +55,13 @@ SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a graph, with the kinds of all values before it.
-
-    Attributes:
-        dims: the axes of all values.
-        document: the axes of documents and tokens.
-    """
+    """A node of a graph, with the kinds of all values before it."""
 
     node: ir.Node
     kinds: Mapping[str, Kind]
     constants: Mapping[str, Array]
-    dims: Mapping[str, Axes]
-    document: Axes
+    dims: Mapping[str, Axes]  # the axes of all values
+    document: Axes  # the axes of documents and tokens
 
     @property
     def operands(self) -> set[Kind]:

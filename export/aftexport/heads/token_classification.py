@@ -126,18 +126,11 @@ class TokenClassification(TokenHead):
 
 @dataclass(frozen=True)
 class TokenLabels(TokenResult):
-    """The labels and spans of a document, in arrays.
-
-    Attributes:
-        head: the head.
-        labels: the number of each token's label.
-        scores: the score of that label.
-        spans: the spans.
-    """
+    """The labels and spans of a document, in arrays."""
 
     head: TokenClassification
-    labels: NDArray[np.unsignedinteger]
-    scores: NDArray[np.float32]
+    labels: NDArray[np.unsignedinteger]  # the number of each token's label
+    scores: NDArray[np.float32]  # the score of that label
     spans: TokenSpans
 
     def __len__(self) -> int:

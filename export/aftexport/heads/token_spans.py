@@ -44,10 +44,8 @@ _PLACES = {
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme:
-    """Return the scheme that the names of labels declare.
-
-    The scheme is bio or bioes if all names are ``O`` or have a prefix of that scheme.
-    """
+    """Return the scheme that the names of labels declare."""
+    # The scheme is bio or bioes if all names are O or have a prefix of that scheme.
     matches = [_PREFIXED.fullmatch(label) for label in labels if label != OUTSIDE]
     prefixes = {match[1] if match else "" for match in matches}
     found = (scheme for scheme, letters in _SETS if prefixes and prefixes <= letters)
@@ -56,19 +54,11 @@ def scheme_of(labels: Sequence[str]) -> Scheme:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """The span of each label, in arrays by the number of the label.
+    """The span of each label, in arrays by its number; -1 is a label outside every span."""
 
-    The last entry, which has the index -1, is a label outside every span.
-
-    Attributes:
-        spans: the label of each kind of span.
-        kinds: the number of each label's kind of span; -1 outside.
-        places: the ``Place`` of each label.
-    """
-
-    spans: tuple[str, ...]
-    kinds: NDArray[np.int64]
-    places: NDArray[np.int64]
+    spans: tuple[str, ...]  # the label of each kind of span
+    kinds: NDArray[np.int64]  # the number of each label's kind of span; -1 outside
+    places: NDArray[np.int64]  # the Place of each label
 
     @classmethod
     def read(cls, labels: Sequence[str], scheme: Scheme) -> Self:
@@ -105,31 +95,23 @@ _SPAN = np.dtype([("start", "u4"), ("end", "u4"), ("label", "u4"), ("score", "f4
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """The spans of a document in their order, in arrays with one entry for each.
-
-    Attributes:
-        starts, ends: the index of the first token, and of the token after the last.
-        labels: the number of the label among the head's ``span_labels``.
-        scores: the mean score of the tokens or words.
-    """
+    """The spans of a document in their order, in arrays with one entry for each."""
 
     starts: NDArray[np.uint32]
-    ends: NDArray[np.uint32]
-    labels: NDArray[np.uint32]
-    scores: NDArray[np.float32]
+    ends: NDArray[np.uint32]  # the index of the token after the last
+    labels: NDArray[np.uint32]  # the number of the label among the head's span_labels
+    scores: NDArray[np.float32]  # the mean score of the tokens or words
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 class SpanBuilder:
-    """The spans of units that come in blocks.
+    """The spans of units that come in blocks."""
 
-    In plain and bio, a span is a run of units of one kind, and ``B-`` starts a new one. This is the
-    rule of the TokenClassificationPipeline of transformers. In bioes, a span is ``B-``, any number
-    of ``I-``, and ``E-``, or it is one ``S-``; other units are outside. This is the strict rule of
-    seqeval.
-    """
+    # In plain and bio, a span is a run of units of one kind, and B- starts a new one. This is the
+    # rule of the TokenClassificationPipeline of transformers. In bioes, a span is B-, any number of
+    # I-, and E-, or it is one S-; other units are outside. This is the strict rule of seqeval.
 
     def __init__(self, table: LabelTable, scheme: Scheme, open_file: OpenFile | None) -> None:
         self._table, self._is_strict = table, scheme == "bioes"
@@ -195,12 +177,7 @@ WordRule = Literal["first", "average", "max"]
 
 
 class WordBuilder:
-    """The words of tokens that come in blocks.
-
-    Args:
-        rule: the rule for the label of a word.
-        width: the number of labels.
-    """
+    """The words of tokens that come in blocks."""
 
     def __init__(self, rule: WordRule, width: int) -> None:
         self._rule = rule
@@ -212,12 +189,10 @@ class WordBuilder:
     def add(
         self, tokens: NDArray[Any], scores: Double | None, starts: NDArray[np.bool_]
     ) -> NDArray[Any]:
-        """Add tokens, and return the words that they complete.
+        """Add tokens of type ``UNIT``, and return the words that they complete.
 
-        Args:
-            tokens: the tokens, of type ``UNIT``.
-            scores: the scores ``[n, width]`` of all labels, for the rule average; else None.
-            starts: whether each token starts a word.
+        ``scores [n, width]`` of all labels are for the rule average; ``starts`` marks tokens that
+        start a word.
         """
         tokens = np.concatenate([self._open, tokens])
         firsts = np.flatnonzero(np.append(np.ones(len(self._open), bool), starts))

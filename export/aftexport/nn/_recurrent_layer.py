@@ -18,18 +18,9 @@ _MAX_RATE, _TIME_STEPS = 16.0, (0.001, 0.1)
 class RecurrentLayer(nn.Module):
     """A token-mixing layer whose heads have a matrix as their state.
 
-    Not causal, the layer reads the states of both directions with the same projections:
-    ``o_t = q_t (S_t + R_t)``. S_t is the state of the tokens up to t, and R_t that of the later
-    tokens, from last to first. A short convolution is causal in both cases, as in the papers.
-
-    Args:
-        dim: channels D.
-        num_heads: number of heads H; it must divide ``dim``.
-        causal: whether a token sees only itself and earlier tokens.
-        scale: the factor of the result; None for one over the root of the width of a head's keys.
-
-    Raises:
-        ValueError: if a count is below 1, or the heads do not divide ``dim``.
+    Not causal, the layer reads the states of both directions with the same projections: ``o_t = q_t
+    (S_t + R_t)``. S_t is the state of the tokens up to t, and R_t that of the later tokens, from
+    last to first. A short convolution is causal in both cases, as in the papers.
     """
 
     def __init__(
@@ -56,17 +47,10 @@ class RecurrentLayer(nn.Module):
         decay: Tensor | None = None,
         beta: Tensor | None = None,
     ) -> Tensor:
-        """Run the recurrence.
+        """Run the recurrence on ``[B, T, H * d]``; the decays are logarithms.
 
-        Args:
-            query, key: ``[B, T, H * dk]``.
-            value: ``[B, T, H * dv]``.
-            lengths: int64 ``[B]``.
-            decay: logarithms of the decay, ``[B, T, H]``, or ``[B, T, H * dk]`` by channel.
-            beta: ``[B, T, H]``, the strength of each write of a delta rule.
-
-        Returns:
-            ``[B, T, H * dv]``.
+        A decay ``[B, T, H]`` is by head, and ``[B, T, H * dk]`` by channel. ``beta [B, T, H]`` is
+        the strength of each write of a delta rule.
         """
         heads = self.num_heads
         by_channel = decay is not None and decay.shape[-1] != heads
@@ -91,13 +75,7 @@ class RecurrentLayer(nn.Module):
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution of each channel, with SiLU.
-
-    Args:
-        channels: number of channels C.
-        taps: number of taps K.
-        bias: whether each channel has a bias.
-    """
+    """A causal convolution of each channel, with SiLU."""
 
     def __init__(self, channels: int, taps: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -128,10 +106,9 @@ class RootMeanSquareNorm(nn.Module):
 
 
 class DecayByTimeStep(nn.Module):
-    """The decay ``g = -exp(A_log) * softplus(a + dt_bias)`` of each head.
+    """The decay ``g = -exp(A_log) * softplus(a + dt_bias)`` of each head."""
 
-    ``exp(A_log)`` starts between 1 and 16, and ``softplus(dt_bias)`` between 0.001 and 0.1.
-    """
+    # exp(A_log) starts between 1 and 16, and softplus(dt_bias) between 0.001 and 0.1.
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -177,13 +154,7 @@ class DeltaRuleLayer(RecurrentLayer):
         self.norm = RootMeanSquareNorm(dim // num_heads)
 
     def normed_rows(self, x: Tensor, lengths: Tensor, decay: Tensor | None = None) -> Tensor:
-        """Return the normalized results of the recurrence, ``[B, T, D]``.
-
-        Args:
-            x: ``[B, T, D]``.
-            lengths: int64 ``[B]``.
-            decay: logarithms of the decay, ``[B, T, H]``; None for no decay.
-        """
+        """Return the normalized results of the recurrence, ``[B, T, D]``."""
         query, key, value = self.convolution(self.query_key_value(x), lengths).chunk(3, -1)
         mixed = self.recur(
             unit_heads(query, self.num_heads),

@@ -15,15 +15,7 @@ _SUFFIX = "Portable"
 
 
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
-    """Return whether the kernels of a library take a node of our domain.
-
-    Those for the CPU take every form; the others lack those of the recurrent family and of
-    ``OnnxOperator.cpu_only_parts``.
-
-    Args:
-        library: the name of the library, see ``aftplugins.RUNTIMES``.
-        node: the node.
-    """
+    """Return whether the kernels of a library of ``aftplugins.RUNTIMES`` take our node."""
     operator = operator_of(node.op_type)
     if operator is None or library == "onnxruntime":
         return True
@@ -31,18 +23,7 @@ def takes_form(library: str, node: onnx.NodeProto) -> bool:
 
 
 def choose_kernels(model: onnx.ModelProto, library: str) -> bool:
-    """Rename nodes in place: those that the kernels of a library take have their operator's name.
-
-    If a node of another form gets that name, no body has it any more. A runtime without the kernel
-    then refuses the model, and does not run the body of the most common form.
-
-    Args:
-        model: the model, for a runtime in which the library is registered.
-        library: the name of the library, see ``aftplugins.RUNTIMES``.
-
-    Returns:
-        Whether there were any.
-    """
+    """Give the nodes that a library's kernels take their operator's name; tell if any changed."""
     functions = {f.name: f for f in model.functions if f.domain == DOMAIN}
     copied: set[str] = set()
     other_forms: set[str] = set()
@@ -60,6 +41,8 @@ def choose_kernels(model: onnx.ModelProto, library: str) -> bool:
         copy = model.functions.add()
         copy.CopyFrom(functions[name])
         copy.name += _SUFFIX
+    # Without a body, a runtime that lacks the kernel refuses the model, instead of running the body
+    # of the most common form.
     for name in sorted(other_forms & functions.keys()):
         model.functions.remove(functions[name])
     return bool(copied or other_forms)

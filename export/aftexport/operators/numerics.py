@@ -32,14 +32,11 @@ def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
 def guarded_mean(
     sums: Callable[..., Sums], reference: Callable[..., Tensor], *tensors: Tensor
 ) -> Tensor:
-    """Return the quotient of ``sums``, in the least precision that keeps every term in range.
-
-    Forms that subtract the maxima of keys and biases separately can underflow if
-    the maxima lie at different positions. A denominator far above the smallest
-    normal number proves that the lost terms are negligible. If a denominator is
-    smaller, the sums are computed again in float64. If that does not suffice,
-    ``reference`` computes the mean.
-    """
+    """Return the quotient of ``sums``, in the least precision that keeps every term in range."""
+    # Forms that subtract the maxima of keys and biases separately can underflow if the maxima lie
+    # at different positions. A denominator far above the smallest normal number proves that the
+    # lost terms are negligible. If one is smaller, the sums are computed again in float64, and at
+    # last the mean by its definition.
     dtype = tensors[0].dtype
     for wide, smallest in ((torch.float32, 1e-25), (torch.float64, 1e-290)):
         if torch.finfo(wide).bits < torch.finfo(dtype).bits:
@@ -51,11 +48,8 @@ def guarded_mean(
 
 
 def largest(logits: Tensor, dim: int = 1) -> Tensor:
-    """Return the maximum over ``dim``, which is kept; it is finite even if every key is masked.
-
-    The differences between logits and the maximum are never NaN. Means do not depend on
-    the maximum, so it has no gradient.
-    """
+    """Return the maximum over ``dim``, which is kept; it is finite even if every key is masked."""
+    # So no difference to it is NaN. Means do not depend on the maximum: it needs no gradient.
     return logits.detach().amax(dim, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
 
 
@@ -70,15 +64,12 @@ def eps_beside(eps: float, maximum: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor, eps: float = 0.0, shift: Tensor | None = None) -> Tensor:
-    """Return the softmax over dim 1; it is 0 if every key is masked.
+    """Return the softmax over dim 1 of ``[B, T, ...]``; it is 0 if every key is masked.
 
-    ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
-
-    Args:
-        logits: ``[B, T, ...]``.
-        eps: the number that is added to the sum of ``exp(logits + shift)``.
-        shift: the number that was subtracted from the logits; None for 0.
+    ``eps`` is added to the sum of ``exp(logits + shift)``; ``shift`` was subtracted from the
+    logits.
     """
+    # ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
     top = largest(logits)
     weight = (logits - top).exp()
     total = weight.sum(1, keepdim=True) + eps_beside(eps, top if shift is None else top + shift)
@@ -93,10 +84,11 @@ def softmax_mean(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
 def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
     """Return the mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1.
 
-    Dim 1 is kept. ``eps`` is added to the sum of the weights. Keys and biases are taken relative to
-    those of the largest logit before they are added, because a number loses all its digits beside
-    1e38. Their halves do not overflow.
+    Dim 1 is kept. ``eps`` is added to the sum of the weights.
     """
+    # Keys and biases are taken relative to those of the largest logit before they are added,
+    # because a number loses all its digits beside 1e38. Halves of finite numbers do not overflow
+    # when they are added.
     half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
     best = (half_key + half_bias).detach().argmax(1, keepdim=True)
     lowest = torch.finfo(key.dtype).min / 2
@@ -109,10 +101,7 @@ def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> T
 
 
 def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(key)`` relative to its maximum over dim 1, and that maximum.
-
-    The maximum is ``MASKED`` if every key is.
-    """
+    """Return ``exp(key)`` relative to its maximum over dim 1, and that, which may be ``MASKED``."""
     top = key.detach().amax(1, keepdim=True)
     return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top
 
@@ -122,11 +111,8 @@ def denominators(
 ) -> Tensor:
     """Return the sums ``total`` of weights plus ``eps``; 1 or more if every key is masked.
 
-    Args:
-        total: the sums of ``exp(key + bias - top - shift)``.
-        top: the second result of ``key_weights``.
-        eps: the number that is added to the sum of ``exp(key + bias)``.
-        shift: the maximum of the biases; None for no biases.
+    ``total`` is the sum of ``exp(key + bias - top - shift)``: ``top`` is that of ``key_weights``,
+    and ``shift`` the maximum of the biases, if there are any.
     """
     sums = torch.where(top == MASKED, 1, total)
     if eps == 0:
@@ -136,15 +122,7 @@ def denominators(
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:
-    """Return the sum of ``key^T value`` over the tokens, computed in two levels.
-
-    Args:
-        key: ``[B, T, H, d]``.
-        value: ``[B, T, H, e]``.
-
-    Returns:
-        ``[B, H, d, e]``.
-    """
+    """Return the sum of ``key^T value`` over ``[B, T, H, *]``, in two levels: ``[B, H, d, e]``."""
     tokens = key.shape[1]
     blocks = -(-tokens // MAX_BLOCK)
     size = -(-tokens // blocks)
@@ -178,16 +156,7 @@ def repeat_heads(x: Tensor, count: int, dim: int = 2) -> Tensor:
 
 
 def causal_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
-
-    Args:
-        query: ``[B, T, H, d]``.
-        key: ``[B, T, H, d]``.
-        value: ``[B, T, H, e]``.
-
-    Returns:
-        ``[B, T, H, e]``.
-    """
+    """Return ``sum_{u<=t} (query_t . key_u) value_u`` of ``[B, T, H, *]``, linear in T."""
     # The pairs of a block are multiplied out; earlier blocks enter through the running sum of
     # key^T value.
     block, tokens = 64, query.shape[1]

@@ -13,18 +13,13 @@ _Form = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Add a portable body for every custom operator in ``model``, one function per form.
-
-    Nodes that call a function of the model keep its body.
-
-    A function can branch neither on an attribute nor on the presence of an input. If nodes of one
-    operator differ in a setting or in their optional inputs, the most common form has the name of
-    the operator. Nodes of other forms call functions whose names add the form to it. A session
-    with kernels gives them the name of the operator; see ``kernel_forms.choose_kernels``.
-
-    The field ``overload`` of ONNX cannot distinguish the forms: ONNX Runtime 1.23 and the evaluator
-    of onnx 1.23 choose a function by its name only.
-    """
+    """Add a portable body for every custom operator in ``model``, one function per form."""
+    # A function can branch neither on an attribute nor on the presence of an input. If nodes of one
+    # operator differ in a setting or in their optional inputs, the most common form has the name of
+    # the operator. Nodes of other forms call functions whose names add the form to it. A session
+    # with kernels gives them the name of the operator; see kernel_forms.choose_kernels. The field
+    # overload of ONNX cannot distinguish the forms: ONNX Runtime 1.23 and the evaluator of onnx
+    # 1.23 choose a function by its name only.
     opset = opset_of(model)
     have = {f.name for f in model.functions if f.domain == DOMAIN}
     nodes = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type not in have]
@@ -55,14 +50,9 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the bodies of operators whose nodes leave out an input before another one.
-
-    The parser of TensorRT refuses a call of a function with such an input, and no TensorRT plugin
-    has optional inputs.
-
-    Returns:
-        The model with standard operators in place of these nodes; ``model`` if there are none.
-    """
+    """Inline the bodies of operators whose nodes leave out an input before another one."""
+    # The parser of TensorRT refuses a call of a function with such an input, and no TensorRT plugin
+    # has optional inputs.
     functions = {f.name for f in model.functions if f.domain == DOMAIN}
     partial = {n.op_type for n in model.graph.node if n.domain == DOMAIN and "" in n.input}
     called = sorted((DOMAIN, name) for name in partial & functions)

@@ -22,14 +22,11 @@ _TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor
 
 @dataclass(frozen=True)
 class Attribute:
-    """An operator attribute.
+    """An operator attribute; ``choices`` marks a setting, whose value selects the body."""
 
-    ``choices`` marks a setting. Its value selects the body, because an ONNX
-    function cannot branch on an attribute.
-
-    The GPU kernels lack every value but the default of an ``is_cpu_only`` attribute, and the
-    choices of ``cpu_only_choices``. Calls of the torch op may leave an ``is_cpu_only`` one out.
-    """
+    # An ONNX function cannot branch on an attribute. The GPU kernels lack every value but the
+    # default of an is_cpu_only attribute, and the cpu_only_choices. Calls of the torch op may leave
+    # an is_cpu_only attribute out.
 
     name: str
     default: AttributeValue
@@ -41,39 +38,24 @@ class Attribute:
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxOperator:
-    """One operator of the ``ai.aftexport`` domain.
+    """One operator of the ``ai.aftexport`` domain."""
 
-    Attributes:
-        op_type: ONNX name, for example ``CausalAftLocal``.
-        inputs: names in order; those of ``INTEGER_INPUTS`` are int64.
-        shapes: the shape of each input, as axis names separated by spaces.
-        optional: the inputs that a node may leave out. Their presence selects the body,
-            because an ONNX function cannot branch on an input.
-        outputs: names in order; all floating-point.
-        exponents: the inputs to which an exponential is applied; their range decides the
-            numerical difficulty.
-        attributes: the attributes of the definition, in order.
-        kernel_attributes: settings of the kernel only; the definition, the body and the torch
-            op ignore them.
-        body: the function from settings to the portable body in ONNX textual syntax. If there are
-            optional inputs, it also takes the names of the ``present`` ones.
-        doc: formula and source.
-        ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
-        sizes: the function from attributes to the sizes of axes in cases of the parity check.
-        nonnegative: the function from attributes to the inputs with nonnegative columns in cases
-            of the parity check, and the first such column of each.
-    """
-
-    op_type: str
+    op_type: str  # the ONNX name, such as CausalAftLocal
     inputs: tuple[str, ...]
-    shapes: tuple[str, ...]
+    shapes: tuple[str, ...]  # of each input, as axis names separated by spaces
+    # the inputs to which an exponential is applied: their range is the difficulty
     exponents: tuple[str, ...]
     attributes: tuple[Attribute, ...]
+    # the function from settings, and the names of ``present`` optional inputs, to ONNX text
     body: Callable[..., str]
     doc: str
     outputs: tuple[str, ...] = ("output",)
-    kernel_attributes: tuple[Attribute, ...] = ()
+    kernel_attributes: tuple[Attribute, ...] = ()  # settings of the kernel only
+    # inputs that a node may leave out; their presence selects the body
     optional: tuple[str, ...] = ()
+    # The ranges of inputs in cases of the parity check, -1 to 1 for the others; and from
+    # attributes, the sizes of axes, and the inputs with nonnegative columns with the first such
+    # column of each.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
@@ -117,13 +99,10 @@ class OnnxOperator:
         present: Collection[str] = (),
         **form: Any,
     ) -> onnx.FunctionProto:
-        """Build the portable body as a model-local function in standard ops.
+        """Build the portable body as a model-local function in the standard ops of an opset.
 
-        Args:
-            settings: the value of each setting.
-            opset: the opset of the standard ops.
-            present: the inputs of the nodes that call the function; required ones may be left out.
-            form: arguments of the body that settings do not decide, such as ``arithmetic``.
+        ``settings`` has the value of each setting, ``present`` the inputs of the calling nodes, and
+        ``form`` arguments of the body that settings do not decide, such as ``arithmetic``.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES

@@ -15,22 +15,12 @@ _SIDE_BY_SIDE = 16
 
 
 def sum_cut(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
-    """Define a cut into the minimum number of blocks.
-
-    Args:
-        sequence: name of a tensor ``[B, count, ...]``.
-        count: name of the number of elements, int64 ``[1]``.
-        cut: name of the cut.
-    """
+    """Define a cut of ``sequence [B, count, ...]`` into the minimum number of blocks."""
     return _fewest(count, cut, f"{cut}_blocks") + _cut(sequence, count, cut)
 
 
 def scan_cut(sequence: str) -> str:
-    """Define the cut ``scan`` of the tokens into blocks that a ``Scan`` processes in parallel.
-
-    Args:
-        sequence: name of a tensor ``[B, T, ...]``.
-    """
+    """Define the cut ``scan`` of the tokens into blocks that a ``Scan`` processes in parallel."""
     few, few_less_one = [_SIDE_BY_SIDE], [_SIDE_BY_SIDE - 1]
     return (
         text.constants(scan_few=few, scan_few_less_one=few_less_one)
@@ -76,11 +66,8 @@ def _cut(sequence: str, count: str, cut: str) -> str:
 def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> str:
     """Reshape ``name``, ``[B, count, ...]``, to ``[B, blocks, size, ...]``.
 
-    Args:
-        name: the tensor.
-        result: name of the blocks; ``<result>_width`` becomes the shape of an element.
-        gap: the scalar that fills the gap: ``zero_f``, or ``masked`` for logits.
-        cut: name of the cut.
+    ``<result>_width`` becomes the shape of an element. The scalar ``gap`` fills the gap:
+    ``zero_f``, or ``masked`` for logits.
     """
     return f"""
         {result}_width = Shape <start = 2> ({name})
@@ -124,11 +111,8 @@ def running_total(
 
 
 def largest(blocks: str, result: str) -> str:
-    """Define the maximum of ``blocks [B, blocks, size, ...]`` over both axes, ``[B, 1, 1, ...]``.
-
-    See ``onnx_text.finite_maximum``. ONNX Runtime reduces one axis after the other several times
-    faster than both at once.
-    """
+    """Define the maximum of ``blocks [B, blocks, size, ...]`` over both, ``[B, 1, 1, ...]``."""
+    # ONNX Runtime reduces one axis after the other several times faster than both at once.
     return f"""
         {result}_of_blocks = ReduceMax <keepdims = 1> ({blocks}, axis2)
         {result}_of_all = ReduceMax <keepdims = 1> ({result}_of_blocks, axis1)
@@ -136,13 +120,10 @@ def largest(blocks: str, result: str) -> str:
 
 
 def softmax_weights(logits: str, result: str, *, has_eps: bool = False) -> str:
-    """Define the weights ``<result>`` of a softmax over the tokens, and ``<result>_total``.
+    """Define the softmax weights ``<result>`` of ``logits [B, blocks, size, ...]``.
 
-    Args:
-        logits: name of ``[B, blocks, size, ...]``, with ``masked`` in the gap.
-        result: name of the weights, of the same shape; the largest is 1. Their sum,
-            ``[B, 1, ...]``, is ``<result>_sum``, and ``<result>_total`` with 1 for 0.
-        has_eps: whether eps is added to the sum; needs ``log_eps``.
+    The gap is ``masked``. The largest weight is 1. Their sum ``[B, 1, ...]`` is ``<result>_sum``,
+    and ``<result>_total`` with 1 for 0. For ``has_eps``, ``log_eps`` must be defined.
     """
     lines = largest(logits, f"{result}_max")
     lines += f"""
@@ -159,13 +140,7 @@ def softmax_weights(logits: str, result: str, *, has_eps: bool = False) -> str:
 
 
 def context(keys: str, values: str, result: str) -> str:
-    """Sum ``key^T value`` over the tokens: ``[B, H, d, e]``.
-
-    Args:
-        keys: name of ``[B, blocks, size, H, d]``.
-        values: name of ``[B, blocks, size, H, e]``.
-        result: name of the sum.
-    """
+    """Sum ``key^T value`` of ``[B, blocks, size, H, *]`` over the tokens: ``[B, H, d, e]``."""
     return f"""
         {result}_columns = Transpose <perm = [0, 1, 3, 4, 2]> ({keys})
         {result}_rows = Transpose <perm = [0, 1, 3, 2, 4]> ({values})

@@ -10,15 +10,7 @@ _FLOAT = 1
 
 
 class Arithmetic(Enum):
-    """The types of a body's products and sums.
-
-    Every form has the statistics of a norm in float32, the default of LayerNormalization.
-
-    Attributes:
-        FLOAT32: the portable form; inputs are cast to float32, and outputs to the type of x.
-        TENSORS: everything in the type of the inputs, without a cast.
-        BFLOAT16: float32, with the operands and results of products rounded to bfloat16.
-    """
+    """The types of a body's products and sums; the statistics of a norm are in float32."""
 
     FLOAT32 = "float32"
     TENSORS = "tensors"
@@ -44,13 +36,7 @@ class Arithmetic(Enum):
         """
 
     def gelu(self, result: str, x: str, *, has_operator: bool = True) -> str:
-        """Return the lines of the exact GELU.
-
-        Args:
-            result: the name of the result.
-            x: the name of the input.
-            has_operator: whether the opset of the body has Gelu, as from 20 on.
-        """
+        """Return the lines of the exact GELU; opsets from 20 on have an operator for it."""
         # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
         if self is Arithmetic.FLOAT32:
             return _gelu_parts(result, x)

@@ -24,10 +24,8 @@ def recurrence_body(
     decay_granularity: str,
     present: frozenset[str],
 ) -> str:
-    """Return the body for the settings and for the optional inputs that are present.
-
-    Both directions are heads of one loop: the tokens of the reverse direction are turned around.
-    """
+    """Return the body for the settings and for the optional inputs that are present."""
+    # Both directions are heads of one loop: the tokens of the reverse direction are turned around.
     has_decay = update_rule in GATED_RULES
     has_beta = update_rule in DELTA_RULES
     _check_present(update_rule, {"decay": has_decay, "beta": has_beta}, present)
@@ -59,10 +57,8 @@ def _check_present(rule: str, needed: dict[str, bool], present: frozenset[str]) 
 
 
 def _heads(is_summed: bool) -> str:
-    """Define ``queries [B, T, H, G, dk]``, ``keys`` and ``values [B, T, H, 1, *]``; padding is 0.
-
-    With a normalizer, the values have one more channel, which is 1.
-    """
+    """Define ``queries [B, T, H, G, dk]``, ``keys`` and ``values [B, T, H, 1, *]``; 0 if padded."""
+    # With a normalizer, the values have one more channel, which is 1.
     lines = """
         q_num_heads = Constant <value_int: int = @q_num_heads> ()
         num_heads = Constant <value_int: int = @kv_num_heads> ()
@@ -215,12 +211,7 @@ channel each pair has as many factors as channels."""
 def _chunk_loop(ordered: dict[str, str], *, by_channel: bool, reads_reverse_before: bool) -> str:
     """Define ``read_ordered [B, T, S, G, E]`` and ``state_last [B, S, 1, dk, E]``.
 
-    Reads ``past`` and ``nothing``, the initial state and its missing part.
-
-    Args:
-        ordered: the tensors ``[B, T, S, G or 1, *]`` of q, k, v, and of g and b if there are any.
-        by_channel: whether the decays ``g`` differ between channels of the key.
-        reads_reverse_before: whether the second half of the states is read before each write.
+    Reads ``past`` and ``nothing``, and the tensors ``ordered``, ``[B, T, S, G or 1, *]``.
     """
     is_delta = "b" in ordered
     size = _CHANNEL_CHUNK if by_channel else _DELTA_CHUNK if is_delta else _CHUNK
@@ -362,10 +353,8 @@ def _step(has_decay: bool, inverted: int, by_channel: bool) -> str:
 
 
 def _factors(by_channel: bool) -> str:
-    """Define the factors of the chunk: ``pair_factors``, and those from its start and to its end.
-
-    Each logarithm is a sum of its own: a difference of running sums would lose digits.
-    """
+    """Define the chunk's factors: ``pair_factors``, and those from its start and to its end."""
+    # Each logarithm is a sum of its own: a difference of running sums would lose digits.
     if by_channel:
         lines = """
             row_axis = Constant <value_ints = [4]> ()

@@ -10,12 +10,9 @@ from aftexport.operators import two_level_sums as sums
 
 
 def running_mean(logits: str, values: str, result: str, *, has_eps: bool = False) -> str:
-    """Define the mean of ``values``, weighted by ``exp(logits)``, up to each token.
+    """Define the mean ``[B, T, ...]`` of values up to each token, weighted by ``exp(logits)``.
 
-    Args:
-        logits, values: names of tensors of rank 4, ``[B, T, ...]``; the axes after T are broadcast.
-        result: name of the mean, ``[B, T, ...]``.
-        has_eps: whether eps is added to the sums of weights; needs ``log_eps``.
+    Logits and values have rank 4. For ``has_eps``, ``log_eps`` must be defined.
     """
     lines = running_sums(logits, result, rank=4, values=values)
     total = f"{result}_d"
@@ -39,13 +36,8 @@ def running_sums(logits: str, result: str, *, rank: int, values: str = "") -> st
     """Define ``<result>_m``, ``_d`` and, for ``values``, ``_n``: ``[B, blocks, size, ...]``.
 
     ``_m`` is the largest logit up to each token, at least ``lowest``. The sums ``_d`` of weights
-    and ``_n`` of weighted values are relative to it.
-
-    Args:
-        logits: name of ``[B, T, ...]``.
-        result: the prefix of the names; the blocks are ``<result>_logit`` and ``_value``.
-        rank: the rank of logits and values.
-        values: name of ``[B, T, ...]``; empty for no values.
+    and ``_n`` of weighted values are relative to it. The blocks are ``<result>_logit`` and
+    ``_value``.
     """
     kinds = ("n", "d") if values else ("d",)
     states = ("m", *kinds)
@@ -113,12 +105,8 @@ def _before_blocks(result: str, states: tuple[str, ...], rank: int) -> str:
 
 
 def _entering(states: tuple[str, ...], entering: dict[str, str]) -> str:
-    """Define ``<state>_next``: the states after one key, or the sums of several keys.
-
-    Args:
-        states: ``m`` and the sums.
-        entering: the weighted tensor of each sum; a sum of weights has no entry.
-    """
+    """Define ``<state>_next``: the states after one key, or the sums of several keys."""
+    # entering has the weighted tensor of each sum; a sum of weights has no entry.
     lines = """
         m_next = Max(m, logit)
         drop = Sub(m, m_next)

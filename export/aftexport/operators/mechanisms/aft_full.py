@@ -66,10 +66,8 @@ def bias_corner() -> str:
 
 
 def exact_body() -> str:
-    """Define ``exact_mean``, row by row: a softmax of keys plus that row's biases.
-
-    Reads ``logits``, ``bias``, ``value_f``, ``log_eps`` and the names of ``bias_corner``.
-    """
+    """Define ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
+    # Reads logits, bias, value_f, log_eps and the names of bias_corner.
     lines = text.constants(half=0.5, half_lowest=text.LOWEST / 2)
     lines += """
         half_key = Mul(logits, half)

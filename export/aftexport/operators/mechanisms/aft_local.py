@@ -81,10 +81,8 @@ def _band_weights_body() -> str:
 
 
 def _diagonal_body() -> str:
-    """Define ``diagonal``, ``[blocks, block, context]``: the band's weights of each block.
-
-    ``_sums`` of ``torch_ops.aft_local`` explains how each row moves one column to the right.
-    """
+    """Define ``diagonal``, ``[blocks, block, context]``: the band's weights of each block."""
+    # _sums of torch_ops.aft_local explains how each row moves one column to the right.
     return """
         block = Max(width, smallest_block)
         context_plus = Add(block, width)

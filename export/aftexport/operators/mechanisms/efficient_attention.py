@@ -134,10 +134,8 @@ EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
 
 
 def _causal_softmax_body() -> str:
-    """Define ``attended``, ``[B, T, H, e]``: each query with the mean context up to its token.
-
-    Reads ``asking``, ``logits`` and ``values``, ``[B, T, H, *]``, and the common names.
-    """
+    """Define ``attended``, ``[B, T, H, e]``: each query with the mean context up to its token."""
+    # Reads asking, logits and values, [B, T, H, *], and the common names.
     lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
     lines += sums.split("asking", "asking_blocks", cut="scan")
     lines += sums.split("values", "value_blocks", cut="scan")

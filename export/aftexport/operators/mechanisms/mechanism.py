@@ -12,44 +12,25 @@ from aftexport.operators.schema import Attribute, OnnxOperator
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismOperator(OnnxOperator):
-    """An operator of a mechanism.
-
-    Attributes:
-        stem: the mechanism's file name, for example ``aft_local``.
-    """
+    """An operator of a mechanism, whose files have the name ``stem``."""
 
     stem: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """A mechanism and its causal twin, each an operator in ONNX.
+    """A mechanism and its causal twin, each an operator in ONNX; see ``OnnxOperator``."""
 
-    Attributes:
-        op_type: the name of the ONNX operator that is not causal.
-        stem: the mechanism's file name, for example ``aft_local``.
-        inputs: the names of the inputs, ``lengths`` last.
-        shapes: the shape of each input, as a word for each axis.
-        exponents: the inputs to which an exponential is applied.
-        attributes: the attributes of the torch op and of the ONNX operator.
-        kernel_attributes: the attributes that only the ONNX operator has.
-        optional: the inputs after ``lengths`` that a node may leave out; the causal operator has
-            none of them.
-        sizes, nonnegative: see ``OnnxOperator``.
-        body: the portable ONNX body, as text; a function of the attributes and ``causal``.
-        doc: the documentation of the ONNX operator.
-    """
-
-    op_type: str
-    stem: str
-    inputs: tuple[str, ...]
+    op_type: str  # the name of the ONNX operator that is not causal
+    stem: str  # the mechanism's file name, such as aft_local
+    inputs: tuple[str, ...]  # lengths last
     shapes: tuple[str, ...]
     exponents: tuple[str, ...]
     attributes: tuple[Attribute, ...]
-    body: Callable[..., str]
+    body: Callable[..., str]  # a function of the attributes and ``causal``
     doc: str
     kernel_attributes: tuple[Attribute, ...] = ()
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # inputs that only the operator that is not causal has
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
 

@@ -79,10 +79,8 @@ def _sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _nonnegative(attributes: Mapping[str, Any]) -> dict[str, int]:
-    """Return the inputs whose products are the terms of a divisor, which could cancel.
-
-    Of the state, only the last column enters the divisor.
-    """
+    """Return the inputs whose products are the terms of a divisor, which could cancel."""
+    # Of the state, only the last column enters the divisor.
     is_summed = attributes["normalizer"] == "sum"
     return {"query": 0, "key": 0, "past_state": -1} if is_summed else {}
 

@@ -67,10 +67,7 @@ _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
 def expected_outputs(
     operator: OnnxOperator, *inputs: Tensor | None, **attributes: object
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of the definition of an operator, in the order of its ``outputs``.
-
-    Optional inputs that are absent are None, or are left out at the end.
-    """
+    """Return the outputs of an operator's definition; absent inputs are None or left out."""
     inputs += (None,) * (len(operator.inputs) - len(inputs))
     result = _REFERENCES[operator.op_type](*inputs, **attributes)
     return result if isinstance(result, tuple) else (result,)

@@ -10,20 +10,13 @@ from aftexport.operators.torch_ops.torch_op import SequenceCall, Shapes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupedHeadsCall(SequenceCall):
-    """A call with H heads of the query and G heads of key and value.
+    """A call with H heads of the query ``[B, T, H * d]`` and G heads of key and value."""
 
-    Attributes:
-        query: ``[B, T, H * d]``.
-        key: ``[B, S, G * d]``; S is T without ``key_lengths``.
-        value: ``[B, S, G * e]``; e is d if ``kv_num_heads`` is 0.
-        key_lengths: int64 ``[B]``, the counted keys; None for ``lengths``.
-        num_heads: H.
-        kv_num_heads: G; 0 for H.
-    """
+    # key is [B, S, G * d], and value [B, S, G * e]; e is d if kv_num_heads is 0.
 
-    key_lengths: Tensor | None = None
+    key_lengths: Tensor | None = None  # int64 [B], the counted keys; None for lengths, and S is T
     num_heads: int
-    kv_num_heads: int
+    kv_num_heads: int  # G; 0 for H
 
     @property
     def kv_heads(self) -> int:

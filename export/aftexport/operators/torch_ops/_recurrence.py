@@ -33,21 +33,13 @@ _CHANNEL_SECTION = 256
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The tensors of a recurrence by heads; tokens of padding change no state and read 0.
+    """The tensors of a recurrence by heads; tokens of padding change no state and read 0."""
 
-    Attributes:
-        query: ``[B, T, H, G, dk]``; the G query heads of a group read one state.
-        key: ``[B, T, H, dk]``.
-        value: ``[B, T, H, E]``; E is dv, or dv + 1 with a normalizer, with 1 in the last channel.
-        decay: logarithm of the factor of the state, ``[B, T, H, dk]`` or ``[B, T, H, 1]``.
-        beta: ``[B, T, H]``.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    decay: Tensor | None
-    beta: Tensor | None
+    query: Tensor  # [B, T, H, G, dk]; the G query heads of a group read one state
+    key: Tensor  # [B, T, H, dk]
+    value: Tensor  # [B, T, H, E]; E is dv, or dv + 1 with a normalizer, with 1 in the last channel
+    decay: Tensor | None  # logarithm of the factor of the state, [B, T, H, dk or 1]
+    beta: Tensor | None  # [B, T, H]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Recurrence":
         """Return the results of ``change`` for all tensors that there are."""
@@ -65,10 +57,7 @@ def token_by_token(
 ) -> tuple[Tensor, Tensor]:
     """Return the definition's ``[B, T, H, G, E]`` before the scale, and the last state.
 
-    Args:
-        tokens: the tokens in the order of the recurrence.
-        state: ``[B, H, dk, E]``.
-        reads_written: whether a query reads the state with its own token.
+    ``state`` is ``[B, H, dk, E]``. With ``reads_written`` a query reads its own token's write.
     """
     rows = []
     for t in range(tokens.key.shape[1]):
@@ -124,17 +113,8 @@ def _split(tokens: Recurrence) -> Recurrence:
 def _read_section(
     chunks: Recurrence, state: Tensor, lost: Tensor, reads_written: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows ``[B, T, H, G, E]`` of the tokens of chunks, and the state after them.
-
-    Args:
-        chunks: the tokens as ``[B, H, N, C, ...]``.
-        state: the state before the first chunk.
-        lost: the part of the state that rounding left out.
-        reads_written: whether a query reads the state with its own token.
-
-    Returns:
-        The rows, the state after the last chunk, and the part left out of it.
-    """
+    """Return the rows ``[B, T, H, G, E]`` of chunks ``[B, H, N, C, ...]``, and the states after."""
+    # lost is the part of a state that rounding left out.
     query, key = chunks.query.transpose(3, 4), chunks.key  # [B, H, N, G, C, dk]
     # The keys of the delta rule are rows like those of the queries.
     rows = query if chunks.beta is None else torch.cat((query, key[:, :, :, None]), 3)

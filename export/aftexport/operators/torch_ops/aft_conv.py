@@ -28,11 +28,9 @@ from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _AftConv(SequenceCall):
-    """A call; ``key`` is ``[B, T, H]``.
+    """A call with ``key [B, T, H]`` and ``filter [H, s]``."""
 
-    ``filter`` is ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2`` (causal
-    ``t + j - (s-1)``).
-    """
+    # filter[h, j] is the bias of key t + j - (s-1)//2 (causal: t + j - (s-1)).
 
     filter: Tensor
     num_heads: int

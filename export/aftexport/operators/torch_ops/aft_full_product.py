@@ -7,12 +7,7 @@ from aftexport.operators.numerics import apply_gate, denominators, key_weights, 
 
 
 def prepare(key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
-    """Compute the definition of ``AftFullPrepare``.
-
-    Args:
-        key, value: ``[B, T, D]``.
-        lengths: int64 ``[B]``.
-    """
+    """Compute the definition of ``AftFullPrepare`` from ``[B, T, D]``."""
     weight, _ = key_weights(mask_keys(key, lengths))
     return torch.cat((weight * value, weight), 2)
 
@@ -27,16 +22,8 @@ def finish(
     *,
     gate: str,
 ) -> Tensor:
-    """Compute the definition of ``AftFullFinish``; a mean over no keys is 0.
-
-    Args:
-        query: ``[B, T, D]``.
-        key, value: ``[B, T, D]``; exact products make their numbers redundant.
-        position_bias: ``[Tmax, Tmax]``, likewise.
-        products: ``[B, T, 2 D]``.
-        lengths: int64 ``[B]``.
-        gate: see ``mechanisms.aft_full``.
-    """
+    """Compute the definition of ``AftFullFinish`` from products ``[B, T, 2 D]``."""
+    # A mean over no keys is 0. Exact products make the numbers of key, value and bias redundant.
     numerator, total = products.chunk(2, 2)
     _, top = key_weights(mask_keys(key, lengths))
     return apply_gate(gate, query, numerator / denominators(total, top))

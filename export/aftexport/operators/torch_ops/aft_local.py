@@ -27,11 +27,9 @@ from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _AftLocal(SequenceCall):
-    """A call.
+    """A call with ``band [Tmax, 2s-1]`` (causal ``[Tmax, s]``), or one row for every t."""
 
-    ``band`` is ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias of key
-    ``t + j - (s-1)``. A single row serves every t: a relative bias.
-    """
+    # band[t, j] is the bias of key t + j - (s-1). A single row is a relative bias.
 
     band: Tensor
     gate: str

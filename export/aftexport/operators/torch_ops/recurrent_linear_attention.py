@@ -15,25 +15,15 @@ from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_recurr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _RecurrentLinearAttention(Call):
-    """A call.
+    """A call; decay and beta are given exactly for the rules that read them."""
 
-    Attributes:
-        query: ``[B, T, Hq dk]``.
-        key: ``[B, T, H dk]``.
-        value: ``[B, T, H dv]``.
-        past_state: ``[B, S, dk, E]``; None counts as 0.
-        decay: ``[B, T, H]`` or ``[B, T, H dk]``, exactly for the gated rules.
-        beta: ``[B, T, H]`` or ``[B, T, 1]``, exactly for the delta rules.
-        lengths: int64 ``[B]``.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    past_state: Tensor | None
-    decay: Tensor | None
-    beta: Tensor | None
-    lengths: Tensor
+    query: Tensor  # [B, T, Hq dk]
+    key: Tensor  # [B, T, H dk]
+    value: Tensor  # [B, T, H dv]
+    past_state: Tensor | None  # [B, S, dk, E]; None counts as 0
+    decay: Tensor | None  # [B, T, H] or [B, T, H dk]
+    beta: Tensor | None  # [B, T, H] or [B, T, 1]
+    lengths: Tensor  # int64 [B]
     update_rule: str
     direction: str
     normalizer: str
@@ -127,12 +117,10 @@ class _RecurrentLinearAttention(Call):
         return self._run(token_by_token, self._by_heads(), self.past_state)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Compute ``reference`` in chunks of tokens.
-
-        A decay above 0 may overflow where the definition does not, for example beside a state of 0.
-        The chunks are then computed again in float64, and at last token by token. No precision
-        helps against NaN and infinity in the inputs, so their results stay.
-        """
+        """Compute ``reference`` in chunks of tokens."""
+        # A decay above 0 may overflow where the definition does not, for example beside a state of
+        # 0. The chunks are then computed again in float64, and at last token by token. No precision
+        # helps against NaN and infinity in the inputs, so their results stay.
         tokens, past_state = self._by_heads(), self.past_state
         output, state = self._run(chunk_by_chunk, tokens, past_state)
         if _are_finite(output, state) or not _have_finite_factors(tokens, past_state):

@@ -19,31 +19,21 @@ Shapes = Sequence[Sequence[int | torch.SymInt]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(MechanismOperator):
-    """An operator of a mechanism, which PyTorch models call.
+    """An operator of a mechanism, which PyTorch models call."""
 
-    The definition and the fast form return a tensor, or a tuple if there are several outputs.
+    # Definition and fast form return a tensor, or a tuple if there are several outputs.
 
-    Attributes:
-        reference: the definition in plain PyTorch. In float64 it is the reference for every other
-            form.
-        compute: the fast form that the torch op runs; differentiable, and exact
-            for every finite input.
-        torch_op: the overload that ``torch.export`` records. Its arguments are the inputs
-            and then the attributes.
-    """
-
-    reference: Callable[..., Any]
+    reference: Callable[..., Any]  # the definition; in float64 the reference of every other form
+    # the fast form of the torch op: differentiable, exact for every finite input
     compute: Callable[..., Any]
-    torch_op: OpOverload
+    torch_op: OpOverload  # the overload that torch.export records: inputs, then attributes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """The inputs and attributes of one call of an operator, and its formulas.
+    """The inputs and attributes of one call of an operator, and its formulas."""
 
-    A mechanism has a subclass, whose fields are named as the inputs and attributes of the operator.
-    Absent inputs are None.
-    """
+    # A mechanism's subclass has fields named as inputs and attributes. Absent inputs are None.
 
     op_type: str
 
@@ -66,19 +56,15 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceCall(Call):
-    """A call of a mechanism that has a causal twin.
+    """A call of a mechanism that has a causal twin."""
 
-    Attributes:
-        query: ``[B, T, D]``, like key, value and output if the subclass does not say otherwise.
-        lengths: int64 ``[B]``.
-        causal: whether a row sees only the keys up to its own position.
-    """
+    # The output has the shape of the query if the subclass does not say otherwise.
 
-    query: Tensor
+    query: Tensor  # [B, T, D], as are key and value
     key: Tensor
     value: Tensor
-    lengths: Tensor
-    causal: bool
+    lengths: Tensor  # int64 [B]
+    causal: bool  # whether a row sees only the keys up to its own position
 
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
@@ -86,12 +72,7 @@ class SequenceCall(Call):
 
 
 def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Operator]:
-    """Register a mechanism and its causal twin in torch, and return them.
-
-    Args:
-        op_type: the name of the ONNX operator that is not causal.
-        call: the record of a call.
-    """
+    """Register a mechanism and its causal twin in torch, and return them."""
 
     def register(name: str, *, causal: bool) -> Operator:
         return _register(OPERATORS[name], partial(call, op_type=name, causal=causal))
@@ -100,10 +81,8 @@ def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Ope
 
 
 def register_recurrent(op_type: str, call: type[Call]) -> Operator:
-    """Register an operator with a state in torch, and return it.
-
-    ``call.compute`` returns no tensor that shares memory with an input.
-    """
+    """Register an operator with a state in torch, and return it."""
+    # call.compute returns no tensor that shares memory with an input.
     return _register(RECURRENT_OPERATORS[op_type], partial(call, op_type=op_type))
 
 
@@ -136,11 +115,12 @@ def _computed(call: Call) -> Any:
 
 
 class _TorchOp:
-    """The torch op of an operator.
+    """The torch op of an operator:
 
-    It takes the inputs, then the attributes, and then the optional inputs after the last required
-    one. These inputs, and the attributes that only the CPU kernels take, have defaults.
+    inputs, attributes, and optional inputs after the required ones.
     """
+
+    # These inputs, and the attributes that only the CPU kernels take, have defaults.
 
     def __init__(self, operator: MechanismOperator, call: Callable[..., Call]) -> None:
         self._operator, self._call = operator, call
@@ -250,13 +230,7 @@ def _is_float(tensor: Tensor | None) -> TypeGuard[Tensor]:
 def _gradients(
     pairs: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor], again: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradient of each leaf; None if no output depends on it.
-
-    Args:
-        pairs: the outputs that depend on leaves, with their gradients.
-        leaves: the inputs.
-        again: whether the gradients have gradients.
-    """
+    """Return the gradient of each leaf, or None; if ``again``, they have gradients."""
     if not pairs:  # the inputs are empty
         return [None for _ in leaves]
     outputs, gradients = zip(*pairs, strict=True)
