@@ -16,16 +16,18 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
-from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
 from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
 from aftexport.chunked.stages import (
+    ANY_TOKENS,
+    FLOAT,
+    GraphParts,
     RecurrenceStage,
     Stage,
+    given,
     make_recurrence_stage,
     make_stage,
 )
-from aftexport.chunked.token_flow import is_recurrence
-from aftexport.chunked.token_kinds import OF_TOKENS, Kind, NotChunkable
+from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
 from aftexport.engines.explained_input import take_choice
 from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.manifest import Manifest
-from aftexport.chunked.append_model import AppendModel
-from aftexport.chunked.append_plan import NotAppendable, append_plan
-from aftexport.chunked.document_state import DocumentState, TokenDigest
+from aftexport.chunked.append_model import AppendModel, NotAppendable, append_plan
+from aftexport.chunked.document_state import DocumentState, TokenDigest, check_bundle, to_bytes
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.state_bytes import check_bundle, to_bytes
 from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.heads import AnyHead
 from aftexport.heads.answer import Answer

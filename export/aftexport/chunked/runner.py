@@ -12,9 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
-from aftexport.chunked.document import Document, NextValues, Tokens
+from aftexport.chunked.document import (
+    Array,
+    Document,
+    NextValues,
+    Rows,
+    States,
+    Summaries,
+    Summary,
+    Tokens,
+)
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
 from aftexport.chunked.stage_runs import (
     Chunk,
     OtherSummaries,

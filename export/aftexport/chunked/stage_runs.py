@@ -6,10 +6,19 @@ from itertools import pairwise
 import numpy as np
 
 from aftexport.bundle.chunked_plan import ChunkedStage, Pooling, Recurrence
-from aftexport.chunked.document import LEFT_STATE, NEXT_STATE, RIGHT_STATE, Document, NextValues
+from aftexport.chunked.document import (
+    LEFT_STATE,
+    NEXT_STATE,
+    RIGHT_STATE,
+    Array,
+    Document,
+    NextValues,
+    States,
+    Summaries,
+    Summary,
+)
 from aftexport.chunked.document_state import Level
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.spill import Array, States, Summaries, Summary
 from aftexport.errors import EngineError
 
 Chunk = tuple[int, int]

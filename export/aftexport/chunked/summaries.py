@@ -24,7 +24,7 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aftexport.operators.domain import MASKED, MAX_BLOCK
 
@@ -100,6 +101,32 @@ def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> T
     return (weights * value).sum(1, keepdim=True)
 
 
+def windowed_means(
+    key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool, eps: float
+) -> Tensor:
+    """Return the definition of ``mechanisms._windowed``, ``[B, T, C, E]``, row by row."""
+    tokens, width = key.shape[1], bias.shape[1]
+    rows = []
+    for t in range(tokens):
+        end = t + 1 if causal else tokens
+        first, last = max(t - left, 0), min(t - left + width, end)
+        row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
+        biases = pad(row, (0, 0, 0, 0, first, end - last))
+        rows.append(biased_mean(key[:, :end], biases, value[:, :end], eps))
+    return torch.cat(rows, 1)
+
+
+def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
+    """Return the sums of ``pair [B, T, ...]`` over the tokens before and after each window."""
+    tokens, trailing = pair.shape[1], (0, 0) * (pair.dim() - 2)
+    sums = pad(pair.cumsum(1), (*trailing, left + 1, 0))[:, :tokens]
+    if not causal:
+        right = width - left
+        suffix = pair.flip(1).cumsum(1).flip(1)
+        sums = sums + pad(suffix, (*trailing, 0, right))[:, right:]
+    return sums
+
+
 def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``exp(key)`` relative to its maximum over dim 1, and that, which may be ``MASKED``."""
     top = key.detach().amax(1, keepdim=True)
@@ -127,7 +154,7 @@ def context(key: Tensor, value: Tensor) -> Tensor:
     blocks = -(-tokens // MAX_BLOCK)
     size = -(-tokens // blocks)
     key, value = (
-        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
+        pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
             x.shape[0], blocks, size, *x.shape[2:]
         )
         for x in (key, value)
@@ -163,14 +190,14 @@ def causal_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     padding = -tokens % block
     batch, heads = query.shape[0], query.shape[2]
     query, key, value = (
-        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, padding))
+        pad(x, (0, 0, 0, 0, 0, padding))
         .reshape(batch, -1, block, heads, x.shape[3])
         .transpose(2, 3)
         for x in (query, key, value)
     )  # [B, N, H, block, *]
     within = (query @ key.transpose(-1, -2)).tril() @ value
     contexts = key.transpose(-1, -2) @ value
-    before = torch.nn.functional.pad(contexts.cumsum(1)[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
+    before = pad(contexts.cumsum(1)[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
     return (within + query @ before).transpose(2, 3).flatten(1, 2)[:, :tokens]
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from aftexport.bundle.bundle import CHUNKED
 from aftexport.bundle.chunked_plan import ChunkedStage
 from aftexport.capture.capture import capture
-from aftexport.chunked.append_model import AppendModel
-from aftexport.chunked.append_plan import NotAppendable
+from aftexport.chunked.append_model import AppendModel, NotAppendable
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE
 from aftexport.chunked.document_state import DocumentState

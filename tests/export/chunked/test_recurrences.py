@@ -13,7 +13,7 @@ from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.encoder_config import RECURRENT_LAYERS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampling import fewer
 
 from aftexport.chunked.summaries import DOMAIN, summary, window_of
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.numerics import MASKED
 from aftexport.operators.torch_ops import OPERATORS

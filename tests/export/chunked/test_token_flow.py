@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmaxes import rewrite_as_means
-from aftexport.chunked.token_flow import classify
-from aftexport.chunked.token_kinds import Kind, NotChunkable
+from aftexport.chunked.token_flow import Kind, NotChunkable, classify
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import LAYERS, AftSimple, ClassifierConfig, DocumentClassifier
 

@@ -21,7 +21,7 @@ from token_models import (
 from torch import Tensor
 
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError, StorageError, UsageError
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",

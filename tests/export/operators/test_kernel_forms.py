@@ -16,8 +16,7 @@ from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.operators.kernel_forms import choose_kernels, takes_form
-from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.operators.portable_bodies import attach_bodies, choose_kernels, takes_form
 from aftexport.pipeline.golden_cases import operator_cases
 
 from .mechanisms.wide_forms import Form, error, formula, make_inputs, model_of, node_of

@@ -20,7 +20,7 @@ from aftexport.errors import EngineError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.parity.run_cases import operator_model
 from aftexport.pipeline.golden_cases import operator_cases
 from aftexport.recognition.standard_file import standard_form

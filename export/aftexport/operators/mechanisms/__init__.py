@@ -1,8 +1,12 @@
 """The mechanisms: for each an ONNX operator and its portable body; they need no torch."""
 
 from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
-from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
-from aftexport.operators.mechanisms.aft_full_product import AFT_FULL_FINISH, AFT_FULL_PREPARE
+from aftexport.operators.mechanisms.aft_full import (
+    AFT_FULL,
+    AFT_FULL_FINISH,
+    AFT_FULL_PREPARE,
+    CAUSAL_AFT_FULL,
+)
 from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
 from aftexport.operators.mechanisms.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
@@ -15,9 +19,8 @@ from aftexport.operators.mechanisms.linear_attention import (
     CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     NORMALIZED_LINEAR_ATTENTION,
 )
-from aftexport.operators.mechanisms.mechanism import MechanismOperator
 from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
-from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.schema import MechanismOperator, OnnxOperator
 
 OPERATORS: dict[str, MechanismOperator] = {
     operator.op_type: operator

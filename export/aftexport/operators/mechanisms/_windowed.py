@@ -13,7 +13,6 @@ window of the positions ``t - left ... t - left + W - 1``.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanisms import _running_sums as running
 
 
 def exact_body(causal: bool) -> str:
@@ -204,8 +203,8 @@ def _doubled_exponential(half: str, top: str, result: str) -> str:
 def _sums_of(logits: str, values: str, result: str) -> str:
     """Define the running sums ``<result>_m``, ``_n`` and ``_d`` by token, ``[B, T, C, *]``."""
     blocks = f"{result}_sums"
-    lines = running.running_sums(logits, blocks, rank=4, values=values)
-    return lines + "".join(running.tokens_of(f"{blocks}_{s}", f"{result}_{s}") for s in "mnd")
+    lines = sums.running_sums(logits, blocks, rank=4, values=values)
+    return lines + "".join(sums.tokens_of(f"{blocks}_{s}", f"{result}_{s}") for s in "mnd")
 
 
 def outside_body(causal: bool) -> str:

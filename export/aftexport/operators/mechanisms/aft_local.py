@@ -10,8 +10,7 @@ outside the window have bias 0. Only the band of w is stored, never a T x T matr
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _windowed as windowed
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import DENOMINATOR_EPS, GATE
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from aftexport.operators.schema import OnnxOperator
-from aftexport.operators.torch_ops import aft_full_product, encoder
+from aftexport.operators.torch_ops import encoder
 from aftexport.operators.torch_ops.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
-from aftexport.operators.torch_ops.aft_full import AFT_FULL, CAUSAL_AFT_FULL
+from aftexport.operators.torch_ops.aft_full import AFT_FULL, CAUSAL_AFT_FULL, finish, prepare
 from aftexport.operators.torch_ops.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
 from aftexport.operators.torch_ops.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
 from aftexport.operators.torch_ops.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
@@ -54,8 +54,8 @@ RECURRENT_OPERATORS: dict[str, Operator] = {
 
 _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
-    "AftFullPrepare": aft_full_product.prepare,
-    "AftFullFinish": aft_full_product.finish,
+    "AftFullPrepare": prepare,
+    "AftFullFinish": finish,
     "LayerNormFastformer": encoder.layer_norm_fastformer,
     "LayerNormFeedForward": encoder.layer_norm_feed_forward,
     "LayerNormLinear": encoder.layer_norm_linear,

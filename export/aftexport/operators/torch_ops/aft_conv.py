@@ -20,9 +20,10 @@ from aftexport.operators.numerics import (
     key_weights,
     largest,
     mask_keys,
+    outside_sums,
     split_heads,
+    windowed_means,
 )
-from aftexport.operators.torch_ops import _windowed as windowed
 from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
@@ -76,7 +77,7 @@ def _left(filter: Tensor, causal: bool) -> int:
 
 def _means(key: Tensor, value: Tensor, filter: Tensor, causal: bool, eps: float) -> Tensor:
     bias = filter.T[None, :, :, None]
-    return windowed.means(key[..., None], value, bias, _left(filter, causal), causal, eps)
+    return windowed_means(key[..., None], value, bias, _left(filter, causal), causal, eps)
 
 
 def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool, eps: float) -> Sums:
@@ -88,7 +89,7 @@ def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool, eps: float) 
     rows = pad(pair.permute(0, 3, 2, 1).flatten(0, 1), (left, taps - 1 - left))
     convolved = conv1d(rows, (filter - filter_max).exp()[:, None], groups=heads)
     inside = convolved.reshape(-1, pair.shape[3], heads, pair.shape[1]).permute(0, 3, 2, 1)
-    sums = inside + (-filter_max).exp() * windowed.outside_sums(pair, left, taps, causal)
+    sums = inside + (-filter_max).exp() * outside_sums(pair, left, taps, causal)
     return sums[..., :-1], denominators(sums[..., -1:], top, eps, filter_max)
 
 

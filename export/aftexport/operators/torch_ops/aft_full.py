@@ -84,3 +84,26 @@ def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: 
 
 
 AFT_FULL, CAUSAL_AFT_FULL = register_pair("AftFull", _AftFull)
+
+
+def prepare(key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+    """Compute the definition of ``AftFullPrepare`` from ``[B, T, D]``."""
+    weight, _ = key_weights(mask_keys(key, lengths))
+    return torch.cat((weight * value, weight), 2)
+
+
+def finish(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    products: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+) -> Tensor:
+    """Compute the definition of ``AftFullFinish`` from products ``[B, T, 2 D]``."""
+    # A mean over no keys is 0. Exact products make the numbers of key, value and bias redundant.
+    numerator, total = products.chunk(2, 2)
+    _, top = key_weights(mask_keys(key, lengths))
+    return apply_gate(gate, query, numerator / denominators(total, top))

@@ -20,8 +20,9 @@ from aftexport.operators.numerics import (
     largest,
     long_product,
     mask_keys,
+    outside_sums,
+    windowed_means,
 )
-from aftexport.operators.torch_ops import _windowed as windowed
 from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
 
 
@@ -70,7 +71,7 @@ def _left(band: Tensor, causal: bool) -> int:
 
 def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) -> Tensor:
     key, value, bias = key[..., None], value[..., None], band[..., None, None]
-    return windowed.means(key, value, bias, _left(band, causal), causal, eps)[..., 0]
+    return windowed_means(key, value, bias, _left(band, causal), causal, eps)[..., 0]
 
 
 def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) -> Sums:
@@ -91,7 +92,7 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool, eps: float) ->
     padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
     contexts = padded.unfold(1, context, block).transpose(2, 3)
     inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
-    sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
+    sums = inside + (-row_max).exp() * outside_sums(pair, left, width, causal)
     return sums[..., :channels], denominators(sums[..., channels:], top, eps, row_max)
 
 

@@ -14,8 +14,7 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
