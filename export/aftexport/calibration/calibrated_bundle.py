@@ -8,8 +8,7 @@ from typing import Any
 
 from aftexport.bundle.bundle import CALIBRATION, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.output_path import check_output_path
-from aftexport.calibration.bands import band_masks, bins_of
-from aftexport.calibration.calibrate import FOLDS, CalibratedHead
+from aftexport.calibration.calibrate import FOLDS, CalibratedHead, band_masks, bins_of
 from aftexport.calibration.fit import TREND_LEVEL, Fit
 from aftexport.errors import BundleError, UsageError
 from aftexport.heads.calibration import Calibration, Scaling

@@ -6,10 +6,10 @@ from aftexport.nn.aft_conv import AftConv
 from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
+from aftexport.nn.config import RECURRENT_LAYERS, EncoderConfig
 from aftexport.nn.delta_net import DeltaNet
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
-from aftexport.nn.encoder_config import RECURRENT_LAYERS, EncoderConfig
 from aftexport.nn.fastformer import Fastformer
 from aftexport.nn.gated_delta_net import GatedDeltaNet
 from aftexport.nn.gated_linear_attention import GatedLinearAttention

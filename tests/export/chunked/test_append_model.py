@@ -24,7 +24,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.classifier import AttentionPooling
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.system.contract import LENGTHS
 

@@ -8,7 +8,7 @@ from token_models import Array, Chunks, Encoded, Outputs, Tagger, TopicAndTags, 
 from torch import Tensor, nn
 
 from aftexport.bench.benchmark import peak_mib
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention", *RECURRENT_LAYERS)  # fmt: skip

@@ -16,7 +16,7 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 
 
