@@ -167,7 +167,6 @@ def run_documents(
     documents: Sequence[LabelledDocument],
     *,
     progress: Callable[[int, int, str], None],
-    memory_budget: int = MEMORY_BUDGET,
 ) -> dict[str, Sample]:
     """Return the sample of each head that has labelled documents.
 
@@ -177,7 +176,7 @@ def run_documents(
         EngineError: if the engine fails, or an output is not finite.
         StorageError: if there is not enough space for a long document.
     """
-    model = _Model(bundle, memory_budget)
+    model = _Model(bundle)
     truths = truths_by_head(documents)
     logits: dict[str, list[Double]] = {name: [] for name in truths}
     tokens: dict[str, list[int]] = {name: [] for name in truths}
@@ -197,13 +196,13 @@ def run_documents(
 class _Model:
     """The model of a bundle, for one document at a time."""
 
-    def __init__(self, bundle: Bundle, memory_budget: int) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         self._manifest = bundle.manifest
         self._engine = OnnxRuntimeEngine(bundle.model_path)
         self._chunked: ChunkedModel | None = None
         if bundle.manifest.chunked is not None:
             self._chunked = ChunkedModel(
-                bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=memory_budget
+                bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=MEMORY_BUDGET
             )
 
     def run(self, document: LabelledDocument) -> dict[str, Double]:

@@ -211,8 +211,6 @@ def _sources(graph: onnx.GraphProto, output: str) -> set[str]:
 
 Values = dict[str, Array]
 """Values per token by name, ``[1, n, *]``."""
-_CHUNK_TOKENS = 8192
-"""The maximum number of tokens that run at once."""
 _FIRST_TOKEN = slice(0, 1)
 _NO_TOKENS = StageState()
 
@@ -225,6 +223,9 @@ class AppendModel:
         EngineError: if a graph is missing or damaged, or the runtime refuses it.
     """
 
+    max_run_tokens = 8192
+    """The maximum number of tokens that run at once."""
+
     def __init__(
         self,
         archive: OpenedArchive,
@@ -232,11 +233,9 @@ class AppendModel:
         bundle: str,
         *,
         num_features: int | None = None,
-        chunk_tokens: int = _CHUNK_TOKENS,
     ) -> None:
         self._plan = append_plan(archive, plan, IDS if num_features is None else FEATURES)
         self._bundle = bundle
-        self._chunk_tokens = chunk_tokens
         self._documents = plan.documents
         self._widths = plan.tokens
         self._engines = {name: archive.engine(name) for name in self._graph_names()}
@@ -271,8 +270,8 @@ class AppendModel:
             EngineError: if a graph fails.
         """
         rows: dict[str, list[Array]] = {name: [] for name in self._widths}
-        for start in range(0, len(tokens), self._chunk_tokens):
-            chunk = tokens[start : start + self._chunk_tokens]
+        for start in range(0, len(tokens), self.max_run_tokens):
+            chunk = tokens[start : start + self.max_run_tokens]
             state, values = self._advanced(state, chunk)
             if self._widths:
                 outputs = self._run("tokens", values, state.tokens - len(chunk))

@@ -70,14 +70,15 @@ class Appendable:
         module: nn.Module,
         folder: Path,
         *,
-        chunk_tokens: int = 50,
+        max_run_tokens: int = 50,
         max_tokens: int | None = None,
     ) -> None:
         path = folder / CHUNKED
         program = capture(module, max_tokens=max_tokens)
         self.plan = write_chunked(path, lower(program), precision="fp32")
         archive = OpenedArchive(path, threads=1, fused=True)
-        self.model = AppendModel(archive, self.plan, "the bundle", chunk_tokens=chunk_tokens)
+        self.model = AppendModel(archive, self.plan, "the bundle")
+        self.model.max_run_tokens = max_run_tokens
         self._truth = module.double()
 
     def append(self, ids: np.ndarray, sizes: Sequence[int]) -> DocumentState:
@@ -226,7 +227,7 @@ def test_position_biases_count_on(tmp_path: Path) -> None:
     with torch.no_grad():
         for layer in module.encoder.layers:
             layer.attention.row_factor.mul_(30)
-    appendable = Appendable(module, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable = Appendable(module, tmp_path, max_run_tokens=9, max_tokens=64)
     appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
 
 
@@ -254,5 +255,5 @@ class FirstRows(LearnedPositions):
 @pytest.mark.parametrize("module", [FirstRows, LearnedPositions])
 def test_learned_positions_count_on(module: type[LearnedPositions], tmp_path: Path) -> None:
     model = module("aft_conv", causal=True, window=WINDOW, depth=1)
-    appendable = Appendable(model, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable = Appendable(model, tmp_path, max_run_tokens=9, max_tokens=64)
     appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
