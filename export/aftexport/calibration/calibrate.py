@@ -1,7 +1,7 @@
 """The calibration of one head from its labelled documents, and its error by bands of lengths."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,6 @@ class Bin:
     count: int
     mean_score: float
     share: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the fields for JSON."""
-        return asdict(self)
 
 
 def band_masks(tokens: NDArray[np.int64]) -> list[NDArray[np.bool_]]:

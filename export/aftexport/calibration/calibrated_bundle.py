@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def _head_report(head: CalibratedHead) -> dict[str, Any]:
         part = head.sample.part(mask)
         for moment, scores in (("before", head.before), ("after", head.after)):
             bins = bins_of(*part.observations(scores[mask]))
-            band[f"reliability_{moment}"] = [one.to_dict() for one in bins]
+            band[f"reliability_{moment}"] = [asdict(one) for one in bins]
     return content
 
 

@@ -91,7 +91,7 @@ def _inside_body() -> str:
     """
 
 
-AFT_CONV, CAUSAL_AFT_CONV = Mechanism(
+PAIR = Mechanism(
     op_type="AftConv",
     stem="aft_conv",
     inputs=("query", "key", "value", "filter", "lengths"),

@@ -125,7 +125,7 @@ def exact_body() -> str:
     )
 
 
-AFT_FULL, CAUSAL_AFT_FULL = Mechanism(
+PAIR = Mechanism(
     op_type="AftFull",
     stem="aft_full",
     inputs=("query", "key", "value", "position_bias", "lengths"),

@@ -133,7 +133,7 @@ def _inside_body() -> str:
     )
 
 
-AFT_LOCAL, CAUSAL_AFT_LOCAL = Mechanism(
+PAIR = Mechanism(
     op_type="AftLocal",
     stem="aft_local",
     inputs=("query", "key", "value", "band", "lengths"),

@@ -73,7 +73,7 @@ def _global_body() -> str:
     )
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = Mechanism(
+PAIR = Mechanism(
     op_type="AftSimple",
     stem="aft_simple",
     inputs=("query", "key", "value", "lengths"),

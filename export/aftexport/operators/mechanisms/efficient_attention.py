@@ -112,7 +112,7 @@ def _scaling_causal_body() -> str:
     )
 
 
-EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
+PAIR = Mechanism(
     op_type="EfficientAttention",
     stem="efficient_attention",
     inputs=("query", "key", "value", "lengths", "key_lengths"),

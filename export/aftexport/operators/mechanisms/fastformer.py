@@ -86,7 +86,7 @@ def _causal_body() -> str:
     )
 
 
-FASTFORMER, CAUSAL_FASTFORMER = Mechanism(
+PAIR = Mechanism(
     op_type="Fastformer",
     stem="fastformer",
     inputs=("query", "key", "value", "alpha_weight", "beta_weight", "lengths"),

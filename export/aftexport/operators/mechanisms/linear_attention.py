@@ -132,7 +132,7 @@ def _division_body(normalizer: str) -> str:
     )
 
 
-NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = Mechanism(
+PAIR = Mechanism(
     op_type="NormalizedLinearAttention",
     stem="linear_attention",
     inputs=("query", "key", "value", "lengths", "key_lengths"),

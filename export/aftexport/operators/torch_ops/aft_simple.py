@@ -77,4 +77,4 @@ def _prefix_sums(logits: Tensor, value: Tensor, eps: float) -> Sums:
     return (weight * value).cumsum(1), denominators(weight.cumsum(1), top, eps)
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = register_pair("AftSimple", _AftSimple)
+PAIR = register_pair("AftSimple", _AftSimple)

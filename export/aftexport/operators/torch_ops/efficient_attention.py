@@ -96,6 +96,4 @@ def _causal_rows(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat([_attend(queries, keys, values, end, True) for end in ends], 1)
 
 
-EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = register_pair(
-    "EfficientAttention", _EfficientAttention
-)
+PAIR = register_pair("EfficientAttention", _EfficientAttention)

@@ -81,6 +81,4 @@ def features(x: Tensor, feature_map: str) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = register_pair(
-    "NormalizedLinearAttention", _LinearAttention
-)
+PAIR = register_pair("NormalizedLinearAttention", _LinearAttention)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
-from aftexport.operators.numerics import check_heads, check_lengths
+from aftexport.operators.numerics import (
+    Sums,
+    apply_gate,
+    check_heads,
+    check_lengths,
+    guarded_mean,
+)
 from aftexport.operators.schema import INTEGER_INPUTS, Attribute
 from aftexport.system.internals.torch_operators import OpOverload
 
@@ -70,6 +76,35 @@ class SequenceCall(Call):
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
         return (self.query.shape,)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BiasedCall(SequenceCall):
+    """A call of an attention-free mechanism, whose keys have biases."""
+
+    gate: str
+    eps: float  # added to each sum of weights
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the masked keys, the values and the biases."""
+        raise NotImplementedError
+
+    def means(self, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        """Return the definition's means, row by row."""
+        raise NotImplementedError
+
+    def sums(self, key: Tensor, value: Tensor, bias: Tensor) -> Sums:
+        """Return the sums of a fast form, in which keys and biases have maxima of their own."""
+        raise NotImplementedError
+
+    def reference(self) -> Tensor:
+        """Compute the definition, row by row."""
+        return apply_gate(self.gate, self.query, self.means(*self.operands()).flatten(2))
+
+    def compute(self) -> Tensor:
+        """Compute ``reference`` by the sums, or by the means if the sums lose terms."""
+        mean = guarded_mean(self.sums, self.means, *self.operands())
+        return apply_gate(self.gate, self.query, mean.flatten(2))
 
 
 def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Operator]:
