@@ -10,10 +10,9 @@ import onnx
 from numpy.typing import NDArray
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
-from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, Array
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, Array, Level
 from aftexport.chunked.document_state import (
     DocumentState,
-    Level,
     StageState,
     StateReader,
     TokenDigest,

@@ -90,6 +90,15 @@ class Summary:
         return cls(start, end, outputs["few_keys"].copy(), outputs["few_values"].copy())
 
 
+@dataclass(frozen=True)
+class Level:
+    """The summary of tokens of a growing document: keys ``[1, S, *]`` and values ``[1, S, D]``."""
+
+    tokens: int
+    keys: Array
+    values: Array
+
+
 class Summaries:
     """A sequence of summaries in two files, which a stack closes."""
 

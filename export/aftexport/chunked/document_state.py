@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from aftexport.bundle.chunked_plan import Tokens
-from aftexport.chunked.document import Array
+from aftexport.chunked.document import Array, Level
 from aftexport.errors import InputError
 from aftexport.system.validation import problem
 
@@ -70,15 +70,6 @@ def _hash(content: bytes) -> bytes:
 BASE_TOKENS = 128
 """The factor between the tokens of two levels."""
 MAX_LEVELS = 3
-
-
-@dataclass(frozen=True)
-class Level:
-    """The summary of a number of tokens: keys ``[1, S, *]`` and values ``[1, S, D]``."""
-
-    tokens: int
-    keys: Array
-    values: Array
 
 
 Merge = Callable[[Level, Level], Level]

@@ -12,12 +12,12 @@ from aftexport.chunked.document import (
     RIGHT_STATE,
     Array,
     Document,
+    Level,
     NextValues,
     States,
     Summaries,
     Summary,
 )
-from aftexport.chunked.document_state import Level
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.errors import EngineError
 
