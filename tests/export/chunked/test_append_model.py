@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
-from token_models import Encoded, Outputs, TopicAndTags, document
+from token_models import Chunks, Encoded, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -73,13 +73,11 @@ class Appendable:
         max_run_tokens: int = 50,
         max_tokens: int | None = None,
     ) -> None:
-        path = folder / CHUNKED
-        program = capture(module, max_tokens=max_tokens)
-        self.plan = write_chunked(path, lower(program), precision="fp32")
-        archive = OpenedArchive(path, threads=1, fused=True)
+        self._chunks = Chunks(module, folder, max_tokens=max_tokens)
+        self.plan = self._chunks.plan
+        archive = OpenedArchive(self._chunks.path, threads=1, fused=True)
         self.model = AppendModel(archive, self.plan, "the bundle")
         self.model.max_run_tokens = max_run_tokens
-        self._truth = module.double()
 
     def append(self, ids: np.ndarray, sizes: Sequence[int]) -> DocumentState:
         """Append a document in pieces, compare every answer, and return the last state."""
@@ -96,12 +94,10 @@ class Appendable:
 
     def check(self, found: dict[str, np.ndarray], ids: np.ndarray, new: int) -> None:
         """Compare outputs with those of the whole document; of tokens only the new ones."""
-        with torch.inference_mode():
-            expected = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+        expected = self._chunks.expected(ids)
         assert found.keys() == expected.keys()
         for name, array in found.items():
-            truth = expected[name].numpy()
-            truth = truth[:, -new:] if truth.ndim == 3 else truth
+            truth = expected[name][:, -new:] if expected[name].ndim == 3 else expected[name]
             assert array.shape == truth.shape
             error = np.abs(array - truth).max() / max(1.0, np.abs(truth).max())
             assert error <= BOUND, (name, ids.size, new)

@@ -10,7 +10,6 @@ from sampling import any_case
 from token_models import Chunks, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
-from aftexport.bundle.bundle import CHUNKED
 from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
@@ -205,21 +204,11 @@ def with_position_biases() -> TopicAndTags:
 )
 def test_chunks_read_rows_of_positions(build: Callable[[], TopicAndTags], tmp_path: Path) -> None:
     module = build()
-    program = capture(module, max_tokens=MAX_TOKENS)
-    plan = write_chunked(tmp_path / CHUNKED, lower(program), precision="fp32")
-    truth = module.double()
+    chunks = Chunks(module, tmp_path, max_tokens=MAX_TOKENS)
     for tokens, chunk_tokens in ((1, 1), (20, 1), (40, 13), (MAX_TOKENS, 20), (MAX_TOKENS, 99)):
         ids = document(tokens)
-        with torch.inference_mode():
-            expected = truth(torch.from_numpy(ids)[None], torch.tensor([tokens]))
         for fused in (True, False):
-            model = ChunkedModel(
-                tmp_path / CHUNKED, plan, threads=1, chunk_tokens=chunk_tokens, fused=fused
-            )
-            found = model.run(ids, evidence=plan.evidence)
-            added = found.pop("evidence").sum() + module.topic.bias[found["topic"].argmax()].item()
+            chunks.check(ids, chunk_tokens, fused=fused)
+            found = chunks.model(chunk_tokens, fused=fused).run(ids, evidence=chunks.plan.evidence)
+            added = found["evidence"].sum() + module.topic.bias[found["topic"].argmax()].item()
             assert abs(added - found["topic"].max()) <= TOLERANCES["fp32"].bound
-            for name, array in found.items():
-                scale = max(1.0, expected[name].abs().max().item())
-                error = np.abs(array - expected[name].numpy()).max() / scale
-                assert error <= TOLERANCES["fp32"].bound, (name, tokens, chunk_tokens, fused)
