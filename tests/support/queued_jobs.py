@@ -11,9 +11,7 @@ import numpy as np
 from aftexport.engines import RunStoppedError, Stop
 from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.scheduling.batching import Run
-from aftserve.scheduling.job import Job
-from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.batching import Job, Run
 from aftserve.scheduling.queue import JobQueue
 
 ANY: Any = object()
@@ -58,15 +56,15 @@ class MeasuringQueue(JobQueue):
     """A queue beside measurements, which run on a clock of the test.
 
     Attributes:
-        turns: turns of the measurements.
         now: time of the clock.
         arrival: called 70 ms after the start of each run that measures.
     """
 
     def __init__(self) -> None:
         self.now, self.arrival = 0.0, lambda: None
-        self.turns = MeasurementTurns(clock=lambda: self.now)
-        super().__init__(self.turns)
+        super().__init__()
+        self.turns._now = lambda: self.now  # type: ignore[method-assign]
+        self.turns._since = 0.0
 
     def make_bundle(self, name: str = "a", *, seconds: float = 0.0) -> ActiveBundle:
         """Return a bundle with first estimates, whose further runs take this time."""

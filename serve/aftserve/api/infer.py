@@ -50,7 +50,7 @@ from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
 from aftserve.model.results import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
-from aftserve.scheduling.job import Backlog
+from aftserve.scheduling.batching import Backlog
 from aftserve.schemas import (
     DocumentRequest,
     DocumentResult,

@@ -191,7 +191,7 @@ def _describe(service: Service) -> Info:
         calibration=Calibration(
             slowdown=model.slowdown.value,
             measuring=not model.measurement.is_done,
-            **model.costs.to_dict(),
+            **model.measurement.costs.to_dict(),
         ),
     )
 

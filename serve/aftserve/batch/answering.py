@@ -225,7 +225,7 @@ class OfflineClassifier:
     ) -> None:
         """Run documents, and write their outcomes to their places."""
         places = list(held)
-        costs = self._model.costs
+        costs = self._model.measurement.costs
         lengths = [len(one.document.used) for one in held.values()]
         runs = list(
             shared_runs(

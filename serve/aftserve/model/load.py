@@ -27,7 +27,7 @@ from aftexport.system.console import stage
 from aftplugins.methods import METHOD_VARIABLE, MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
-from aftserve.model.costs import CostMeasurement, CostModel, MeasuredRange, Shape, SlowdownFactor
+from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -62,11 +62,6 @@ class LoadedModel:
     methods: Sequence[MethodChoice]
     inexact_methods: Sequence[str] = ()
     slowdown: SlowdownFactor = field(default_factory=SlowdownFactor)
-
-    @property
-    def costs(self) -> CostModel:
-        """The current predictions for its runs."""
-        return self.measurement.costs
 
     @property
     def breach(self) -> str | None:

@@ -24,7 +24,7 @@ from aftserve.model.load import ActiveBundle
 from aftserve.observability.model_metrics import ModelMetrics
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.parity.schemas import GoldenCase, HeadParity, OutputParity, ParityCheck, ParityReport
-from aftserve.scheduling.job import Result
+from aftserve.scheduling.batching import Result
 
 logger = logging.getLogger("aftserve.parity")
 

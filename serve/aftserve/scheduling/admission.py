@@ -8,7 +8,7 @@ from functools import partial
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
 from aftserve.http.clients import Client
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.job import Backlog
+from aftserve.scheduling.batching import Backlog
 from aftserve.scheduling.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005
@@ -116,7 +116,7 @@ class Admission:
                 )
 
     def _own_seconds(self, model: LoadedModel, tokens: Sequence[int]) -> float:
-        seconds = sum(map(model.costs.single, tokens)) * model.slowdown.value
+        seconds = sum(map(model.measurement.costs.single, tokens)) * model.slowdown.value
         return seconds + _OVERHEAD_SECONDS
 
     def _admit(
@@ -132,7 +132,7 @@ class Admission:
         in_chunks = any(map(model.classifier.in_chunks, tokens))
 
         wait_seconds = partial(
-            predictions.wait_seconds, in_chunks=in_chunks, model=model, client=client, seconds=own
+            predictions.wait_seconds, in_chunks=in_chunks, client=client, seconds=own
         )
         # Of the others' shares, the limit leaves out as much as the request itself takes. A client
         # with one long document would otherwise never find a moment.
@@ -141,7 +141,6 @@ class Admission:
         others = wait_seconds(besides=earlier, counts_run=False) - mine
         self._check(mine + max(0.0, others - request))
         backlog_seconds = wait_seconds()
-        backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
         needed = backlog_seconds + (own if own <= seconds_left else 0.0)
         if needed > seconds_left:

@@ -15,10 +15,19 @@ from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.observability.model_metrics import ModelMetrics
-from aftserve.scheduling.batching import Idle, Measuring, Releasing, Run, Running, document_run
+from aftserve.scheduling.batching import (
+    Backlog,
+    Idle,
+    Job,
+    Measuring,
+    Releasing,
+    Result,
+    Run,
+    Running,
+    document_run,
+    make_progress,
+)
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, wait_for_end
-from aftserve.scheduling.job import Backlog, Job, Result, make_progress
-from aftserve.scheduling.measuring import MeasurementTurns
 from aftserve.scheduling.queue import JobQueue
 from aftserve.types import Tokens
 
@@ -49,9 +58,9 @@ class Scheduler:
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
         self._idle_seconds = idle_seconds
-        self._turns = MeasurementTurns()
-        self._queue = JobQueue(self._turns)
-        self.predictions = Predictions(self._queue, self._turns)
+        self._queue = JobQueue()
+        self._turns = self._queue.turns
+        self.predictions = Predictions(self._queue)
         self._outcomes = _RunOutcomes(self._queue)
         self._others_first = False
         self._measured: asyncio.Event = asyncio.Event()
@@ -177,7 +186,7 @@ class Scheduler:
         job = Job(
             active,
             ids,
-            active.model.costs.single(len(ids)),
+            active.model.measurement.costs.single(len(ids)),
             promised,
             future,
             metrics,
@@ -221,7 +230,8 @@ class Scheduler:
         self._end_run()
 
         def release(model: LoadedModel) -> Run:
-            predicted = self._queue.release_times.predict(model)
+            # A release is a run of the model's shortest document.
+            predicted = model.measurement.costs.single(1) * model.slowdown.value
             return Run((), model, 0.0, predicted, loop.create_future())
 
         if not self._queue.wait(self._idle_seconds):
@@ -305,24 +315,23 @@ class Predictions:
 
     Args:
         queue: queue of the documents.
-        turns: turns of measurements beside the documents.
     """
 
-    def __init__(self, queue: JobQueue, turns: MeasurementTurns) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._turns = turns
 
     @property
     def backlog_seconds(self) -> float:
         """Predicted time until every accepted document is answered."""
-        return self.wait_seconds(in_chunks=True)
+        run = self._queue.current_run
+        has_documents = len(self._queue) or (run is not None and run.batch)
+        return self.wait_seconds(in_chunks=True) if has_documents else 0.0
 
     def wait_seconds(
         self,
         *,
         in_chunks: bool,
         besides: Backlog | None = None,
-        model: LoadedModel | None = None,
         client: str = "",
         seconds: float = math.inf,
         counts_run: bool = True,
@@ -333,22 +342,19 @@ class Predictions:
             in_chunks: whether the document runs in chunks. Then it waits for all parts of other
                 such documents; otherwise it runs between their parts.
             besides: documents that are left out of the prediction.
-            model: model of the document; adds the release of another model's memory before it.
             client: client of the document, whose own documents come before it. Of others, only the
                 share that they have of the engine until then.
             seconds: predicted time of the documents of the request; infinite to count all work.
             counts_run: whether a run without documents of the client counts.
         """
-        run = self._queue.current_run
-        if run is not None and run.measures:
-            run = None  # see measurement_seconds
+        state, run = self._queue.state, self._queue.current_run
+        if isinstance(state, Measuring) and state.yields and state.run is run:
+            run = None  # a document that arrives stops it
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
         if run is not None and not (counts_run or any(job.client == client for job in run.batch)):
             run = None
         before, runner, after = 0.0, "", 0.0
-        if model is not None:
-            before += self._queue.release_seconds(model)
         if run is not None:
             # A run that is late by some time is expected to take as long again.
             before += abs(run.started + run.predicted - time.monotonic())
@@ -360,14 +366,6 @@ class Predictions:
         return before + self._queue.seconds_before(
             client, seconds, besides=besides, in_chunks=in_chunks, unfinished=(runner, after)
         )
-
-    def measurement_seconds(self, seconds: float) -> float:
-        """Return the maximum time of measurements within the next ``seconds`` of documents."""
-        state, now = self._queue.state, time.monotonic()
-        delay = self._turns.delay(seconds)
-        if isinstance(state, Measuring) and not state.yields:
-            delay += abs(state.run.started + state.run.predicted - now)
-        return delay
 
 
 class _RunOutcomes:

@@ -24,7 +24,7 @@ from aftserve.parity.breach_handler import BreachHandler
 from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.parity.schemas import ParityCheck
-from aftserve.scheduling.job import Backlog, Result
+from aftserve.scheduling.batching import Backlog, Result
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings

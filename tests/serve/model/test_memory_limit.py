@@ -67,11 +67,13 @@ def test_remedy_of_refusal_works(softmax: Path) -> None:
 def test_measured_runs_fit_budget(model: LoadedModel) -> None:
     """No measurement and no batch takes more than the longest document."""
     limit = model.classifier.max_tokens
-    shapes = [(one.documents, one.tokens) for one in model.costs.measurements]
+    shapes = [(one.documents, one.tokens) for one in model.measurement.costs.measurements]
     assert max(tokens for _, tokens in shapes) <= limit
     assert all(documents * tokens**2 <= 1.1 * limit**2 for documents, tokens in shapes)
     lengths = [64, 200, 250, 300] * 20
-    for run in shared_runs(lengths, model.costs, budget_tokens=16_384, masks_padding=True):
+    for run in shared_runs(
+        lengths, model.measurement.costs, budget_tokens=16_384, masks_padding=True
+    ):
         longest = max(lengths[index] for index in run)
         assert len(run) * longest**2 <= 1.1 * limit**2
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.model.costs import CostModel, Measurement
-from aftserve.scheduling.batching import next_batch
-from aftserve.scheduling.job import Job
+from aftserve.scheduling.batching import Job, next_batch
 
 RUN, TOKEN = 1e-3, 1e-6
 """Seconds of a run, and seconds for each of its tokens: short documents gain by sharing."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queued_jobs import job
 
-from aftserve.scheduling.job import Backlog, Job, Progress
+from aftserve.scheduling.batching import Backlog, Job, Progress
 from aftserve.scheduling.queue import ClientTurns
 
 DOCUMENTS = st.lists(st.tuples(st.integers(0, 3), st.floats(0.01, 10)), min_size=1, max_size=40)

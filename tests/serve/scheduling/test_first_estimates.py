@@ -20,8 +20,8 @@ from aftserve.http.clients import Client
 from aftserve.model import costs
 from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
 from aftserve.scheduling.admission import Admission
+from aftserve.scheduling.batching import Backlog
 from aftserve.scheduling.engine_thread import StalledError
-from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
 
 TOKENS = 1_000_000

@@ -164,24 +164,16 @@ def test_complete_measurement_has_no_turns(queue: MeasuringQueue) -> None:
     assert not queue.wait(0)
 
 
-def test_delay_is_at_most_a_tenth(queue: MeasuringQueue) -> None:
-    first, second = queue.measured_bundle("a").model, queue.measured_bundle("b").model
-    assert queue.turns.delay(20.0) == pytest.approx(2.0)
-    spend(queue, first, 1.5)
-    assert queue.turns.delay(20.0) == pytest.approx(0.5)
-    spend(queue, second, 1.0)
-    assert queue.turns.delay(20.0) == 0.0
-    for model in (first, second):
-        model.measurement.measure_all()
-    assert queue.turns.delay(1000.0) == 0.0
-
-
 def test_later_model_saves_no_time_up(queue: MeasuringQueue) -> None:
     """The time in which nothing was measured gives a later model no larger share."""
     queue.measured_bundle("a").model.measurement.measure_all()
     queue.now = 1e6
-    queue.measured_bundle("b")
-    assert queue.turns.delay(20.0) == pytest.approx(2.0)
+    later = queue.measured_bundle("b").model
+    spend(queue, later, 1.0)
+    queue.now += 9.0
+    assert not queue.turns.is_due(later)
+    queue.now += 2.0
+    assert queue.turns.is_due(later)
 
 
 @settings(deadline=None)
@@ -217,7 +209,6 @@ def test_long_measurement_delays_no_other(
     queue.now = 400.0
     run = begin(queue)
     assert (run.measures, run.model) == (False, quick.model)  # the release before the long one
-    assert queue.turns.delay(0.0) > 0.0
     queue.finish(run, 0.0)
     assert begin(queue).model is long.model
 
@@ -228,18 +219,3 @@ def test_stopped_measurement_ends_turn(queue: MeasuringQueue) -> None:
     run = begin(queue)
     queue.end_run()  # without a step
     assert queue.turns.next() is not run.model
-
-
-def test_forced_release_counts_as_measurement(
-    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
-) -> None:
-    """Releases of 1 s before measurements of 1 ms take a tenth of the time with them."""
-    busy, other = queue.make_bundle("a"), queue.measured_bundle("b")
-    forced = 0
-    for _ in range(1000):
-        queue.put(job(loop, active=busy))
-        run = begin(queue)
-        forced += not run.batch and run.model is busy.model
-        queue.finish(run, 1.0 if run.batch or run.model is busy.model else 0.001)
-    assert other.model.measurement.seconds > 0
-    assert 1 < forced <= 0.1 * queue.now + 1

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from queued_jobs import first, job, make_bundle, release
 
 from aftserve.model.load import ActiveBundle
-from aftserve.scheduling.job import Backlog, Job, Progress
-from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.batching import Backlog, Job, Progress
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Predictions
 
@@ -48,8 +47,7 @@ def test_each_job_counts_by_its_model(
     bundles: list[ActiveBundle],
     documents: list[tuple[int, bool, bool, float]],
 ) -> None:
-    turns = MeasurementTurns()
-    queue, own, jobs = JobQueue(turns), Backlog(), list[Job]()
+    queue, own, jobs = JobQueue(), Backlog(), list[Job]()
     for number, in_chunks, is_own, seconds in documents:
         jobs.append(job(loop, seconds, bundles[number]))
         if in_chunks:
@@ -57,7 +55,7 @@ def test_each_job_counts_by_its_model(
         if is_own:
             jobs[-1].backlog = own
         queue.put(jobs[-1])
-    predictions = Predictions(queue, turns)
+    predictions = Predictions(queue)
     whole = [one for one in jobs if one.progress is None]
     others = [one for one in jobs if one.backlog is not own]
     for found, counted in [
@@ -71,9 +69,8 @@ def test_each_job_counts_by_its_model(
 
 def test_replaced_model_predicts_waiting_documents(loop: asyncio.AbstractEventLoop) -> None:
     """A fallback replaces the model of a bundle while its documents wait."""
-    turns, active, slow = MeasurementTurns(), make_bundle(), make_bundle().model
-    queue = JobQueue(turns)
-    predictions, one = Predictions(queue, turns), job(loop, 3.0, active)
+    queue, active, slow = JobQueue(), make_bundle(), make_bundle().model
+    predictions, one = Predictions(queue), job(loop, 3.0, active)
     queue.put(one)
     assert predictions.backlog_seconds == pytest.approx(3.0)
     slow.slowdown.observe(1e3, 4e3)
@@ -83,28 +80,3 @@ def test_replaced_model_predicts_waiting_documents(loop: asyncio.AbstractEventLo
     assert run is not None
     assert run.model is slow
     assert queue.backlog().bundles == {}
-
-
-def test_other_model_waits_for_release(loop: asyncio.AbstractEventLoop) -> None:
-    turns = MeasurementTurns()
-    queue, (a, b) = JobQueue(turns), [make_bundle(name) for name in "ab"]
-    predictions = Predictions(queue, turns)
-
-    def wait(active: ActiveBundle) -> float:
-        return predictions.wait_seconds(in_chunks=False, model=active.model)
-
-    assert wait(a) == wait(b) == 0.0
-    queue.put(job(loop, active=a))
-    queue.take(first, None, release)  # type: ignore[arg-type]
-    queue.end_run()
-    assert wait(a) == 0.0
-    assert wait(b) == queue.release_times.predict(a.model) > 0.0
-    run = queue.begin_release(release)
-    assert run is not None
-    run.seconds = 3.0
-    queue.end_run()
-    assert wait(a) == wait(b) == 0.0
-    queue.put(job(loop, active=a))
-    queue.take(first, None, release)  # type: ignore[arg-type]
-    queue.end_run()
-    assert (wait(a), wait(b)) == (0.0, 3.0)

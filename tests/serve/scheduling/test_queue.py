@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from queued_jobs import ANY, BUNDLE, first, job, make_bundle, release, run_of
 
 from aftserve.model.load import ActiveBundle
-from aftserve.scheduling.batching import Idle, Releasing, Run, Running
-from aftserve.scheduling.job import Backlog, BundleBacklog, Job, Progress
-from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.batching import (
+    Backlog,
+    BundleBacklog,
+    Idle,
+    Job,
+    Progress,
+    Releasing,
+    Run,
+    Running,
+)
 from aftserve.scheduling.queue import JobQueue
 
 
@@ -27,7 +34,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def make_queue() -> JobQueue:
-    return JobQueue(MeasurementTurns())
+    return JobQueue()
 
 
 def next_run(queue: JobQueue) -> Run | None:
@@ -269,45 +276,7 @@ def test_short_documents_outweigh_release(loop: asyncio.AbstractEventLoop) -> No
         finish(queue, run, 0.001)
     assert runs == 400
     # The first model has no release before its runs.
-    assert releases <= 400 / 20 + 2
-
-
-@pytest.mark.parametrize(("promised", "is_late"), [(math.inf, False), (0.0, True)])
-def test_promise_ends_tenure(
-    promised: float, is_late: bool, loop: asyncio.AbstractEventLoop
-) -> None:
-    """A model goes on after a release, unless an older document of another model is late."""
-    queue, (a, b) = make_queue(), [make_bundle(name) for name in "ab"]
-    for active in (a, b):
-        queue.put(job(loop, active=active))
-        while len(queue):
-            run = next_run(queue)
-            assert run is not None
-            finish(queue, run, 0.4 if run.batch else 0.1)
-    assert queue.state == Idle(b.model)
-    older, younger = job(loop, active=a), job(loop, active=b)
-    older.promised = promised
-    queue.put(older)
-    queue.put(younger)
-    run = next_run(queue)
-    assert run is not None
-    assert (list(run.batch), run.model) == (([], b.model) if is_late else ([younger], b.model))
-
-
-def test_late_promises_do_not_outweigh_runs(loop: asyncio.AbstractEventLoop) -> None:
-    """Every document is late, and each runs as long as a release."""
-    queue, bundles = make_queue(), [make_bundle(name) for name in "ab"]
-    for number in range(400):
-        late = job(loop, active=bundles[number % 2])
-        late.promised = 0.0
-        queue.put(late)
-    releases = 0
-    while len(queue):
-        run = next_run(queue)
-        assert run is not None
-        releases += not run.batch
-        finish(queue, run, 0.001)
-    assert releases <= 400 / 4 + 2
+    assert releases <= 400 / 10 + 2
 
 
 @pytest.mark.parametrize("leaves", [False, True])

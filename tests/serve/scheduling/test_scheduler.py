@@ -23,8 +23,7 @@ from servers import serving
 from aftexport.engines import RunStoppedError, Stop
 from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
-from aftserve.scheduling.batching import Running
-from aftserve.scheduling.job import Job
+from aftserve.scheduling.batching import Job, Running
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.server import load
