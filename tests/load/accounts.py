@@ -20,12 +20,7 @@ _UNLOADED = "The model was unloaded meanwhile."
 
 
 class Metrics:
-    """The metrics of a server at one time.
-
-    Args:
-        address: URL of the server.
-        key: an API key.
-    """
+    """The metrics of a server at one time."""
 
     def __init__(self, address: str, key: str) -> None:
         text = http.get(f"{address}/metrics", headers={"X-API-Key": key}).raise_for_status().text
@@ -57,12 +52,8 @@ def read_log(log: Path) -> list[dict[str, Any]]:
 
 
 def log_faults(events: Sequence[dict[str, Any]], refused_reloads: int) -> Iterable[str]:
-    """Yield each event that a healthy server does not log.
-
-    Args:
-        events: events of the log from the first of its requests on.
-        refused_reloads: number of reloads that the server must have refused, each with an error.
-    """
+    """Yield each event that a healthy server does not log."""
+    # events: from the first of its requests on
     refused = 0
     for event in events:
         if event.get("logger") == "aftserve.reloading" and event["level"] == "error":
@@ -92,16 +83,9 @@ def metric_faults(
     events: Iterable[dict[str, Any]],
     metrics: Metrics,
     outcomes: Sequence[Outcome],
-    model: str | None = None,
+    model: str | None = None,  # None to compare all responses
 ) -> Iterable[str]:
-    """Yield each difference between the metrics and the log.
-
-    Args:
-        events: events of the log from the first of its requests on.
-        metrics: the metrics after the last request.
-        outcomes: outcomes of all requests.
-        model: name of the model whose answers are compared; None for all responses.
-    """
+    """Yield each difference between the metrics and the log."""
     logged, labels = _statuses(events), {} if model is None else {"model": model}
     asked = [one for one in outcomes if model in (None, one.model)]
     counts = Counter(

@@ -14,49 +14,29 @@ _LOOK_SECONDS = 0.02
 
 
 class Administrator:
-    """A client with a key that is marked admin.
-
-    Args:
-        address: URL of the server.
-        process: its process.
-        key: the API key.
-
-    Attributes:
-        faults: description of each wait without an end.
-    """
+    """A client with a key that is marked admin."""
 
     def __init__(self, address: str, process: "subprocess.Popen[bytes]", key: str) -> None:
         self._address = address
         self._process = process
         self._key = key
-        self.faults: list[str] = []
+        self.faults: list[str] = []  # waits without an end
 
     async def reload(self, prefix: str) -> Response:
-        """Reload the bundle of a model.
-
-        Args:
-            prefix: path of the model, without a slash at its end.
-        """
+        """Reload the bundle of a model."""
         return await self._ask("POST", f"{prefix}/reload")
 
     async def change(self, name: str, verb: str) -> None:
-        """Load or unload a model by the Open Inference Protocol.
-
-        Args:
-            name: name of the model.
-            verb: ``load`` or ``unload``.
-        """
+        """Load or unload a model by the Open Inference Protocol."""
+        # verb: load or unload
         response = await self._ask("POST", f"/v2/repository/models/{name}/{verb}")
         if response.status != 200:
             self.faults.append(f"{verb} of {name}: {response.status} {response.body!r}")
 
     async def hang_up(self, staying: Sequence[str] = (), leaving: Sequence[str] = ()) -> None:
-        """Send SIGHUP, and wait until it has taken effect.
-
-        Args:
-            staying: paths of the models that are reloaded.
-            leaving: paths of the models that are unloaded.
-        """
+        """Send SIGHUP, and wait until it has taken effect."""
+        # staying: paths of the models that are reloaded
+        # leaving: paths of the models that are unloaded
         before = [await self._last_reload(prefix) for prefix in staying]
         self._process.send_signal(signal.SIGHUP)
         for prefix, last in zip(staying, before, strict=True):

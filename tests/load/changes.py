@@ -22,19 +22,12 @@ _DAMAGED = 5
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a served bundle, and the bundles that take turns there.
-
-    Attributes:
-        model: the model.
-        folder: the place.
-        attic: folder for the bundles that were there before, and for those to come.
-        bundles: the bundles.
-    """
+    """The place of a served bundle, and the bundles that take turns there."""
 
     model: ServedModel
     folder: Path
-    attic: Path
-    bundles: Sequence[Path]
+    attic: Path  # for the bundles that were there before, and for those to come
+    bundles: Sequence[Path]  # they take turns
 
     def put(self, generation: int, *, damaged: bool = False) -> None:
         """Move a copy of the bundle of a generation to the place, as a deployment does."""
@@ -56,30 +49,15 @@ class Place:
 
 
 class Changes:
-    """The changes of a server until they are told to stop.
-
-    Args:
-        address: URL of the server.
-        administrator: a client with rights to reload.
-        keys: the file of API keys.
-        staying: the model whose bundle is replaced and reloaded.
-        leaving: a model that is unloaded and loaded again; None without one.
-
-    Attributes:
-        stopping: whether no further change may begin.
-        reloads: number of accepted reloads.
-        refused: number of refused reloads.
-        returns: number of times that ``leaving`` has returned.
-        faults: description of each change against the contract.
-    """
+    """The changes of a server until they are told to stop."""
 
     def __init__(
         self,
         address: str,
         administrator: Administrator,
         keys: KeyRotation,
-        staying: Place,
-        leaving: Place | None = None,
+        staying: Place,  # its bundle is replaced and reloaded
+        leaving: Place | None = None,  # unloaded and loaded again
     ) -> None:
         self._address = address
         self._administrator = administrator
@@ -87,10 +65,10 @@ class Changes:
         self._staying = staying
         self._leaving = leaving
         self._turn = asyncio.Lock()
-        self.stopping = False
+        self.stopping = False  # no further change may begin
         self.reloads = 0
         self.refused = 0
-        self.returns = 0
+        self.returns = 0  # of the model that leaves
         self.faults: list[str] = []
 
     async def run(self, seed: int) -> None:

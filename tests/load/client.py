@@ -15,16 +15,10 @@ class ConnectionEndedError(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the server.
-
-    Attributes:
-        status: its status.
-        head: its status line and its headers, with names and values in lower case.
-        body: its body.
-    """
+    """A response of the server."""
 
     status: int
-    head: str
+    head: str  # status line and headers, with names and values in lower case
     body: bytes
 
     @property
@@ -35,11 +29,7 @@ class Response:
 
 
 class Connection:
-    """A connection to a server, which reopens after it was closed.
-
-    Args:
-        address: ``http://host:port``.
-    """
+    """A connection to a server, which reopens after it was closed."""
 
     def __init__(self, address: str) -> None:
         place = urlsplit(address)

@@ -10,16 +10,10 @@ from load.every_head import Document, Expected
 
 @dataclass
 class Generations:
-    """The generations of a file of the server, numbered from 0.
+    """The generations of a file of the server, numbered from 0."""
 
-    Attributes:
-        written: the newest generation that the server may have read.
-        seen: the newest generation that an answer has shown. Requests sent later have this one, or
-            a newer one.
-    """
-
-    written: int = 0
-    seen: int = 0
+    written: int = 0  # the newest that the server may have read
+    seen: int = 0  # the newest that an answer has shown; later requests have at least this one
 
     def show(self, generation: int) -> None:
         """Note the generation of an answer."""
@@ -32,23 +26,15 @@ class Generations:
 
 @dataclass
 class ServedModel:
-    """A model whose bundle is replaced, and the answers of each bundle.
-
-    Attributes:
-        name: its name.
-        variants: digest and expected answers of the bundles, which take turns.
-        prefix: path of the model, without a slash at its end.
-        is_default: whether the model answers paths without a prefix.
-        generations: the order in which clients see the bundles.
-        presence: the order in which clients see the model come and go; it is loaded in even
-            generations.
-    """
+    """A model whose bundle is replaced, and the answers of each bundle."""
 
     name: str
+    # Digest and expected answers of the bundles, which take turns.
     variants: Sequence[tuple[str, Sequence[Expected]]]
-    prefix: str = ""
-    is_default: bool = True
+    prefix: str = ""  # path of the model, without a slash at its end
+    is_default: bool = True  # whether it answers paths without a prefix
     generations: Generations = field(default_factory=Generations)
+    # The model is loaded in even generations.
     presence: Generations = field(default_factory=Generations)
 
     def digest(self, generation: int) -> str:
@@ -62,18 +48,11 @@ class ServedModel:
 
 @dataclass
 class KeyRing:
-    """The API keys of the clients.
+    """The API keys of the clients."""
 
-    Attributes:
-        admin: a key that stays, with the rights to reload.
-        limited: a key that stays, with a rate.
-        rotated: the key of each generation; only that of the file is valid. The first one has
-            never been valid.
-        generations: the order in which clients see the keys.
-    """
-
-    admin: str
-    limited: str
+    admin: str  # stays, with the rights to reload
+    limited: str  # stays, with a rate
+    # Of each generation; only that of the file is valid, and the first never was.
     rotated: list[str]
     generations: Generations = field(default_factory=lambda: Generations(written=1, seen=1))
 

@@ -27,29 +27,18 @@ _LINES = "application/x-ndjson"
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface.
-
-    Attributes:
-        name: readable name.
-        path: path of a request; ``{model}`` stands for the name of the model.
-        write: function that writes a request about documents to a model.
-        read: function that returns the answers of a response, in order, without fields where the
-            queue was too long for a document. It raises ValueError, KeyError, TypeError or
-            IndexError if the response is not one of this interface.
-        route: path in the metrics; None if it is ``path`` without a query.
-        max_documents: maximum number of documents of a request.
-        is_by_document: whether each document of a request may be answered by another bundle.
-        names_model: whether a request names its model.
-    """
+    """An interface."""
 
     name: str
-    path: str
-    write: Callable[[str, Sequence[Document]], Message]
+    path: str  # {model} stands for the name of the model
+    write: Callable[[str, Sequence[Document]], Message]  # a request about documents to a model
+    # The answers in order, empty where the queue was too long. It raises ValueError, KeyError,
+    # TypeError or IndexError for a response of another form.
     read: Callable[[Message], list[Found]]
-    route: str | None = None
-    max_documents: int = 3
-    is_by_document: bool = False
-    names_model: bool = False
+    route: str | None = None  # path in the metrics, if it is not path without a query
+    max_documents: int = 3  # of a request
+    is_by_document: bool = False  # each document of a request may be answered by another bundle
+    names_model: bool = False  # in its requests
 
     @property
     def is_grpc(self) -> bool:

@@ -13,15 +13,7 @@ _LOOK_SECONDS = 0.02
 
 
 class KeyRotation:
-    """The file of API keys, with keys that stay and one that is replaced.
-
-    Args:
-        path: its path.
-
-    Attributes:
-        ring: the keys of the clients.
-        faults: description of each key that does not come into use.
-    """
+    """The file of API keys, with keys that stay and one that is replaced."""
 
     def __init__(self, path: Path) -> None:
         admin, self._admin = make_key("admin", None, admin=True)

@@ -11,14 +11,10 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Message:
-    """A request or a response.
+    """A request or a response."""
 
-    Attributes:
-        body: the body, or the protobuf message of gRPC.
-        headers: headers by their names; those of a response are in lower case.
-    """
-
-    body: bytes
+    body: bytes  # or the protobuf message of gRPC
+    # Those of a response are in lower case.
     headers: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -16,15 +16,10 @@ from load.documents import BOUND
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to all documents.
-
-    Attributes:
-        seconds: total time.
-        answers: label and scores of each document, in order.
-    """
+    """The answers to all documents."""
 
     seconds: float
-    answers: list[dict[str, Any]]
+    answers: list[dict[str, Any]]  # label and scores of each document, in order
 
     def count_differences(self, other: "Answers") -> int:
         """Count the documents whose label differs, or whose scores differ over the bound."""

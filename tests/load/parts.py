@@ -33,27 +33,16 @@ _CONTENDERS_DOCUMENTS = 60
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of all parts.
-
-    Attributes:
-        checkpoint: checkpoint of the model.
-        bundle: bundle of the model.
-        documents: documents of the requests.
-        requests: number of requests of the mixed traffic.
-        connections: number of concurrent connections.
-        rounds: rounds of each contender, and half the rounds of ``growth``.
-        threads: threads of every engine.
-        folder: folder of the logs.
-    """
+    """The setting of all parts."""
 
     checkpoint: Path
     bundle: Path
     documents: list[Document]
-    requests: int
+    requests: int  # of the mixed traffic
     connections: int
-    rounds: int
-    threads: int
-    folder: Path
+    rounds: int  # of each contender, and half the rounds of growth
+    threads: int  # of every engine
+    folder: Path  # of the logs
 
     @property
     def words(self) -> tuple[str, str]:

@@ -14,21 +14,13 @@ from aftexport.system.console import plain_table
 
 @dataclass(frozen=True)
 class Row:
-    """A measured property.
-
-    Attributes:
-        name: readable name.
-        value: measured value.
-        unit: unit of the value.
-        bound: readable bound, or an empty text.
-        within: whether the value is within its bound, or None without a bound.
-    """
+    """A measured property."""
 
     name: str
     value: float
     unit: str
     bound: str = ""
-    within: bool | None = None
+    within: bool | None = None  # None without a bound
 
 
 @dataclass

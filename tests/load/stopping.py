@@ -14,19 +14,12 @@ from load.traffic import Request, Results, make_requests, send
 
 @dataclass(frozen=True)
 class Stopped:
-    """The end of a server after SIGTERM.
-
-    Attributes:
-        exit_status: exit status of the process.
-        results: results of its clients.
-        lost: names of logged requests whose clients did not get the right answer.
-        answered_after: number of requests answered after the signal.
-    """
+    """The end of a server after SIGTERM."""
 
     exit_status: int
     results: Results
-    lost: list[str]
-    answered_after: int
+    lost: list[str]  # names of logged requests whose clients did not get the right answer
+    answered_after: int  # requests answered after the signal
 
 
 def stop_under_load(

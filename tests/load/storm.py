@@ -32,52 +32,31 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a storm.
-
-    Attributes:
-        rounds: number of rounds; memory is measured after each.
-        requests: number of requests of a round.
-        connections: number of concurrent clients.
-        shares_runs: whether documents share runs. Then numbers may differ from those of the bare
-            model by rounding; otherwise every bit must be equal.
-        several_models: whether a second model comes and goes.
-        options: options of the server.
-        program: arguments of Python for the server.
-    """
+    """The size of a storm."""
 
     rounds: int
-    requests: int
+    requests: int  # of a round
     connections: int
+    # Then numbers may differ from the bare model's by rounding; otherwise every bit must be
+    # equal.
     shares_runs: bool = False
-    several_models: bool = False
+    several_models: bool = False  # whether a second model comes and goes
     options: Sequence[str] = ("--threads", "1")
-    program: Sequence[str] = memory.trimming_server()
+    program: Sequence[str] = memory.trimming_server()  # arguments of Python
 
 
 @dataclass
 class Storm:
-    """The outcome of a storm.
+    """The outcome of a storm."""
 
-    Attributes:
-        answered: number of answered requests by interface.
-        statuses: number of requests by status; ``left`` if the client left.
-        reloads: number of accepted reloads.
-        returns: number of times that the second model has returned.
-        rotations: number of replaced keys.
-        faults: description of each outcome against the contract.
-        resident: resident MiB of the server after each round.
-        open_files: open files of the server after each round.
-        delays: delays of ``/healthz`` and of the machine; None if they were not measured.
-    """
-
-    answered: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)  # requests by interface
+    statuses: Counter[str] = field(default_factory=Counter)  # left if the client left
     reloads: int = 0
-    returns: int = 0
-    rotations: int = 0
+    returns: int = 0  # of the second model
+    rotations: int = 0  # of keys
     faults: list[str] = field(default_factory=list)
-    resident: list[float] = field(default_factory=list)
-    open_files: list[float] = field(default_factory=list)
+    resident: list[float] = field(default_factory=list)  # MiB after each round
+    open_files: list[float] = field(default_factory=list)  # after each round
     delays: Delays | None = None
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
@@ -93,17 +72,9 @@ def run(
     folder: Path,
     plan: Plan,
     *,
-    is_measured: bool = False,
+    is_measured: bool = False,  # whether delays are measured, and memory is comparable
 ) -> Storm:
-    """Run a storm.
-
-    Args:
-        bundles: bundles of ``every_head`` that take turns.
-        documents: documents of the requests.
-        folder: folder for the served bundle, the keys and the logs.
-        plan: the size.
-        is_measured: whether the delays of ``/healthz`` are measured, and memory is comparable.
-    """
+    """Run a storm."""
     deployed, log = folder / "deployed", folder / "storm.log"
     shutil.rmtree(deployed, ignore_errors=True)
     deployed.mkdir(parents=True)

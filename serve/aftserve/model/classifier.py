@@ -47,16 +47,7 @@ _OR_MORE = {False: "", True: " or more"}
 
 
 class DocumentChecks:
-    """Tokenizes documents, and checks them against the model and the limits of the server.
-
-    Args:
-        bundle: a checked bundle.
-        builder: builder of the answers, whose heads may need the words of a text.
-        min_tokens: minimum length of a document.
-        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
-        max_characters: maximum length of a text, checked before it is tokenized.
-        policy: treatment of documents over the memory budget.
-    """
+    """Tokenizes documents, and checks them against the model and the limits of the server."""
 
     def __init__(
         self,
@@ -64,8 +55,8 @@ class DocumentChecks:
         builder: AnswerBuilder,
         *,
         min_tokens: int,
-        max_tokens: int | None,
-        max_characters: int | None,
+        max_tokens: int | None,  # a lower limit of the bundle comes first
+        max_characters: int | None,  # of a text, before it is tokenized
         policy: Policy,
     ) -> None:
         self.manifest = bundle.manifest
@@ -158,13 +149,10 @@ class DocumentChecks:
     def count(self, piece: str, before: int) -> int:
         """Add a piece to a lower bound of a text's tokens.
 
-        Args:
-            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
-            before: the bound for the pieces before; 0 for the first piece.
-
         Raises:
             DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
         """
+        # before: the bound for the pieces before; 0 for the first piece
         try:
             tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
         except InputError:  # the tokenizer may not know a word that was cut in two
@@ -241,10 +229,6 @@ class DocumentChecks:
 
     def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
         """Check the tokens of one document, and return them for the model.
-
-        Args:
-            document: token ids, or features that are not normalized unless they are
-                ``FeatureTokens``.
 
         Raises:
             InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
@@ -344,21 +328,7 @@ def _tokenizing() -> Iterator[None]:
 
 
 class Classifier(DocumentChecks):
-    """Tokenizes, checks and classifies documents; ``DocumentChecks`` does all before the run.
-
-    Args:
-        bundle: a checked bundle.
-        engine: the engine with the bundle's model.
-        min_tokens: minimum length of a document.
-        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
-        max_characters: maximum length of a text, checked before it is tokenized.
-        chunked: the model for documents over the memory budget; None if the bundle has none.
-        whole_tokens: maximum length of a document within that budget; None if unknown.
-        memory: predicted memory of the runs of a model without chunks; None if unknown.
-        memory_budget: maximum bytes of such a run. Longer documents are refused.
-        policy: treatment of documents over the memory budget.
-        spill: folder for large answers; None for the system's folder for temporary files.
-    """
+    """Tokenizes, checks and classifies documents; ``DocumentChecks`` does all before the run."""
 
     def __init__(
         self,
@@ -366,14 +336,15 @@ class Classifier(DocumentChecks):
         engine: Engine,
         *,
         min_tokens: int = 1,
-        max_tokens: int | None = None,
-        max_characters: int | None = None,
+        max_tokens: int | None = None,  # a lower limit of the bundle comes first
+        max_characters: int | None = None,  # of a text, before it is tokenized
+        # For documents over the memory budget; None if the bundle has none.
         chunked: ChunkedModel | None = None,
-        whole_tokens: int | None = None,
-        memory: PeakMemory | None = None,
-        memory_budget: int = 0,
+        whole_tokens: int | None = None,  # length of a document within that budget; None if unknown
+        memory: PeakMemory | None = None,  # of the runs of a model without chunks; None if unknown
+        memory_budget: int = 0,  # bytes of such a run; longer documents are refused
         policy: Policy = "exact",
-        spill: Path | None = None,
+        spill: Path | None = None,  # folder for large answers; None for that of the system
     ) -> None:
         self._builder = AnswerBuilder(bundle.manifest, spill)
         super().__init__(
@@ -465,20 +436,13 @@ class Classifier(DocumentChecks):
 
     def classify(
         self,
-        documents: Sequence[Tokens],
+        documents: Sequence[Tokens],  # each [T] ids or [T, F] features
         stop: Stop | None = None,
         decodings: Sequence[Decoding] | None = None,
         extras: Sequence[ExtraValues] | None = None,
         wanted: Sequence[Wanted] | None = None,
     ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
-
-        Args:
-            documents: the tokens of each document.
-            stop: ends the run early; None without a way to end it.
-            decodings: the decoding of each document; None for documents without marks.
-            extras: the extra inputs of each document; None for a model without extra inputs.
-            wanted: the wanted part of the answer of each document; None for every head.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.

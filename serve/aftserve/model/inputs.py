@@ -34,9 +34,6 @@ class TokenizerPool:
 
     Work for a client that has left continues, and its thread must still count as busy. So the pool
     is not anyio's, which would start another thread.
-
-    Args:
-        turns: the turns of requests on the event loop, in which short texts are tokenized.
     """
 
     def __init__(self, turns: LoopTurns) -> None:
@@ -81,25 +78,15 @@ def _count_numbers(document: Document) -> int:
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """A document of a request, with its tokens.
+    """A document of a request, with its tokens."""
 
-    Attributes:
-        document: the document as it was sent.
-        ids: all tokens of the document.
-        used: the tokens that remain after the policy for long documents.
-        first: index of the first token in ``used``.
-        tokenize_seconds: time of the tokenizer.
-        marks: marks of the tokens in ``used``; None for token ids, or if no head needs them.
-        extras: extra inputs for the tokens in ``used``.
-    """
-
-    document: Document
+    document: Document  # as it was sent
     ids: Tokens
-    used: Tokens
-    first: int
+    used: Tokens  # the tokens that remain after the policy for long documents
+    first: int  # index of the first token in used
     tokenize_seconds: float
-    marks: TokenMarks | None
-    extras: ExtraValues
+    marks: TokenMarks | None  # of these tokens; None for ids, or if no head needs them
+    extras: ExtraValues  # of these tokens
 
     @property
     def decoding(self) -> Decoding:
@@ -116,13 +103,6 @@ async def tokenize_documents(
 ) -> list[TokenizedDocument]:
     """Tokenize documents, and cut them by the policy for long documents.
 
-    Args:
-        pool: threads of the tokenizer.
-        classifier: the classifier with the tokenizer and the limits.
-        documents: texts or token ids.
-        given: extra inputs of each document; None for none.
-        wanted: the wanted part of the answers.
-
     Raises:
         InputError: if a document cannot be classified; the error has the document's index.
     """
@@ -137,20 +117,12 @@ async def tokenize_documents(
 async def tokenize_document(
     pool: TokenizerPool,
     classifier: Classifier,
-    index: int,
+    index: int,  # of the document in its request, for the error message
     document: Document,
     given: ExtraFields,
     wanted: Wanted = EVERY_HEAD,
 ) -> TokenizedDocument:
     """Tokenize a document, and cut it by the policy for long documents.
-
-    Args:
-        pool: threads of the tokenizer.
-        classifier: the classifier with the tokenizer and the limits.
-        index: index of the document in its request, for the error message.
-        document: a text or token ids.
-        given: its extra inputs.
-        wanted: the wanted part of the answer.
 
     Raises:
         InputError: if the document cannot be classified.

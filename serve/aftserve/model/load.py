@@ -39,28 +39,17 @@ Fits = Callable[[int, int], bool]
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model.
-
-    Attributes:
-        name: name under which it answers.
-        classifier: the classifier with its engine.
-        golden: results of the bundle's golden cases on that engine.
-        measurement: measurement of its costs, which begins with first estimates.
-        reason: the choice of the engine and its reason, as a sentence.
-        uses_standard_ops_only: whether it runs in standard operators, without our kernels.
-        methods: methods of its products in reduced precision, which the CPU kernels have.
-        inexact_methods: those of the methods that bring golden cases out of bound, by name.
-        slowdown: current slowdown of its runs.
-    """
+    """A loaded model."""
 
     name: str
     classifier: Classifier
-    golden: Sequence[Comparison]
-    measurement: CostMeasurement
-    reason: str
-    uses_standard_ops_only: bool
+    golden: Sequence[Comparison]  # results of the bundle's golden cases on that engine
+    measurement: CostMeasurement  # begins with first estimates
+    reason: str  # the choice of the engine and its reason, as a sentence
+    uses_standard_ops_only: bool  # without our kernels
+    # Of its products in reduced precision, which the CPU kernels have.
     methods: Sequence[MethodChoice]
-    inexact_methods: Sequence[str] = ()
+    inexact_methods: Sequence[str] = ()  # names of those that bring golden cases out of bound
     slowdown: SlowdownFactor = field(default_factory=SlowdownFactor)
 
     @property
@@ -89,15 +78,10 @@ class ActiveBundle:
     """A bundle and its loaded model.
 
     A request stays with the bundle that it began with. Documents of two bundles never share a run.
-
-    Attributes:
-        bundle: a checked bundle.
-        model: the loaded model; another one after the server falls back.
-        since: time when it was loaded.
     """
 
-    bundle: Bundle
-    model: LoadedModel
+    bundle: Bundle  # checked
+    model: LoadedModel  # another one after the server falls back
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -110,11 +94,6 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
     """Load the model of a bundle and warm it up.
 
     If its golden cases fail and ``on_breach`` is ``fallback``, load it in standard operators only.
-
-    Args:
-        bundle: a checked bundle.
-        settings: settings of the server.
-        console: console that shows the progress.
 
     Raises:
         AftexportError: if the engine is not available.

@@ -51,21 +51,13 @@ class StreamEnd(BaseModel):
 
 @dataclass(frozen=True)
 class TokenAnswers:
-    """The answers for the tokens of a document.
-
-    Attributes:
-        heads: heads of the model.
-        results: result of each head for tokens.
-        first: index of the first token that the model saw.
-        text: the document, if it is a text.
-        characters: characters of each token that the model saw; see ``TokenMarks``.
-    """
+    """The answers for the tokens of a document."""
 
     heads: Mapping[str, Head]
-    results: Mapping[str, TokenResult]
-    first: int
-    text: str | None
-    characters: NDArray[np.uint32] | None
+    results: Mapping[str, TokenResult]  # of each head for tokens
+    first: int  # index of the first token that the model saw
+    text: str | None  # the document, if it is a text
+    characters: NDArray[np.uint32] | None  # of each token that the model saw; see TokenMarks
 
     def answer(self, name: str, start: int = 0, end: int | None = None) -> HeadAnswer:
         """Return the answer of a head for a part of the tokens that the model saw.
@@ -114,16 +106,11 @@ class TokenAnswers:
 
 @dataclass(frozen=True)
 class DocumentAnswer:
-    """The result of a document, with the answers for its tokens apart.
+    """The result of a document, with the answers for its tokens apart."""
 
-    Attributes:
-        result: the result, without the heads for tokens.
-        tokens: the answers for its tokens.
-        logits: the logits ``[width]`` of each requested head for documents.
-    """
-
-    result: DocumentResult
+    result: DocumentResult  # without the heads for tokens
     tokens: TokenAnswers
+    # [width] of each requested head for documents.
     logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def of_head(self, name: str) -> Any:

@@ -78,12 +78,7 @@ class Metrics:
         _remove(self.responses, _RESPONSES.labels, name)
 
     def exposition(self, *, openmetrics: bool = False) -> tuple[bytes, str]:
-        """Return all metrics, and the content type.
-
-        Args:
-            openmetrics: whether the format is OpenMetrics, which has exemplars, and not the text
-                format of Prometheus.
-        """
+        """Return all metrics, and the content type."""
         if openmetrics:
             content: bytes = openmetrics_format.generate_latest(  # type: ignore[no-untyped-call]
                 self.registry

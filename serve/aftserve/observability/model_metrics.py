@@ -23,21 +23,13 @@ _DOCUMENTS = (1, 2, 4, 8, 16)
 
 
 class MetricForm(NamedTuple):
-    """The form of a metric.
-
-    Attributes:
-        kind: its class.
-        name: its name without the suffix of its kind.
-        text: its description.
-        labels: names of its labels; for the metrics of a model, of those besides the model.
-        buckets: upper bounds of a histogram.
-    """
+    """The form of a metric."""
 
     kind: type[Counter | Gauge | Histogram]
-    name: str
+    name: str  # without the suffix of its kind
     text: str
-    labels: Sequence[str] = ()
-    buckets: Sequence[float] | None = None
+    labels: Sequence[str] = ()  # for the metrics of a model, those besides the model
+    buckets: Sequence[float] | None = None  # upper bounds of a histogram
 
 
 MODEL_METRICS = {
@@ -106,12 +98,7 @@ MODEL_METRICS = {
 
 
 class ModelSeries(Generic[M]):
-    """The series of one metric that belong to one model.
-
-    Args:
-        metric: metric whose first label is the model.
-        model: name of the model.
-    """
+    """The series of one metric that belong to one model."""
 
     def __init__(self, metric: M, model: str) -> None:
         self._metric: M = metric
@@ -128,15 +115,7 @@ class ModelSeries(Generic[M]):
 
 
 class ModelMetrics:
-    """The metrics of one model; times are in seconds.
-
-    Args:
-        metrics: the metrics of all models by attribute; the first label of each is the model.
-        model: name of the model.
-
-    Attributes:
-        inference: the statistics of the Open Inference Protocol.
-    """
+    """The metrics of one model; times are in seconds."""
 
     stage_seconds: ModelSeries[Histogram]
     document_tokens: Histogram
@@ -208,25 +187,19 @@ class TotalTime:
 
 @dataclass
 class InferenceStats:
-    """Requests and runs, of every interface of the server.
+    """Requests and runs, of every interface of the server."""
 
-    Attributes:
-        last_request: Unix time of the last request that was answered or failed; 0 before it.
-        documents: number of answered documents.
-        answered: requests that were answered, and their times from tokenization on.
-        failed: requests that were refused by the queue, failed in the engine, or were given up.
-        queue, tokenize, run, finish: stages of the answered requests, each by its longest document.
-        runs: runs of the engine by their number of documents.
-    """
-
-    last_request: float = 0.0
+    last_request: float = 0.0  # Unix time of the last one answered or failed; 0 before it
     documents: int = 0
-    answered: TotalTime = field(default_factory=TotalTime)
+    answered: TotalTime = field(default_factory=TotalTime)  # from tokenization on
+    # Refused by the queue, failed in the engine, or given up.
     failed: TotalTime = field(default_factory=TotalTime)
+    # Stages of the answered requests, each by its longest document.
     queue: TotalTime = field(default_factory=TotalTime)
     tokenize: TotalTime = field(default_factory=TotalTime)
     run: TotalTime = field(default_factory=TotalTime)
     finish: TotalTime = field(default_factory=TotalTime)
+    # By their number of documents.
     runs: dict[int, TotalTime] = field(default_factory=lambda: defaultdict(TotalTime))
 
     def add_answered(
@@ -243,11 +216,8 @@ class InferenceStats:
 
     @contextmanager
     def counting_failures(self, began: float) -> Iterator[None]:
-        """Count a request as failed if its work raises, or is cancelled at the client's deadline.
-
-        Args:
-            began: start of the request by ``time.monotonic``.
-        """
+        """Count a request as failed if it raises, or is cancelled at the client's deadline."""
+        # began: by time.monotonic()
         try:
             yield
         except BaseException:

@@ -14,14 +14,7 @@ logger = logging.getLogger("aftserve.parity")
 
 
 class BreachHandler:
-    """The reaction to breaches of the active bundle, by the setting ``on_breach``.
-
-    Args:
-        settings: settings of the model.
-        health: health of the model, which is not ready after a breach.
-        scheduler: scheduler that begins no run of the bundle during a fallback.
-        loader: loader of all bundles, in whose turns a fallback loads.
-    """
+    """The reaction to breaches of the active bundle, by the setting ``on_breach``."""
 
     def __init__(
         self, settings: Settings, health: ModelHealth, scheduler: Scheduler, loader: BundleLoader

@@ -37,26 +37,17 @@ Spans = set[tuple[int, int, int]]
 
 
 class ParityMonitor:
-    """A monitor that compares a bundle's outputs with PyTorch's, and reports errors out of bound.
-
-    Args:
-        active: the bundle that is compared.
-        reference: the PyTorch model; None if there is no model file.
-        share: share of live documents that are sampled.
-        run_single: function that runs a document without others.
-        seconds: maximum time of a sampled check.
-        on_breach: called with the bundle and the reason if an error is out of bound.
-        metrics: metrics of the model.
-    """
+    """Compares a bundle's outputs with PyTorch's, and reports errors out of bound."""
 
     def __init__(
         self,
         active: ActiveBundle,
-        reference: ReferenceProcess | None,
+        reference: ReferenceProcess | None,  # None if there is no model file
         *,
-        share: float,
+        share: float,  # of live documents that are sampled
+        # Runs a document without others.
         run_single: Callable[[ActiveBundle, TokenizedDocument], Awaitable[Result]],
-        seconds: float,
+        seconds: float,  # maximum time of a sampled check
         on_breach: Callable[[ActiveBundle, str], None],
         metrics: ModelMetrics,
     ) -> None:
@@ -84,14 +75,11 @@ class ParityMonitor:
     async def check(self, one: TokenizedDocument, answer: Answer) -> ParityCheck:
         """Compare a document's outputs with PyTorch's.
 
-        Args:
-            one: the document.
-            answer: the answer for it, with the rows of its tokens.
-
         Raises:
             NotFoundError: if there is no PyTorch model.
             ReferenceError: if PyTorch fails.
         """
+        # answer: with the rows of its tokens
         if self._reference is None:
             raise NotFoundError(
                 "The server has no PyTorch model to compare with.",

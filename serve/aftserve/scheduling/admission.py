@@ -26,11 +26,9 @@ class Admission:
     a client that is refused for it might never find another moment.
 
     Documents of other clients that arrive later may delay an accepted document by their shares.
-
-    Args:
-        scheduler: scheduler whose queue the request would join.
-        max_queue_seconds: maximum predicted time of the documents before it.
     """
+
+    # max_queue_seconds: predicted time of the documents before a request
 
     def __init__(self, scheduler: Scheduler, max_queue_seconds: float) -> None:
         self._scheduler = scheduler
@@ -61,9 +59,9 @@ class Admission:
     async def admit(
         self,
         model: LoadedModel,
-        tokens: Sequence[int],
-        deadline: float,
-        earlier: Backlog,
+        tokens: Sequence[int],  # of each document
+        deadline: float,  # by time.monotonic()
+        earlier: Backlog,  # of the same request, which the queue's limit does not count
         client: Client,
     ) -> float:
         """Return the predicted time until the documents of a request are answered.
@@ -72,14 +70,6 @@ class Admission:
         deadline wait for better ones, and are refused as too long only by complete measurements.
         If no better estimates are to come, because the model was replaced or its runs failed, the
         documents are admitted, and only their deadline limits their time.
-
-        Args:
-            model: model that classifies them.
-            tokens: length of each document.
-            deadline: deadline of the client by ``time.monotonic``.
-            earlier: queued documents of the same request. The limit of the queue does not count
-                them.
-            client: client of the request.
 
         Raises:
             DeadlineError: if the deadline has passed.

@@ -24,19 +24,12 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(eq=False)
 class Progress:
-    """The state of a document that runs in chunks, one part in each run.
+    """The state of a document that runs in chunks, one part in each run."""
 
-    Attributes:
-        parts: the work; it pauses after each part.
-        left: number of remaining parts, at least one.
-        started: start of the first part by ``time.monotonic``; 0 before it.
-        seconds: time of the parts so far.
-    """
-
-    parts: Generator[None, None, Answer]
-    left: int
-    started: float = 0.0
-    seconds: float = 0.0
+    parts: Generator[None, None, Answer]  # pauses after each part
+    left: int  # remaining parts, at least one
+    started: float = 0.0  # by time.monotonic(); 0 before the first part
+    seconds: float = 0.0  # of the parts so far
 
 
 @dataclass
@@ -69,13 +62,9 @@ class BundleBacklog:
 
 @dataclass(eq=False)
 class Backlog:
-    """The queued documents, of all requests or of one.
+    """The queued documents, of all requests or of one."""
 
-    Attributes:
-        bundles: the documents of each bundle that has any. The model of a bundle may be replaced
-            while its documents wait.
-    """
-
+    # The model of a bundle may be replaced while its documents wait.
     bundles: dict[ActiveBundle, BundleBacklog] = field(default_factory=dict)
 
     @property
@@ -115,38 +104,21 @@ class Backlog:
 
 @dataclass(eq=False)
 class Job:
-    """A queued document.
-
-    Attributes:
-        active: the bundle whose tokenizer made the tokens and whose model runs them.
-        ids: tokens of the document.
-        seconds: calibrated time of a single run, or of the remaining parts.
-        promised: predicted time of the answer by ``time.monotonic``.
-        future: the result; cancelled once the client has left.
-        metrics: metrics of the service that accepted it. A run that ends after an unload counts
-            there, and not for a later service of the same name.
-        single: whether the job must not share a run, for example after a shared run failed.
-        progress: state of a document that runs in chunks; None for others.
-        backlog: queued documents of the same request, this one included.
-        decoding: decoding of the rows of its tokens.
-        extras: extra inputs of the document.
-        wanted: wanted part of the answer.
-        client: client that has the document's share of the engine.
-    """
+    """A queued document."""
 
     active: ActiveBundle
     ids: Tokens
-    seconds: float
-    promised: float
-    future: "asyncio.Future[Result]"
-    metrics: "ModelMetrics"
-    single: bool = False
-    progress: Progress | None = None
-    backlog: Backlog = field(default_factory=Backlog)
+    seconds: float  # calibrated, of a single run or of the remaining parts
+    promised: float  # predicted time of the answer by time.monotonic()
+    future: "asyncio.Future[Result]"  # cancelled once the client has left
+    metrics: "ModelMetrics"  # of the service that accepted it, also after an unload
+    single: bool = False  # must not share a run, for example after a shared one failed
+    progress: Progress | None = None  # None unless it runs in chunks
+    backlog: Backlog = field(default_factory=Backlog)  # of the same request, this document included
     decoding: Decoding = NO_MARKS
     extras: ExtraValues = NO_EXTRAS
     wanted: Wanted = EVERY_HEAD
-    client: str = ""
+    client: str = ""  # which has the document's share of the engine
 
     @property
     def turn_seconds(self) -> float:
@@ -188,32 +160,19 @@ _LOOK_AHEAD = 64
 
 @dataclass(eq=False)
 class Run:
-    """One run of the engine.
-
-    Attributes:
-        batch: jobs that the run answers. A run without jobs measures the model's costs, or
-            releases its engine's memory.
-        model: the model that runs them.
-        calibrated: calibrated seconds of the documents in single runs, or of one document's part.
-        predicted: predicted seconds of the run.
-        ended: the answers, None if parts are left, or the error; a future of the event loop.
-        stop: ends the run early.
-        started: start by ``time.monotonic``.
-        seconds: time of the run, known once it has ended.
-        unfinished: whether the run did one part of a document that has more.
-        measures: whether the run does a step of the measurement of the model's costs.
-    """
+    """One run of the engine."""
 
     batch: Sequence[Job]
     model: LoadedModel
-    calibrated: float
-    predicted: float
+    calibrated: float  # seconds of the documents in single runs, or of one document's part
+    predicted: float  # seconds
+    # The answers, or None if parts are left; of the event loop.
     ended: "asyncio.Future[list[Answer] | None]"
     stop: Stop = field(default_factory=Stop)
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    unfinished: bool = False
-    measures: bool = False
+    started: float = field(default_factory=time.monotonic)  # by time.monotonic()
+    seconds: float = 0.0  # known once it has ended
+    unfinished: bool = False  # whether it did one part of a document that has more
+    measures: bool = False  # whether it does a step of the measurement of the model's costs
 
     @property
     def client(self) -> str:
@@ -264,13 +223,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Idle:
-    """The engine waits for jobs.
+    """The engine waits for jobs."""
 
-    Attributes:
-        memory_of: the model whose engine keeps the memory of its last run; None once released.
-    """
-
-    memory_of: LoadedModel | None = None
+    memory_of: LoadedModel | None = None  # its engine keeps the memory of its last run
 
 
 @dataclass(frozen=True)
@@ -299,24 +254,17 @@ EngineState = Idle | Running | Releasing | Measuring
 
 
 def next_batch(
-    waiting: Iterable[Job],
-    costs: CostModel,
+    waiting: Iterable[Job],  # the oldest first; at least one
+    costs: CostModel,  # of the oldest job's model
     *,
-    budget_tokens: int,
+    budget_tokens: int,  # of a batch, padding included
     masks_padding: bool,
-    now: float,
+    now: float,  # by time.monotonic()
 ) -> list[Job]:
     """Return the oldest job, with younger ones that cost less in its run than in single runs.
 
     A younger job may overtake others only while these stay in time. Once a skipped job would be
     answered later than promised, the batch is complete.
-
-    Args:
-        waiting: jobs, the oldest first; at least one.
-        costs: cost model of the oldest job's model on this machine.
-        budget_tokens: maximum tokens of a batch, padding included.
-        masks_padding: whether jobs of several lengths may share a run.
-        now: current time by ``time.monotonic``.
     """
     jobs = iter(waiting)
     batch = [next(jobs)]

@@ -28,18 +28,13 @@ class EngineThread:
 
     There is one thread, because the engine uses every core for a run. It is a daemon, because a
     run that hangs must not keep the process alive.
-
-    Args:
-        next_run: called on the thread; waits for a run and returns it, or None to end.
-        begun: called on the event loop at the start of every run.
-        ended: called on the event loop once the thread ends.
     """
 
     def __init__(
         self,
-        next_run: Callable[[], Run | None],
-        begun: Callable[[Run], None],
-        ended: Callable[[], None],
+        next_run: Callable[[], Run | None],  # waits on the thread for a run; None to end
+        begun: Callable[[Run], None],  # called on the event loop at the start of every run
+        ended: Callable[[], None],  # called on the event loop once the thread ends
     ) -> None:
         self._next_run = next_run
         self._begun = begun
@@ -107,10 +102,6 @@ class StalledError(Exception):
 
 async def wait_for_end(run: Run, stall_seconds: float) -> None:
     """Wait for the end of a run; stop it if it makes no progress.
-
-    Args:
-        run: the current run.
-        stall_seconds: allowed delay, beside ten times the predicted time.
 
     Raises:
         StalledError: if the run neither ends nor can be stopped.

@@ -202,11 +202,7 @@ class JobQueue:
             return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for jobs, measurements or the end of the queue.
-
-        Returns:
-            False after ``seconds`` without any of them.
-        """
+        """Wait for jobs, measurements or the end; return False after ``seconds`` without any."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closed or bool(self._jobs) or self._to_measure() is not None,
@@ -215,20 +211,11 @@ class JobQueue:
 
     def take(
         self,
-        choose: Callable[[Iterable[Job]], Run],
-        measure: Callable[[LoadedModel], Run],
-        release: Callable[[LoadedModel], Run],
+        choose: Callable[[Iterable[Job]], Run],  # a run of some of the jobs
+        measure: Callable[[LoadedModel], Run],  # the run of a model's next measurement
+        release: Callable[[LoadedModel], Run],  # a run that releases the memory of a model's engine
     ) -> Run | None:
-        """Wait for jobs or measurements, and begin a run.
-
-        Args:
-            choose: function that returns a run of some of the jobs.
-            measure: function that returns the run of a model's next measurement.
-            release: function that returns a run that releases the memory of a model's engine.
-
-        Returns:
-            The run; None once the queue is closed.
-        """
+        """Wait for jobs or measurements, and begin a run; return None once the queue is closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or self._has_jobs() or self._to_measure() is not None
@@ -265,8 +252,7 @@ class JobQueue:
     def end_run(self) -> Job | None:
         """End the current run; a document with parts left goes before others of its client.
 
-        Returns:
-            The document with parts left if its client has gone; it is not queued again.
+        If the client has gone, the document is returned instead.
         """
         with self._changed:
             state, self._state = self._state, Idle()
@@ -369,16 +355,10 @@ class JobQueue:
 
 @dataclass(eq=False)
 class _ClientJobs:
-    """The queued documents of one client.
+    """The queued documents of one client."""
 
-    Attributes:
-        start: virtual start of the first document: seconds of work of each busy client before it.
-        jobs: the documents, the oldest first.
-        backlog: their predicted time.
-    """
-
-    start: float
-    jobs: deque[Job] = field(default_factory=deque)
+    start: float  # virtual: seconds of work of each busy client before the first document
+    jobs: deque[Job] = field(default_factory=deque)  # the oldest first
     backlog: Backlog = field(default_factory=Backlog)
 
     def finishes(self) -> Iterator[tuple[float, Job]]:
@@ -455,21 +435,14 @@ class ClientTurns:
     def seconds_before(
         self,
         client: str,
-        seconds: float = math.inf,
+        seconds: float = math.inf,  # of its documents; infinite to count all queued ones
         *,
-        besides: Backlog | None = None,
+        besides: Backlog | None = None,  # documents of the client that are left out
         in_chunks: bool,
+        # Client and predicted time of the remaining parts of the document that runs.
         unfinished: tuple[str, float] = ("", 0.0),
     ) -> float:
-        """Return the predicted time of the documents that come before those of a request.
-
-        Args:
-            client: client of the request.
-            seconds: predicted time of its documents; infinite to count all queued documents.
-            besides: queued documents of the client that are left out.
-            in_chunks: whether its documents run in chunks; see ``Backlog.seconds_without``.
-            unfinished: client and predicted time of the remaining parts of the document that runs.
-        """
+        """Return the predicted time of the documents that come before those of a request."""
         runner, left = unfinished
         own = self._clients.get(client)
         before = left if runner == client else 0.0

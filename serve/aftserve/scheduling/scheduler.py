@@ -41,19 +41,14 @@ class Scheduler:
     fails. A run is stopped once all its clients have left. Between documents, the costs of the
     models are measured; see ``MeasurementTurns``. After a while without jobs, or before a run of
     another model, the engine releases the memory of its runs.
-
-    Args:
-        budget_tokens: maximum tokens of a batch, padding included.
-        stall_seconds: allowed delay of a run, beside ten times its predicted time.
-        idle_seconds: time without jobs after which the engine releases its memory.
     """
 
     def __init__(
         self,
         *,
-        budget_tokens: int,
-        stall_seconds: float,
-        idle_seconds: float,
+        budget_tokens: int,  # of a batch, padding included
+        stall_seconds: float,  # delay of a run, beside ten times its predicted time
+        idle_seconds: float,  # without jobs, until the engine releases its memory
     ) -> None:
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
@@ -92,13 +87,7 @@ class Scheduler:
         return model in self._turns and not model.measurement.is_done
 
     async def wait_for_measurement(self, seconds: float) -> bool:
-        """Wait for the end of a run that measures, or for a model that is forgotten.
-
-        Args:
-            seconds: maximum time of the wait.
-
-        Returns:
-            False after ``seconds`` without either.
+        """Wait for the end of a run that measures, or of a model; return False after ``seconds``.
 
         Raises:
             UnavailableError: if the scheduler ends.
@@ -150,34 +139,24 @@ class Scheduler:
         self,
         active: ActiveBundle,
         ids: Tokens,
-        promised: float,
+        promised: float,  # by time.monotonic()
         metrics: ModelMetrics,
         *,
         single: bool = False,
-        backlog: Backlog | None = None,
+        backlog: Backlog | None = None,  # of the same request; this document is added
         decoding: Decoding = NO_MARKS,
         extras: ExtraValues = NO_EXTRAS,
         wanted: Wanted = EVERY_HEAD,
         client: str = "",
     ) -> "asyncio.Future[Result]":
-        """Put a checked document in the queue.
+        """Put a checked document in the queue, and return a future of the result.
 
-        Args:
-            active: the bundle that classifies it.
-            ids: its tokens.
-            promised: predicted time of the answer by ``time.monotonic``.
-            metrics: metrics that count its run.
-            single: whether the document must not share a run.
-            backlog: queued documents of the same request; this one is added.
-            decoding: decoding of the rows of its tokens.
-            extras: extra inputs of the document.
-            wanted: wanted part of the answer.
-            client: client that has the document's share of the engine.
+        Cancel the future once the answer is no longer wanted.
 
-        Returns:
-            A future of the result. Cancel it once the answer is no longer wanted. It raises
-            EngineError if the engine fails on this document, StorageError if a document in chunks
-            finds no space, and UnavailableError if the scheduler ends.
+        Raises:
+            EngineError: in the future, if the engine fails on this document.
+            StorageError: in the future, if a document in chunks finds no space.
+            UnavailableError: in the future, if the scheduler ends.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._closed is not None:
@@ -311,11 +290,7 @@ class Scheduler:
 
 
 class Predictions:
-    """Predictions from the queue and the current run; each model has its own slowdown.
-
-    Args:
-        queue: queue of the documents.
-    """
+    """Predictions from the queue and the current run; each model has its own slowdown."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -330,23 +305,14 @@ class Predictions:
     def wait_seconds(
         self,
         *,
+        # Whether the document waits for all parts of others in chunks, or runs between them.
         in_chunks: bool,
-        besides: Backlog | None = None,
-        client: str = "",
-        seconds: float = math.inf,
-        counts_run: bool = True,
+        besides: Backlog | None = None,  # documents that are left out
+        client: str = "",  # whose own documents come first, and of others their share until then
+        seconds: float = math.inf,  # of the request's documents; infinite to count all work
+        counts_run: bool = True,  # whether a run without documents of the client counts
     ) -> float:
-        """Return the predicted time until a document that arrives now has its turn.
-
-        Args:
-            in_chunks: whether the document runs in chunks. Then it waits for all parts of other
-                such documents; otherwise it runs between their parts.
-            besides: documents that are left out of the prediction.
-            client: client of the document, whose own documents come before it. Of others, only the
-                share that they have of the engine until then.
-            seconds: predicted time of the documents of the request; infinite to count all work.
-            counts_run: whether a run without documents of the client counts.
-        """
+        """Return the predicted time until a document that arrives now has its turn."""
         state, run = self._queue.state, self._queue.current_run
         if isinstance(state, Measuring) and state.yields and state.run is run:
             run = None  # a document that arrives stops it
@@ -369,11 +335,7 @@ class Predictions:
 
 
 class _RunOutcomes:
-    """The outcomes of runs of documents, and of releases of memory.
-
-    Args:
-        queue: queue that gets the documents of a failed batch again.
-    """
+    """The outcomes of runs of documents, and of releases of memory."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue

@@ -21,17 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedResources:
-    """The settings, the queue, the engine's thread and the observability of all models.
-
-    Args:
-        settings: settings of the server.
-        traces: traces of the requests; none by default.
-
-    Attributes:
-        health: health of the process.
-        turns: the turns of requests on the event loop.
-        loader: the turns in which bundles are loaded.
-    """
+    """The settings, the queue, the engine's thread and the observability of all models."""
 
     def __init__(self, settings: Settings, traces: Traces | None = None) -> None:
         self.settings = settings
@@ -44,10 +34,10 @@ class SharedResources:
             idle_seconds=settings.idle_seconds,
         )
         self.admission = Admission(self.scheduler, settings.max_queue_seconds)
-        self.turns = LoopTurns()
+        self.turns = LoopTurns()  # of requests on the event loop
         self.tokenizers = TokenizerPool(self.turns)
         self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
-        self.loader = BundleLoader()
+        self.loader = BundleLoader()  # the turns in which bundles are loaded
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.idle.set_function(lambda: self.scheduler.idle)

@@ -34,26 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """One model behind the interfaces of the server.
-
-    Args:
-        name: name of the model.
-        active: its bundle and the loaded model.
-        settings: settings of the model: those of the server, and its own.
-        shared: the parts that all models share.
-        reloader: the reloads of its bundle.
-
-    Attributes:
-        health: health of this model.
-        metrics: metrics of this model.
-        holders: requests that an unload waits for.
-    """
+    """One model behind the interfaces of the server."""
 
     def __init__(
         self,
         name: str,
         active: ActiveBundle,
-        settings: Settings,
+        settings: Settings,  # those of the server, and the model's own
         shared: SharedResources,
         reloader: Reloader,
     ) -> None:
@@ -66,7 +53,7 @@ class Service:
         self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
-        self.holders = _Holders()
+        self.holders = _Holders()  # an unload waits for them
         self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler, shared.loader)
         self._retired = False
@@ -110,24 +97,17 @@ class Service:
 
     async def classify(
         self,
-        documents: Sequence[Document],
-        deadline: float,
+        documents: Sequence[Document],  # all of the request, or some, in order
+        deadline: float,  # by time.monotonic()
         given: Sequence[ExtraFields] | None = None,
         *,
         options: AnswerOptions = NO_OPTIONS,
+        # Of the same request, if its documents arrive one after the other.
         backlog: Backlog | None = None,
+        # None if answers for tokens are not part of JSON objects.
         inline: InlineTokens | None = None,
     ) -> list[DocumentAnswer]:
         """Classify documents of a request; cancellation removes them from the queue.
-
-        Args:
-            documents: all documents of the request, or some, in order.
-            deadline: the client's deadline by ``time.monotonic``.
-            given: the extra inputs of each document; None for none.
-            options: options of the request for its answers.
-            backlog: queued documents of the same request, if they arrive one after the other.
-            inline: the tokens of the request whose answers are part of JSON objects; None if
-                answers for tokens are sent in another form.
 
         Raises:
             InputError: if a document cannot be classified, or the model lacks an option's head.
@@ -163,10 +143,7 @@ class Service:
         return results
 
     async def check(self, documents: Sequence[Document]) -> float:
-        """Check documents without running the model on them.
-
-        Returns:
-            The longest time of the tokenizer for a document, in seconds.
+        """Check documents without a run; return the tokenizer's longest seconds for one.
 
         Raises:
             InputError: if a document cannot be classified.
@@ -369,18 +346,11 @@ def _part(result: Result, wanted: Wanted) -> Result:
 
 @dataclass(frozen=True)
 class _RequestRecord:
-    """The times of an answered request: points by ``time.monotonic``, and a prediction.
+    """The times of an answered request: points by ``time.monotonic``, and a prediction."""
 
-    Attributes:
-        began: start of tokenization.
-        admitted: end of tokenization, and start of the wait for the engine.
-        predicted: predicted seconds from ``admitted`` to the answer.
-        ended: end of the last stage.
-    """
-
-    began: float
-    admitted: float
-    predicted: float
+    began: float  # start of tokenization
+    admitted: float  # end of tokenization, and start of the wait for the engine
+    predicted: float  # seconds from admitted to the answer
     ended: float
 
     def count(
