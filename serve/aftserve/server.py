@@ -45,7 +45,7 @@ from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging, fl
 from aftserve.observability.tracing import Traces
 from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository
-from aftserve.serving.resources import SharedResources
+from aftserve.serving.service import SharedResources
 from aftserve.setting_sources import PREFIX, section
 from aftserve.settings import Settings
 

@@ -9,11 +9,10 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
+from load.changes import KeyRing, ServedModel
 from load.client import Connection, ConnectionEndedError
 from load.every_head import Document, Expected
-from load.generations import KeyRing, ServedModel
-from load.interfaces import INTERFACES, Interface
-from load.messages import Found, Message
+from load.interfaces import INTERFACES, Found, Interface, Message
 
 OK = ("200", "OK")
 """Statuses of answers."""

@@ -8,8 +8,7 @@ from servers import serving
 
 from load import memory, speed
 from load.documents import Document, bare_engine, count_ambiguous_pairs, make_documents
-from load.report import Report
-from load.stopping import stop_under_load
+from load.parts import Report, stop_under_load
 from load.traffic import make_requests, send
 
 # A server that answers each document with the scores of the document before it.

@@ -18,7 +18,7 @@ from aftserve.model.answers import max_inline_tokens
 from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import explainable
 from aftserve.observability.metrics import OPENMETRICS
-from aftserve.parity.schemas import ParityCheck, ParityReport
+from aftserve.parity.monitor import ParityCheck, ParityReport
 from aftserve.schemas import (
     Calibration,
     DocumentRequest,

@@ -28,7 +28,7 @@ from aftserve.grpc.addresses import close_connection, peer_host
 from aftserve.http.access_log import REQUEST_ID, name_request
 from aftserve.http.body_limits import BodyTooLargeError, full_buffer, late_request
 from aftserve.http.clients import SharedBytes, client_at, current_client
-from aftserve.serving.resources import SharedResources
+from aftserve.serving.service import SharedResources
 
 logger = logging.getLogger("aftserve.request")
 

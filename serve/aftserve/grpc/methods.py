@@ -38,7 +38,7 @@ from aftserve.grpc.infer_request import (
     split_request,
 )
 from aftserve.grpc.wire_types import MESSAGES, SERVICE, parse, write_message
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 

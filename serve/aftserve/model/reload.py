@@ -16,7 +16,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.model.load import ActiveBundle, check_unchanged, load_model
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.metrics import ModelMetrics
 from aftserve.schemas import Reload
 from aftserve.settings import Settings
 

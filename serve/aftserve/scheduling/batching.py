@@ -1,4 +1,4 @@
-"""Runs of the engine: the documents that share one, and the engine's state between runs."""
+"""Documents on their way through the queue, the runs that they share, and the engine's state."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
 if TYPE_CHECKING:
-    from aftserve.observability.model_metrics import ModelMetrics
+    from aftserve.observability.metrics import ModelMetrics
 
 
 _NANOSECONDS = 1_000_000_000

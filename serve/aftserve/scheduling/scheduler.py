@@ -14,7 +14,7 @@ from aftserve.errors import UnavailableError
 from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.metrics import ModelMetrics
 from aftserve.scheduling.batching import (
     Backlog,
     Idle,

@@ -18,8 +18,7 @@ from aftserve.model.load import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
 from aftserve.serving.bundle_paths import BundlePaths, FoundBundles
-from aftserve.serving.resources import SharedResources
-from aftserve.serving.service import Service
+from aftserve.serving.service import Service, SharedResources
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)

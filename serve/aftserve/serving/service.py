@@ -1,4 +1,4 @@
-"""One model: from the documents of a request to their results, with the active bundle."""
+"""One model: from the documents of a request to their results; and what all models share."""
 
 import asyncio
 import logging
@@ -9,28 +9,76 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from aftserve.errors import DocumentTooLongError, UnavailableError
-from aftserve.http.clients import current_client
+from aftserve.http.clients import LoopTurns, current_client
 from aftserve.model.answers import Answer, Decoding, InlineTokens
+from aftserve.model.documents import (
+    DocumentAnswer,
+    TokenizedDocument,
+    TokenizerPool,
+    document_answer,
+    tokenize_document,
+    tokenize_documents,
+)
 from aftserve.model.evidence import add_evidence, explain
-from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
+from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.model.reload import Reloader
-from aftserve.model.results import DocumentAnswer, document_answer
+from aftserve.model.reload import BundleLoader, Reloader
 from aftserve.model.wanted import EVERY_HEAD, NO_HEAD, NO_OPTIONS, AnswerOptions, Wanted
-from aftserve.observability.health import ModelHealth
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.health import Health, ModelHealth
+from aftserve.observability.metrics import Metrics, ModelMetrics
 from aftserve.observability.tracing import Traces, exemplar_labels
-from aftserve.parity.breach_handler import BreachHandler
-from aftserve.parity.monitor import ParityMonitor
+from aftserve.parity.monitor import BreachHandler, ParityCheck, ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
-from aftserve.parity.schemas import ParityCheck
+from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.batching import Backlog, Result
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Timings
-from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
 
 logger = logging.getLogger(__name__)
+
+
+class SharedResources:
+    """The settings, the queue, the engine's thread and the observability of all models."""
+
+    def __init__(self, settings: Settings, traces: Traces | None = None) -> None:
+        self.settings = settings
+        self.traces = traces or Traces()
+        self.health = Health()
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(
+            budget_tokens=settings.budget_tokens,
+            stall_seconds=settings.stall_seconds,
+            idle_seconds=settings.idle_seconds,
+        )
+        self.admission = Admission(self.scheduler, settings.max_queue_seconds)
+        self.turns = LoopTurns()  # of requests on the event loop
+        self.tokenizers = TokenizerPool(self.turns)
+        self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
+        self.loader = BundleLoader()  # the turns in which bundles are loaded
+        self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
+        self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
+        self.metrics.idle.set_function(lambda: self.scheduler.idle)
+        self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the scheduler within the block, and watch the event loop."""
+        scheduling = asyncio.create_task(self.scheduler.serve())
+        scheduling.add_done_callback(self._end_with_scheduler)
+        # When the scheduler ends, it gives every waiting client an error.
+        self.health.when_failed(scheduling.cancel)
+        self.health.phase = "ready"
+        async with watched_loop(self.settings.stall_seconds):
+            yield
+        scheduling.cancel()
+
+    def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            logger.critical("the scheduler has ended", exc_info=task.exception())
+            self.health.fail()
 
 
 class Service:

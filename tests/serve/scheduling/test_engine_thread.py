@@ -40,17 +40,13 @@ def no_collection() -> Iterator[None]:
 @pytest.mark.parametrize(
     "kind", [RunStoppedError, lambda: EngineError("no memory", "Use less."), RuntimeError]
 )
-def test_failed_run_is_freed_at_once(kind: Any, no_collection: None) -> None:
+async def test_failed_run_is_freed_at_once(kind: Any, no_collection: None) -> None:
     """Without this, an unloaded model keeps its memory until the next full garbage collection."""
-
-    async def scenario() -> None:
-        model: Any = SimpleNamespace(measurement=FailingMeasurement(kind()))
-        future = asyncio.get_running_loop().create_future()
-        runs = [Run((), model, 0.0, 0.0, future, measures=True)]
-        left, over = weakref.ref(runs[0]), asyncio.Event()
-        del model, future
-        EngineThread(lambda: runs.pop() if runs else None, lambda run: None, over.set)
-        await asyncio.wait_for(over.wait(), 60)
-        assert left() is None
-
-    asyncio.run(scenario())
+    model: Any = SimpleNamespace(measurement=FailingMeasurement(kind()))
+    future = asyncio.get_running_loop().create_future()
+    runs = [Run((), model, 0.0, 0.0, future, measures=True)]
+    left, over = weakref.ref(runs[0]), asyncio.Event()
+    del model, future
+    EngineThread(lambda: runs.pop() if runs else None, lambda run: None, over.set)
+    await asyncio.wait_for(over.wait(), 60)
+    assert left() is None

@@ -4,26 +4,32 @@ import asyncio
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from clocks import replace_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queued_jobs import ANY, BUNDLE, first, job, make_bundle, release, run_of
+from queued_jobs import ANY, BUNDLE, MeasuringQueue, first, job, make_bundle, release, run_of
 
-from aftserve.model.load import ActiveBundle
+from aftexport.engines import RunStoppedError
+from aftserve.model import costs
+from aftserve.model.costs import CostMeasurement
+from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.scheduling.batching import (
     Backlog,
     BundleBacklog,
     Idle,
     Job,
+    Measuring,
     Progress,
     Releasing,
     Run,
     Running,
 )
-from aftserve.scheduling.queue import JobQueue
+from aftserve.scheduling.queue import ClientTurns, JobQueue
 
 
 @pytest.fixture(scope="module")
@@ -343,3 +349,386 @@ def test_no_model_starves(
             assert overtaken <= 0.5 + run_seconds
         left -= set(run.batch)
     assert turns
+
+
+DOCUMENTS = st.lists(st.tuples(st.integers(0, 3), st.floats(0.01, 10)), min_size=1, max_size=40)
+"""Client and seconds of each document."""
+
+
+def of(loop: asyncio.AbstractEventLoop, client: str, seconds: float) -> Job:
+    one = job(loop, seconds)
+    one.client = client
+    return one
+
+
+def filled(
+    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
+) -> tuple[ClientTurns, list[Job]]:
+    turns, jobs = ClientTurns(), [of(loop, f"c{client}", s) for client, s in documents]
+    for one in jobs:
+        turns.append(one)
+    return turns, jobs
+
+
+def drained(turns: ClientTurns) -> list[Job]:
+    """Run the documents one by one, and return them in the order of their runs."""
+    done = list[Job]()
+    while turns:
+        done.append(next(iter(turns)))
+        turns.begin(done[-1:])
+    return done
+
+
+@given(DOCUMENTS)
+def test_busy_clients_get_equal_seconds(
+    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
+) -> None:
+    """At any time, busy clients differ by one document of each at most."""
+    turns, jobs = filled(loop, documents)
+    left, spent = Counter(one.client for one in jobs), Counter[str]()
+    longest = max(one.seconds for one in jobs)
+    while turns:
+        one = next(iter(turns))
+        turns.begin([one])
+        spent[one.client] += one.seconds
+        left[one.client] -= 1
+        busy = [spent[client] for client in left if left[client]]
+        assert not busy or max(busy) - min(busy) <= 2 * longest + 1e-6
+
+
+@given(DOCUMENTS)
+def test_documents_of_client_keep_order(
+    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
+) -> None:
+    turns, jobs = filled(loop, documents)
+    assert len(turns) == len(jobs)
+    order = list(turns)
+    done = drained(turns)
+    assert order == done  # nothing arrived meanwhile
+    assert sorted(map(id, done)) == sorted(map(id, jobs))
+    for client in {one.client for one in jobs}:
+        assert [one for one in done if one.client == client] == [
+            one for one in jobs if one.client == client
+        ]
+    assert turns._clients == {}
+
+
+@given(DOCUMENTS, st.integers(0, 5), st.floats(0.01, 10))
+def test_wait_is_kept_without_arrivals(
+    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]], client: int, seconds: float
+) -> None:
+    """The prediction before a document is added is the time until its turn, or a bit more."""
+    turns, jobs = filled(loop, documents)
+    name = f"c{client}"
+    predicted = turns.seconds_before(name, seconds, in_chunks=True)
+    last = of(loop, name, seconds)
+    turns.append(last)
+    done = drained(turns)
+    waited = sum(one.seconds for one in done[: done.index(last)])
+    others = len({one.client for one in jobs} - {name})
+    longest = max(one.seconds for one in jobs)
+    assert waited - 1e-6 <= predicted <= waited + others * longest + 1e-6
+    assert predicted <= sum(one.seconds for one in jobs) + 1e-6
+
+
+def test_light_client_overtakes_greedy_backlog(loop: asyncio.AbstractEventLoop) -> None:
+    turns, _ = filled(loop, [(0, 1.0)] * 100)
+    assert turns.seconds_before("light", 0.1, in_chunks=True) == pytest.approx(0.1)
+    assert turns.seconds_before("c0", 0.1, in_chunks=True) == pytest.approx(100)
+    assert turns.seconds_before("", math.inf, in_chunks=True) == pytest.approx(100)
+    turns.begin([next(iter(turns))])
+    light = of(loop, "light", 0.1)
+    turns.append(light)
+    assert next(iter(turns)) is light
+
+
+def test_new_addresses_starve_no_client(loop: asyncio.AbstractEventLoop) -> None:
+    """Two documents of clients never seen before wait at any time; one client has more before."""
+    turns = ClientTurns()
+    for number in range(2):
+        turns.append(of(loop, f"new{number}", 1.0))
+    one = of(loop, "patient", 5.0)
+    turns.append(one)
+    for number in range(2, 100):
+        chosen = next(iter(turns))
+        turns.begin([chosen])
+        if chosen is one:
+            break
+        assert len(turns._clients) <= 3
+        turns.append(of(loop, f"new{number}", 1.0))
+    assert number <= 2 + 2 * 5
+
+
+def test_synchronous_client_pays_for_long_documents(loop: asyncio.AbstractEventLoop) -> None:
+    """A client that sends its next document after each answer gets half of the time."""
+    turns, spent = ClientTurns(), Counter[str]()
+    for _ in range(1000):
+        turns.append(of(loop, "steady", 0.1))
+    turns.append(of(loop, "sync", 1.0))
+    for _ in range(200):
+        chosen = next(iter(turns))
+        turns.begin([chosen])
+        spent[chosen.client] += chosen.seconds
+        if chosen.client == "sync":
+            turns.append(of(loop, "sync", 1.0))
+    assert abs(spent["sync"] - spent["steady"]) <= 1.0 + 1e-6
+
+
+def test_client_pays_for_whole_run(loop: asyncio.AbstractEventLoop) -> None:
+    """A client whose requests of 32 documents share a run gets half of the time, too."""
+    turns, spent = ClientTurns(), Counter[str]()
+    requests = {"many": [0.1] * 32, "one": [3.0]}
+    for _ in range(100):
+        for client in requests.keys() - {one.client for one in turns}:
+            for seconds in requests[client]:
+                turns.append(of(loop, client, seconds))
+        first = next(iter(turns)).client
+        batch = [one for one in turns if one.client == first]
+        turns.begin(batch)
+        spent[first] += sum(one.seconds for one in batch)
+    assert abs(spent["many"] - spent["one"]) <= 2 * 3.2
+
+
+def test_parts_of_documents_take_turns(loop: asyncio.AbstractEventLoop) -> None:
+    """Two clients with a document in ten parts each; the part that ran is put back."""
+    turns, order = ClientTurns(), list[str]()
+    for client in "ab":
+        one = of(loop, client, 1.0)
+        one.progress = Progress(None, left=10)  # type: ignore[arg-type]
+        turns.append(one)
+    while turns:
+        one = next(iter(turns))
+        assert one.progress is not None
+        turns.begin([one])
+        order.append(one.client)
+        one.seconds -= one.seconds / one.progress.left
+        one.progress.left -= 1
+        if one.progress.left:
+            turns.prepend([one])
+    assert len(order) == 20
+    assert all(abs(order[:n].count("a") - order[:n].count("b")) <= 2 for n in range(21))
+
+
+def test_cancelled_documents_cost_nothing(loop: asyncio.AbstractEventLoop) -> None:
+    turns, jobs = filled(loop, [(0, 1.0)] * 50 + [(1, 1.0)] * 2)
+    for one in jobs[:49]:
+        assert turns.remove(one)
+    assert not turns.remove(jobs[0])
+    assert turns.seconds_before("c0", 1.0, in_chunks=True) == pytest.approx(1 + 2)
+    assert drained(turns)[:2] in ([jobs[49], jobs[50]], [jobs[50], jobs[49]])
+
+
+def test_own_earlier_documents_are_left_out(loop: asyncio.AbstractEventLoop) -> None:
+    turns, own = ClientTurns(), Backlog()
+    for _ in range(10):
+        one = of(loop, "a", 1.0)
+        one.backlog = own
+        own.count(one, 1)
+        turns.append(one)
+    assert turns.seconds_before("a", 1.0, besides=own, in_chunks=True) == 0
+    assert turns.seconds_before("a", 1.0, in_chunks=True) == pytest.approx(10)
+
+
+def test_running_parts_count_by_share(loop: asyncio.AbstractEventLoop) -> None:
+    turns = ClientTurns()
+    unfinished = ("greedy", 60.0)
+    assert turns.seconds_before("a", 1.0, in_chunks=True, unfinished=unfinished) == 1.0
+    assert turns.seconds_before("greedy", 1.0, in_chunks=True, unfinished=unfinished) == 60.0
+
+
+@pytest.fixture
+def queue() -> MeasuringQueue:
+    return MeasuringQueue()
+
+
+def begin(queue: MeasuringQueue) -> Run:
+    run = queue.next_run()
+    assert run is not None
+    return run
+
+
+def spend(queue: MeasuringQueue, model: LoadedModel, seconds: float) -> None:
+    """Use up a part of the time for measurements."""
+    queue.turns.make_run(model, lambda: ANY)
+    model.measurement.seconds += seconds
+    queue.turns.end_run(model)
+
+
+def test_empty_queue_gives_measurement_its_turn(queue: MeasuringQueue) -> None:
+    model = queue.measured_bundle().model
+    spend(queue, model, 1.0)
+    assert not queue.turns.is_due(model)
+    assert queue.wait(0)
+    run = begin(queue)
+    assert run.measures
+    assert run.model is model
+    assert queue.state == Measuring(run, yields=True)
+    queue.end_run()
+    assert queue.state == Idle(model)
+
+
+def test_arriving_job_stops_measurement(
+    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
+) -> None:
+    active = queue.measured_bundle()
+    spend(queue, active.model, 1.0)
+    run = begin(queue)
+    assert not run.stop.is_requested
+    queue.put(job(loop))
+    assert run.stop.is_requested
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_waiting_jobs_leave_measurements_a_tenth(
+    models: int, queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Each measurement takes a second, and each job; the queue never becomes empty."""
+    bundles = [queue.measured_bundle(name) for name in "abc"[:models]]
+    measured = 0
+    for _ in range(1000):
+        queue.put(job(loop, active=bundles[0]))
+        run = begin(queue)
+        if not run.batch and not run.measures:
+            queue.finish(run, 0.0)
+            run = begin(queue)
+        if run.measures:
+            assert queue.state == Measuring(run, yields=False)
+            measured += 1
+        queue.finish(run, 1.0)
+    assert 95 <= measured <= 101
+
+
+def test_job_does_not_stop_due_measurement(
+    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
+) -> None:
+    active = queue.measured_bundle()
+    queue.now = 100.0
+    run = begin(queue)
+    queue.put(job(loop, active=active))
+    assert not run.stop.is_requested
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_short_gaps_complete_measurements(
+    models: int,
+    queue: MeasuringQueue,
+    loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
+    bundles = [queue.measured_bundle(name, seconds=0.4) for name in "abc"[:models]]
+    replace_time(monkeypatch, costs, perf_counter=lambda: queue.now)
+    stops = 0
+    while not all(active.model.measurement.is_done for active in bundles):
+        assert queue.now < 3000
+        run = begin(queue)
+        if run.measures:
+            queue.arrival = lambda: queue.put(job(loop, active=bundles[0]))
+            try:
+                run.model.measurement.step(run.stop)
+            except RunStoppedError:
+                stops += 1
+        else:
+            queue.now += 0.001
+        queue.end_run()
+    assert stops > 10
+    taken = sum(active.model.measurement.seconds for active in bundles)
+    assert queue.now <= 10 * taken + 0.4
+
+
+def test_paused_bundle_begins_no_measurement(queue: MeasuringQueue) -> None:
+    held, other = queue.measured_bundle("a"), queue.measured_bundle("b")
+    queue.pause(held)
+    assert begin(queue).model is other.model
+    queue.end_run()
+    queue.pause(other)
+    assert not queue.wait(0)
+    queue.resume(held)
+    assert queue.wait(0)
+
+
+def test_forgotten_model_stops_measurement(queue: MeasuringQueue) -> None:
+    old, other = queue.measured_bundle("a"), queue.measured_bundle("b")
+    queue.now = 100.0
+    run = begin(queue)
+    assert run.model is old.model
+    queue.forget(old.model)
+    assert run.stop.is_requested
+    queue.end_run()
+    assert queue.state == Idle()
+    assert begin(queue).model is other.model
+
+
+def test_forgotten_model_leaves_others_measuring(queue: MeasuringQueue) -> None:
+    other, old = queue.measured_bundle("b"), queue.measured_bundle("a")
+    run = begin(queue)
+    queue.forget(old.model)
+    assert not run.stop.is_requested
+    queue.end_run()
+    assert queue.state == Idle(other.model)
+
+
+def test_complete_measurement_has_no_turns(queue: MeasuringQueue) -> None:
+    active = queue.make_bundle()
+    active.model.measurement.measure_all()
+    queue.measure(active.model)
+    assert active.model in queue.turns
+    assert queue.turns.next() is None
+    assert not queue.wait(0)
+
+
+def test_later_model_saves_no_time_up(queue: MeasuringQueue) -> None:
+    """The time in which nothing was measured gives a later model no larger share."""
+    queue.measured_bundle("a").model.measurement.measure_all()
+    queue.now = 1e6
+    later = queue.measured_bundle("b").model
+    spend(queue, later, 1.0)
+    queue.now += 9.0
+    assert not queue.turns.is_due(later)
+    queue.now += 2.0
+    assert queue.turns.is_due(later)
+
+
+@settings(deadline=None)
+@given(seconds=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=4), steps=st.integers(4, 30))
+def test_turns_are_fair_between_models(
+    loop: asyncio.AbstractEventLoop, seconds: list[float], steps: int
+) -> None:
+    """Models with measurements of different length get equally many while documents wait."""
+    queue = MeasuringQueue()
+    bundles = [queue.measured_bundle(str(number)) for number in range(len(seconds))]
+    counts = [0] * len(bundles)
+    while sum(counts) < steps:
+        queue.put(job(loop, active=bundles[0]))
+        run = begin(queue)
+        number = next(n for n, active in enumerate(bundles) if active.model is run.model)
+        counts[number] += run.measures
+        queue.finish(run, seconds[number] if run.measures else 0.2)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_long_measurement_delays_no_other(
+    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step of the first model is due after 300 s, and that of the second after 1 s."""
+    long, quick = queue.measured_bundle("a"), queue.measured_bundle("b")
+    seconds = {long.model.measurement: 30.0, quick.model.measurement: 0.1}
+    monkeypatch.setattr(CostMeasurement, "next_seconds", property(seconds.get))
+    queue.now = 2.0
+    queue.put(job(loop, active=quick))
+    run = begin(queue)
+    assert (run.measures, run.model) == (True, quick.model)
+    queue.finish(run, 0.1)
+    queue.now = 400.0
+    run = begin(queue)
+    assert (run.measures, run.model) == (False, quick.model)  # the release before the long one
+    queue.finish(run, 0.0)
+    assert begin(queue).model is long.model
+
+
+def test_stopped_measurement_ends_turn(queue: MeasuringQueue) -> None:
+    for name in "ab":
+        queue.measured_bundle(name)
+    run = begin(queue)
+    queue.end_run()  # without a step
+    assert queue.turns.next() is not run.model
