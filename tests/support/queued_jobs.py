@@ -1,8 +1,8 @@
 """Jobs of models without engines, and a queue whose measurements run on a clock of the test."""
 
-import asyncio
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,11 +30,10 @@ BUNDLE = make_bundle()
 """The bundle of jobs without another one."""
 
 
-def job(
-    loop: asyncio.AbstractEventLoop, seconds: float = 0.1, active: ActiveBundle = BUNDLE
-) -> Job:
-    """Return a document of one token."""
-    return Job(active, np.zeros(1, np.int64), seconds, math.inf, loop.create_future(), ANY)
+def job(seconds: float = 0.1, active: ActiveBundle = BUNDLE, tokens: int = 1) -> Job:
+    """Return a document whose future belongs to no event loop."""
+    future: Any = Future()
+    return Job(active, np.zeros(tokens, np.int64), seconds, math.inf, future, ANY)
 
 
 def run_of(jobs: Sequence[Job]) -> Run:
@@ -90,9 +89,11 @@ class MeasuringQueue(JobQueue):
         self.measure(active.model)
         return active
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> Run:
         """Begin the next run."""
-        return self.take(first, lambda model: self.turns.make_run(model, lambda: ANY), release)
+        run = self.take(first, lambda model: self.turns.make_run(model, lambda: ANY), release)
+        assert run is not None
+        return run
 
     def finish(self, run: Run, seconds: float) -> None:
         """End a run that took this time."""

@@ -1,11 +1,10 @@
-"""The queue of jobs between the server and the engine's thread."""
+"""The queue of jobs, the turns of clients and of measurements, and the engine's state."""
 
-import asyncio
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,28 +31,19 @@ from aftserve.scheduling.batching import (
 from aftserve.scheduling.queue import ClientTurns, JobQueue
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
-
-def make_queue() -> JobQueue:
-    return JobQueue()
-
-
-def next_run(queue: JobQueue) -> Run | None:
-    return queue.take(first, ANY, release)
+def next_run(queue: JobQueue) -> Run:
+    run = queue.take(first, ANY, release)
+    assert run is not None
+    return run
 
 
 def take(queue: JobQueue) -> Sequence[Job]:
-    run = next_run(queue)
+    run = queue.take(first, ANY, release)
     return run.batch if run else ()
 
 
-def test_requeued_jobs_come_first(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, jobs = make_queue(), [job(loop) for _ in range(4)]
+def test_requeued_jobs_come_first() -> None:
+    waiting, jobs = JobQueue(), [job() for _ in range(4)]
     for one in jobs[2:]:
         waiting.put(one)
     waiting.requeue(jobs[:2])
@@ -77,15 +67,13 @@ def parts(jobs: Iterable[Job]) -> dict[ActiveBundle, BundleBacklog]:
         max_size=50,
     )
 )
-def test_backlog_is_exact_sum_of_jobs(
-    loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, int, bool, float]]
-) -> None:
+def test_backlog_is_exact_sum_of_jobs(moves: list[tuple[bool, int, bool, float]]) -> None:
     """Each move adds a document of one of three bundles and two requests, or removes one."""
-    waiting, kept, own = make_queue(), list[Job](), Backlog()
+    waiting, kept, own = JobQueue(), list[Job](), Backlog()
     bundles = [make_bundle(name) for name in "abc"]
     for adds, number, is_own, seconds in moves:
         if adds or not kept:
-            kept.append(job(loop, seconds, bundles[number]))
+            kept.append(job(seconds, bundles[number]))
             if is_own:
                 kept[-1].backlog = own
             waiting.put(kept[-1])
@@ -101,15 +89,8 @@ def test_backlog_is_exact_sum_of_jobs(
     assert waiting.close() == kept
 
 
-def test_taken_job_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = make_queue(), job(loop)
-    waiting.put(one)
-    assert take(waiting) == [one]
-    assert not waiting.remove(one)
-
-
-def test_take_blocks_while_queue_is_paused(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = make_queue(), job(loop)
+def test_take_blocks_while_queue_is_paused() -> None:
+    waiting, one = JobQueue(), job()
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(take, waiting)
         waiting.pause(BUNDLE)
@@ -120,8 +101,8 @@ def test_take_blocks_while_queue_is_paused(loop: asyncio.AbstractEventLoop) -> N
         assert taken.result(30) == [one]
 
 
-def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, one = make_queue(), job(loop)
+def test_wait_reports_jobs_despite_pause() -> None:
+    waiting, one = JobQueue(), job()
     assert not waiting.wait(0)
     assert not waiting.wait(0.01)
     with ThreadPoolExecutor(1) as pool:
@@ -135,8 +116,8 @@ def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> Non
     assert not waiting.wait(0)
 
 
-def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, taken = make_queue(), list[Sequence[Job]]()
+def test_close_wakes_waiting_threads() -> None:
+    waiting, taken = JobQueue(), list[Sequence[Job]]()
     thread = threading.Thread(target=lambda: taken.append(take(waiting)))
     thread.start()
     waiting.close()
@@ -145,8 +126,8 @@ def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
     assert waiting.wait(math.inf)
 
 
-def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
-    waiting, taken, removed = make_queue(), list[Job](), list[Job]()
+def test_every_job_leaves_exactly_once() -> None:
+    waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
 
     def take_all() -> None:
         while run := waiting.take(lambda jobs: run_of(list(jobs)[:3]), ANY, release):
@@ -154,7 +135,7 @@ def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
 
     thread = threading.Thread(target=take_all)
     thread.start()
-    jobs = [job(loop) for _ in range(2000)]
+    jobs = [job() for _ in range(2000)]
     for older, newer in zip([None, *jobs], jobs, strict=False):
         waiting.put(newer)
         if older is not None and waiting.remove(older):
@@ -165,17 +146,16 @@ def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
     assert set(taken) | set(removed) | set(left) == set(jobs)
 
 
-def partly_run_job(loop: asyncio.AbstractEventLoop) -> Job:
-    one = job(loop, seconds=0.4)
+def partly_run_job() -> Job:
+    one = job(seconds=0.4)
     one.progress = Progress(ANY, left=4)
     return one
 
 
-def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long, other = make_queue(), partly_run_job(loop), job(loop)
+def test_unfinished_document_returns_to_front() -> None:
+    queue, long, other = JobQueue(), partly_run_job(), job()
     queue.put(long)
     run = next_run(queue)
-    assert run is not None
     assert queue.state == Running(run)
     assert not queue.remove(long)
     queue.put(other)
@@ -187,11 +167,10 @@ def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -
     assert queue.close() == [long, other]
 
 
-def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long = make_queue(), partly_run_job(loop)
+def test_cancelled_unfinished_document_is_not_requeued() -> None:
+    queue, long = JobQueue(), partly_run_job()
     queue.put(long)
     run = next_run(queue)
-    assert run is not None
     run.unfinished = True
     long.future.cancel()
     assert queue.end_run() is long
@@ -199,12 +178,11 @@ def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEve
     assert len(queue) == 0
 
 
-def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> None:
-    queue = make_queue()
+def test_memory_is_released_once_when_idle() -> None:
+    queue = JobQueue()
     assert queue.begin_release(release) is None
-    queue.put(job(loop))
-    run = next_run(queue)
-    assert run is not None
+    queue.put(job())
+    next_run(queue)
     assert queue.begin_release(release) is None  # a run is in progress
     queue.end_run()
     released = queue.begin_release(release)
@@ -216,11 +194,9 @@ def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> N
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_replaced_models_memory_is_not_released(
-    running: bool, loop: asyncio.AbstractEventLoop
-) -> None:
-    queue, replaced = make_queue(), make_bundle()
-    queue.put(job(loop, active=replaced))
+def test_replaced_models_memory_is_not_released(running: bool) -> None:
+    queue, replaced = JobQueue(), make_bundle()
+    queue.put(job(active=replaced))
     next_run(queue)
     if running:
         queue.forget(replaced.model)
@@ -232,30 +208,29 @@ def test_replaced_models_memory_is_not_released(
     assert queue.begin_release(release) is None
 
 
-def test_pause_of_bundle_holds_only_its_jobs(loop: asyncio.AbstractEventLoop) -> None:
-    queue, other = make_queue(), make_bundle("b")
-    held, free = job(loop), job(loop, active=other)
+def test_pause_of_bundle_holds_only_its_jobs() -> None:
+    queue, other = JobQueue(), make_bundle("b")
+    held, free = job(), job(active=other)
     queue.put(held)
     queue.put(free)
     queue.pause(BUNDLE)
     assert take(queue) == [free]
     queue.end_run()
     queue.resume(BUNDLE)
-    assert next_run(queue).model is other.model  # type: ignore[union-attr]
+    assert next_run(queue).model is other.model
     queue.end_run()
     assert take(queue) == [held]
 
 
-def test_other_model_waits_for_release(loop: asyncio.AbstractEventLoop) -> None:
-    queue, other = make_queue(), make_bundle("b")
-    queue.put(job(loop))
+def test_other_model_waits_for_release() -> None:
+    queue, other = JobQueue(), make_bundle("b")
+    queue.put(job())
     take(queue)
     queue.end_run()
     assert queue.state == Idle(BUNDLE.model)
-    last = job(loop, active=other)
+    last = job(active=other)
     queue.put(last)
     released = next_run(queue)
-    assert released is not None
     assert queue.state == Releasing(released)
     assert (released.model, released.batch) == (BUNDLE.model, ())
     assert len(queue) == 1
@@ -268,15 +243,14 @@ def finish(queue: JobQueue, run: Run, seconds: float) -> None:
     queue.end_run()
 
 
-def test_short_documents_outweigh_release(loop: asyncio.AbstractEventLoop) -> None:
+def test_short_documents_outweigh_release() -> None:
     """Documents of two models alternate in the queue; each runs as long as a release."""
-    queue, bundles = make_queue(), [make_bundle(name) for name in "ab"]
+    queue, bundles = JobQueue(), [make_bundle(name) for name in "ab"]
     for number in range(400):
-        queue.put(job(loop, active=bundles[number % 2]))
+        queue.put(job(active=bundles[number % 2]))
     releases = runs = 0
     while len(queue):
         run = next_run(queue)
-        assert run is not None
         runs += len(run.batch)
         releases += not run.batch
         finish(queue, run, 0.001)
@@ -286,12 +260,10 @@ def test_short_documents_outweigh_release(loop: asyncio.AbstractEventLoop) -> No
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_replaced_models_last_document_frees_memory(
-    leaves: bool, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_replaced_models_last_document_frees_memory(leaves: bool) -> None:
     """Its accepted documents still run, and its memory is released for other models until then."""
-    queue, other, replaced = make_queue(), make_bundle("b"), make_bundle()
-    jobs = [job(loop, active=replaced) for _ in range(3)]
+    queue, other, replaced = JobQueue(), make_bundle("b"), make_bundle()
+    jobs = [job(active=replaced) for _ in range(3)]
     queue.put(jobs[0])
     next_run(queue)
     for one in jobs[1:]:
@@ -308,8 +280,8 @@ def test_replaced_models_last_document_frees_memory(
         assert take(queue) == [jobs[2]]
         queue.end_run()
     assert queue.state == Idle()
-    queue.put(job(loop, active=other))
-    assert next_run(queue).model is other.model  # type: ignore[union-attr]
+    queue.put(job(active=other))
+    assert next_run(queue).model is other.model
 
 
 @settings(deadline=None)
@@ -320,23 +292,18 @@ def test_replaced_models_last_document_frees_memory(
     release_seconds=st.floats(1e-5, 10.0),
 )
 def test_no_model_starves(
-    loop: asyncio.AbstractEventLoop,
-    waiting: list[int],
-    arriving: int,
-    run_seconds: float,
-    release_seconds: float,
+    waiting: list[int], arriving: int, run_seconds: float, release_seconds: float
 ) -> None:
     """One model's documents arrive faster than the engine runs them."""
-    queue, bundles = make_queue(), [make_bundle(name) for name in "abc"]
-    jobs = [job(loop, active=bundles[number]) for number in waiting]
+    queue, bundles = JobQueue(), [make_bundle(name) for name in "abc"]
+    jobs = [job(active=bundles[number]) for number in waiting]
     for one in jobs:
         queue.put(one)
     left, overtaken, turns = set(jobs), 0.0, 0
     while left:
         oldest = next(one for one in jobs if one in left)
-        queue.put(job(loop, active=bundles[arriving]))
+        queue.put(job(active=bundles[arriving]))
         run = next_run(queue)
-        assert run is not None
         if not run.batch:
             finish(queue, run, release_seconds)
             continue
@@ -355,16 +322,14 @@ DOCUMENTS = st.lists(st.tuples(st.integers(0, 3), st.floats(0.01, 10)), min_size
 """Client and seconds of each document."""
 
 
-def of(loop: asyncio.AbstractEventLoop, client: str, seconds: float) -> Job:
-    one = job(loop, seconds)
+def of(client: str, seconds: float) -> Job:
+    one = job(seconds)
     one.client = client
     return one
 
 
-def filled(
-    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
-) -> tuple[ClientTurns, list[Job]]:
-    turns, jobs = ClientTurns(), [of(loop, f"c{client}", s) for client, s in documents]
+def filled(documents: list[tuple[int, float]]) -> tuple[ClientTurns, list[Job]]:
+    turns, jobs = ClientTurns(), [of(f"c{client}", s) for client, s in documents]
     for one in jobs:
         turns.append(one)
     return turns, jobs
@@ -380,11 +345,9 @@ def drained(turns: ClientTurns) -> list[Job]:
 
 
 @given(DOCUMENTS)
-def test_busy_clients_get_equal_seconds(
-    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
-) -> None:
+def test_busy_clients_get_equal_seconds(documents: list[tuple[int, float]]) -> None:
     """At any time, busy clients differ by one document of each at most."""
-    turns, jobs = filled(loop, documents)
+    turns, jobs = filled(documents)
     left, spent = Counter(one.client for one in jobs), Counter[str]()
     longest = max(one.seconds for one in jobs)
     while turns:
@@ -397,10 +360,8 @@ def test_busy_clients_get_equal_seconds(
 
 
 @given(DOCUMENTS)
-def test_documents_of_client_keep_order(
-    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]]
-) -> None:
-    turns, jobs = filled(loop, documents)
+def test_documents_of_client_keep_order(documents: list[tuple[int, float]]) -> None:
+    turns, jobs = filled(documents)
     assert len(turns) == len(jobs)
     order = list(turns)
     done = drained(turns)
@@ -415,13 +376,13 @@ def test_documents_of_client_keep_order(
 
 @given(DOCUMENTS, st.integers(0, 5), st.floats(0.01, 10))
 def test_wait_is_kept_without_arrivals(
-    loop: asyncio.AbstractEventLoop, documents: list[tuple[int, float]], client: int, seconds: float
+    documents: list[tuple[int, float]], client: int, seconds: float
 ) -> None:
     """The prediction before a document is added is the time until its turn, or a bit more."""
-    turns, jobs = filled(loop, documents)
+    turns, jobs = filled(documents)
     name = f"c{client}"
     predicted = turns.seconds_before(name, seconds, in_chunks=True)
-    last = of(loop, name, seconds)
+    last = of(name, seconds)
     turns.append(last)
     done = drained(turns)
     waited = sum(one.seconds for one in done[: done.index(last)])
@@ -431,23 +392,23 @@ def test_wait_is_kept_without_arrivals(
     assert predicted <= sum(one.seconds for one in jobs) + 1e-6
 
 
-def test_light_client_overtakes_greedy_backlog(loop: asyncio.AbstractEventLoop) -> None:
-    turns, _ = filled(loop, [(0, 1.0)] * 100)
+def test_light_client_overtakes_greedy_backlog() -> None:
+    turns, _ = filled([(0, 1.0)] * 100)
     assert turns.seconds_before("light", 0.1, in_chunks=True) == pytest.approx(0.1)
     assert turns.seconds_before("c0", 0.1, in_chunks=True) == pytest.approx(100)
     assert turns.seconds_before("", math.inf, in_chunks=True) == pytest.approx(100)
     turns.begin([next(iter(turns))])
-    light = of(loop, "light", 0.1)
+    light = of("light", 0.1)
     turns.append(light)
     assert next(iter(turns)) is light
 
 
-def test_new_addresses_starve_no_client(loop: asyncio.AbstractEventLoop) -> None:
+def test_new_addresses_starve_no_client() -> None:
     """Two documents of clients never seen before wait at any time; one client has more before."""
     turns = ClientTurns()
     for number in range(2):
-        turns.append(of(loop, f"new{number}", 1.0))
-    one = of(loop, "patient", 5.0)
+        turns.append(of(f"new{number}", 1.0))
+    one = of("patient", 5.0)
     turns.append(one)
     for number in range(2, 100):
         chosen = next(iter(turns))
@@ -455,33 +416,33 @@ def test_new_addresses_starve_no_client(loop: asyncio.AbstractEventLoop) -> None
         if chosen is one:
             break
         assert len(turns._clients) <= 3
-        turns.append(of(loop, f"new{number}", 1.0))
+        turns.append(of(f"new{number}", 1.0))
     assert number <= 2 + 2 * 5
 
 
-def test_synchronous_client_pays_for_long_documents(loop: asyncio.AbstractEventLoop) -> None:
+def test_synchronous_client_pays_for_long_documents() -> None:
     """A client that sends its next document after each answer gets half of the time."""
     turns, spent = ClientTurns(), Counter[str]()
     for _ in range(1000):
-        turns.append(of(loop, "steady", 0.1))
-    turns.append(of(loop, "sync", 1.0))
+        turns.append(of("steady", 0.1))
+    turns.append(of("sync", 1.0))
     for _ in range(200):
         chosen = next(iter(turns))
         turns.begin([chosen])
         spent[chosen.client] += chosen.seconds
         if chosen.client == "sync":
-            turns.append(of(loop, "sync", 1.0))
+            turns.append(of("sync", 1.0))
     assert abs(spent["sync"] - spent["steady"]) <= 1.0 + 1e-6
 
 
-def test_client_pays_for_whole_run(loop: asyncio.AbstractEventLoop) -> None:
+def test_client_pays_for_whole_run() -> None:
     """A client whose requests of 32 documents share a run gets half of the time, too."""
     turns, spent = ClientTurns(), Counter[str]()
     requests = {"many": [0.1] * 32, "one": [3.0]}
     for _ in range(100):
         for client in requests.keys() - {one.client for one in turns}:
             for seconds in requests[client]:
-                turns.append(of(loop, client, seconds))
+                turns.append(of(client, seconds))
         first = next(iter(turns)).client
         batch = [one for one in turns if one.client == first]
         turns.begin(batch)
@@ -489,11 +450,11 @@ def test_client_pays_for_whole_run(loop: asyncio.AbstractEventLoop) -> None:
     assert abs(spent["many"] - spent["one"]) <= 2 * 3.2
 
 
-def test_parts_of_documents_take_turns(loop: asyncio.AbstractEventLoop) -> None:
+def test_parts_of_documents_take_turns() -> None:
     """Two clients with a document in ten parts each; the part that ran is put back."""
     turns, order = ClientTurns(), list[str]()
     for client in "ab":
-        one = of(loop, client, 1.0)
+        one = of(client, 1.0)
         one.progress = Progress(None, left=10)  # type: ignore[arg-type]
         turns.append(one)
     while turns:
@@ -509,8 +470,8 @@ def test_parts_of_documents_take_turns(loop: asyncio.AbstractEventLoop) -> None:
     assert all(abs(order[:n].count("a") - order[:n].count("b")) <= 2 for n in range(21))
 
 
-def test_cancelled_documents_cost_nothing(loop: asyncio.AbstractEventLoop) -> None:
-    turns, jobs = filled(loop, [(0, 1.0)] * 50 + [(1, 1.0)] * 2)
+def test_cancelled_documents_cost_nothing() -> None:
+    turns, jobs = filled([(0, 1.0)] * 50 + [(1, 1.0)] * 2)
     for one in jobs[:49]:
         assert turns.remove(one)
     assert not turns.remove(jobs[0])
@@ -518,10 +479,10 @@ def test_cancelled_documents_cost_nothing(loop: asyncio.AbstractEventLoop) -> No
     assert drained(turns)[:2] in ([jobs[49], jobs[50]], [jobs[50], jobs[49]])
 
 
-def test_own_earlier_documents_are_left_out(loop: asyncio.AbstractEventLoop) -> None:
+def test_own_earlier_documents_are_left_out() -> None:
     turns, own = ClientTurns(), Backlog()
     for _ in range(10):
-        one = of(loop, "a", 1.0)
+        one = of("a", 1.0)
         one.backlog = own
         own.count(one, 1)
         turns.append(one)
@@ -529,7 +490,7 @@ def test_own_earlier_documents_are_left_out(loop: asyncio.AbstractEventLoop) -> 
     assert turns.seconds_before("a", 1.0, in_chunks=True) == pytest.approx(10)
 
 
-def test_running_parts_count_by_share(loop: asyncio.AbstractEventLoop) -> None:
+def test_running_parts_count_by_share() -> None:
     turns = ClientTurns()
     unfinished = ("greedy", 60.0)
     assert turns.seconds_before("a", 1.0, in_chunks=True, unfinished=unfinished) == 1.0
@@ -539,12 +500,6 @@ def test_running_parts_count_by_share(loop: asyncio.AbstractEventLoop) -> None:
 @pytest.fixture
 def queue() -> MeasuringQueue:
     return MeasuringQueue()
-
-
-def begin(queue: MeasuringQueue) -> Run:
-    run = queue.next_run()
-    assert run is not None
-    return run
 
 
 def spend(queue: MeasuringQueue, model: LoadedModel, seconds: float) -> None:
@@ -559,7 +514,7 @@ def test_empty_queue_gives_measurement_its_turn(queue: MeasuringQueue) -> None:
     spend(queue, model, 1.0)
     assert not queue.turns.is_due(model)
     assert queue.wait(0)
-    run = begin(queue)
+    run = queue.next_run()
     assert run.measures
     assert run.model is model
     assert queue.state == Measuring(run, yields=True)
@@ -567,30 +522,26 @@ def test_empty_queue_gives_measurement_its_turn(queue: MeasuringQueue) -> None:
     assert queue.state == Idle(model)
 
 
-def test_arriving_job_stops_measurement(
-    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_arriving_job_stops_measurement(queue: MeasuringQueue) -> None:
     active = queue.measured_bundle()
     spend(queue, active.model, 1.0)
-    run = begin(queue)
+    run = queue.next_run()
     assert not run.stop.is_requested
-    queue.put(job(loop))
+    queue.put(job())
     assert run.stop.is_requested
 
 
 @pytest.mark.parametrize("models", [1, 3])
-def test_waiting_jobs_leave_measurements_a_tenth(
-    models: int, queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_waiting_jobs_leave_measurements_a_tenth(models: int, queue: MeasuringQueue) -> None:
     """Each measurement takes a second, and each job; the queue never becomes empty."""
     bundles = [queue.measured_bundle(name) for name in "abc"[:models]]
     measured = 0
     for _ in range(1000):
-        queue.put(job(loop, active=bundles[0]))
-        run = begin(queue)
+        queue.put(job(active=bundles[0]))
+        run = queue.next_run()
         if not run.batch and not run.measures:
             queue.finish(run, 0.0)
-            run = begin(queue)
+            run = queue.next_run()
         if run.measures:
             assert queue.state == Measuring(run, yields=False)
             measured += 1
@@ -598,22 +549,17 @@ def test_waiting_jobs_leave_measurements_a_tenth(
     assert 95 <= measured <= 101
 
 
-def test_job_does_not_stop_due_measurement(
-    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_job_does_not_stop_due_measurement(queue: MeasuringQueue) -> None:
     active = queue.measured_bundle()
     queue.now = 100.0
-    run = begin(queue)
-    queue.put(job(loop, active=active))
+    run = queue.next_run()
+    queue.put(job(active=active))
     assert not run.stop.is_requested
 
 
 @pytest.mark.parametrize("models", [1, 3])
 def test_short_gaps_complete_measurements(
-    models: int,
-    queue: MeasuringQueue,
-    loop: asyncio.AbstractEventLoop,
-    monkeypatch: pytest.MonkeyPatch,
+    models: int, queue: MeasuringQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each measurement takes 0.4 s. A document of 1 ms arrives 70 ms after the one before."""
     bundles = [queue.measured_bundle(name, seconds=0.4) for name in "abc"[:models]]
@@ -621,9 +567,9 @@ def test_short_gaps_complete_measurements(
     stops = 0
     while not all(active.model.measurement.is_done for active in bundles):
         assert queue.now < 3000
-        run = begin(queue)
+        run = queue.next_run()
         if run.measures:
-            queue.arrival = lambda: queue.put(job(loop, active=bundles[0]))
+            queue.arrival = lambda: queue.put(job(active=bundles[0]))
             try:
                 run.model.measurement.step(run.stop)
             except RunStoppedError:
@@ -639,7 +585,7 @@ def test_short_gaps_complete_measurements(
 def test_paused_bundle_begins_no_measurement(queue: MeasuringQueue) -> None:
     held, other = queue.measured_bundle("a"), queue.measured_bundle("b")
     queue.pause(held)
-    assert begin(queue).model is other.model
+    assert queue.next_run().model is other.model
     queue.end_run()
     queue.pause(other)
     assert not queue.wait(0)
@@ -650,18 +596,18 @@ def test_paused_bundle_begins_no_measurement(queue: MeasuringQueue) -> None:
 def test_forgotten_model_stops_measurement(queue: MeasuringQueue) -> None:
     old, other = queue.measured_bundle("a"), queue.measured_bundle("b")
     queue.now = 100.0
-    run = begin(queue)
+    run = queue.next_run()
     assert run.model is old.model
     queue.forget(old.model)
     assert run.stop.is_requested
     queue.end_run()
     assert queue.state == Idle()
-    assert begin(queue).model is other.model
+    assert queue.next_run().model is other.model
 
 
 def test_forgotten_model_leaves_others_measuring(queue: MeasuringQueue) -> None:
     other, old = queue.measured_bundle("b"), queue.measured_bundle("a")
-    run = begin(queue)
+    run = queue.next_run()
     queue.forget(old.model)
     assert not run.stop.is_requested
     queue.end_run()
@@ -691,16 +637,14 @@ def test_later_model_saves_no_time_up(queue: MeasuringQueue) -> None:
 
 @settings(deadline=None)
 @given(seconds=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=4), steps=st.integers(4, 30))
-def test_turns_are_fair_between_models(
-    loop: asyncio.AbstractEventLoop, seconds: list[float], steps: int
-) -> None:
+def test_turns_are_fair_between_models(seconds: list[float], steps: int) -> None:
     """Models with measurements of different length get equally many while documents wait."""
     queue = MeasuringQueue()
     bundles = [queue.measured_bundle(str(number)) for number in range(len(seconds))]
     counts = [0] * len(bundles)
     while sum(counts) < steps:
-        queue.put(job(loop, active=bundles[0]))
-        run = begin(queue)
+        queue.put(job(active=bundles[0]))
+        run = queue.next_run()
         number = next(n for n, active in enumerate(bundles) if active.model is run.model)
         counts[number] += run.measures
         queue.finish(run, seconds[number] if run.measures else 0.2)
@@ -708,27 +652,27 @@ def test_turns_are_fair_between_models(
 
 
 def test_long_measurement_delays_no_other(
-    queue: MeasuringQueue, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    queue: MeasuringQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step of the first model is due after 300 s, and that of the second after 1 s."""
     long, quick = queue.measured_bundle("a"), queue.measured_bundle("b")
     seconds = {long.model.measurement: 30.0, quick.model.measurement: 0.1}
     monkeypatch.setattr(CostMeasurement, "next_seconds", property(seconds.get))
     queue.now = 2.0
-    queue.put(job(loop, active=quick))
-    run = begin(queue)
+    queue.put(job(active=quick))
+    run = queue.next_run()
     assert (run.measures, run.model) == (True, quick.model)
     queue.finish(run, 0.1)
     queue.now = 400.0
-    run = begin(queue)
+    run = queue.next_run()
     assert (run.measures, run.model) == (False, quick.model)  # the release before the long one
     queue.finish(run, 0.0)
-    assert begin(queue).model is long.model
+    assert queue.next_run().model is long.model
 
 
 def test_stopped_measurement_ends_turn(queue: MeasuringQueue) -> None:
     for name in "ab":
         queue.measured_bundle(name)
-    run = begin(queue)
+    run = queue.next_run()
     queue.end_run()  # without a step
     assert queue.turns.next() is not run.model

@@ -420,13 +420,6 @@ NAMES = "abc"
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture(scope="module")
 def paced() -> list[ActiveBundle]:
     """Bundles whose models are about as fast as measured, half as fast, and a fifth as fast."""
     bundles = [make_bundle(name) for name in NAMES]
@@ -446,13 +439,11 @@ def predicted(jobs: list[Job]) -> float:
     )
 )
 def test_each_job_counts_by_its_model(
-    loop: asyncio.AbstractEventLoop,
-    paced: list[ActiveBundle],
-    documents: list[tuple[int, bool, bool, float]],
+    paced: list[ActiveBundle], documents: list[tuple[int, bool, bool, float]]
 ) -> None:
     queue, own, jobs = JobQueue(), Backlog(), list[Job]()
     for number, in_chunks, is_own, seconds in documents:
-        jobs.append(job(loop, seconds, paced[number]))
+        jobs.append(job(seconds, paced[number]))
         if in_chunks:
             jobs[-1].progress = Progress(None, left=1)  # type: ignore[arg-type]
         if is_own:
@@ -470,10 +461,10 @@ def test_each_job_counts_by_its_model(
         assert counted or found == 0
 
 
-def test_replaced_model_predicts_waiting_documents(loop: asyncio.AbstractEventLoop) -> None:
+def test_replaced_model_predicts_waiting_documents() -> None:
     """A fallback replaces the model of a bundle while its documents wait."""
     queue, active, slow = JobQueue(), make_bundle(), make_bundle().model
-    predictions, one = Predictions(queue), job(loop, 3.0, active)
+    predictions, one = Predictions(queue), job(3.0, active)
     queue.put(one)
     assert predictions.backlog_seconds == pytest.approx(3.0)
     slow.slowdown.observe(1e3, 4e3)
