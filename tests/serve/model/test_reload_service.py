@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from bundle_swaps import LENGTHS, damage, deploy, digest, documents, expected_scores, load_models
 from clients import eventually, http
+from model_states import running_service, until
 from servers import serving
 
 from aftserve.api.api_keys import make_key
@@ -37,22 +38,18 @@ async def test_accepted_documents_keep_old_bundle(
 ) -> None:
     """The old bundle answers documents that it accepted, and is then released."""
     expected = expected_scores(bundle_folder)
-    models = load_models(served_folder)
-    (service,) = models.loaded()
-    old: weakref.ref[Classifier] = weakref.ref(service.model.classifier)
-    async with models.running():
+    async with running_service(served_folder) as service:
+        old: weakref.ref[Classifier] = weakref.ref(service.model.classifier)
         deadline = time.monotonic() + 60
         deploy(other_bundle, served_folder)
         with service.scheduler.paused(service.active):
             accepted = asyncio.create_task(service.classify(documents(), deadline))
-            while service.scheduler.waiting_documents < len(LENGTHS):
-                await asyncio.sleep(0.01)
+            await until(lambda: service.scheduler.waiting_documents >= len(LENGTHS))
             await service.reloader.run()
             assert service.active.bundle.digest == digest(other_bundle)
             with service.scheduler.paused(service.active):
                 later = asyncio.create_task(service.classify(documents(), deadline))
-                while service.scheduler.waiting_documents < 2 * len(LENGTHS):
-                    await asyncio.sleep(0.01)
+                await until(lambda: service.scheduler.waiting_documents >= 2 * len(LENGTHS))
                 assert old() is not None
         for answer, ids in zip(await accepted, documents(), strict=True):
             result = answer.result
@@ -62,40 +59,30 @@ async def test_accepted_documents_keep_old_bundle(
             )
         assert {one.result.bundle for one in await later} == {digest(other_bundle)}
         del accepted, later, answer, result
-        for _ in range(100):
-            if old() is None:
-                break
-            await asyncio.sleep(0.05)
-        assert old() is None
+        await until(lambda: old() is None)
 
 
 async def test_fallback_loads_in_turn(served_folder: Path) -> None:
-    models = load_models(served_folder, "--on-breach", "fallback")
-    (service,) = models.loaded()
-    async with models.running():
-        async with models.shared.loader.turn:
+    async with running_service(served_folder, "--on-breach", "fallback") as service:
+        async with service.shared.loader.turn:
             service._handle_breach(service.active, "a document differs")
             for _ in range(100):
                 await asyncio.sleep(0.01)
             assert not service.model.uses_standard_ops_only
-        while not service.model.uses_standard_ops_only:
-            await asyncio.sleep(0.01)
+        await until(lambda: service.model.uses_standard_ops_only)
         await service.classify(documents(), time.monotonic() + 60)
 
 
 async def test_reload_does_not_wait_for_fallback(served_folder: Path) -> None:
     """Accepted documents of the old bundle wait for its fallback, which has a later turn."""
-    models = load_models(served_folder, "--on-breach", "fallback")
-    (service,) = models.loaded()
-    before = service.active
-    async with models.running():
-        async with models.shared.loader.turn:
+    async with running_service(served_folder, "--on-breach", "fallback") as service:
+        before = service.active
+        async with service.shared.loader.turn:
             reloading = service.reloader.start()
             await asyncio.sleep(0)
             service._handle_breach(before, "a document differs")
             accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            while service.scheduler.waiting_documents < len(LENGTHS):
-                await asyncio.sleep(0.01)
+            await until(lambda: service.scheduler.waiting_documents >= len(LENGTHS))
         assert (await reloading).problem is None
         assert service.active is not before
         await accepted
@@ -127,9 +114,7 @@ async def test_chunked_document_keeps_old_bundle(
 
 
 async def test_stopped_service_refuses_reload(served_folder: Path) -> None:
-    models = load_models(served_folder)
-    (service,) = models.loaded()
-    async with models.running():
+    async with running_service(served_folder) as service:
         service.reloader.close()
         with pytest.raises(UnavailableError):
             await service.reloader.run()
@@ -146,9 +131,7 @@ async def test_reload_refuses_changed_bundle(
         return model
 
     monkeypatch.setattr(reload, "load_model", load_and_replace)
-    models = load_models(served_folder)
-    (service,) = models.loaded()
-    async with models.running():
+    async with running_service(served_folder) as service:
         before = service.active
         with pytest.raises(ReloadError, match="changed while it was read"):
             await service.reloader.run()

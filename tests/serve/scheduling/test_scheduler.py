@@ -19,6 +19,7 @@ from clients import eventually, head, http, metric, raw_connection
 from endless_model import DEAF, ENDLESS, hanging_bundle
 from hypothesis import given
 from hypothesis import strategies as st
+from model_states import running_service, until
 from queued_jobs import first, job, make_bundle, release
 from rich.console import Console
 from servers import serving
@@ -34,7 +35,6 @@ from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import Backlog, Job, Progress, Result, Running
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import Predictions, Scheduler
-from aftserve.server import load
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
 from aftserve.types import Tokens
@@ -281,20 +281,10 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
-    models = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
-    (service,) = models.loaded()
-    async with models.running():
+    async with running_service(bundle) as service:
         begun.clear()
         go_on.clear()
         yield service
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("never happened")
 
 
 async def test_abandoned_texts_are_not_tokenized(
@@ -344,10 +334,7 @@ async def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.Mon
         end_run(self)
 
     monkeypatch.setattr(Scheduler, "_end_run", late)
-    models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-    (service,) = models.loaded()
-    service.model.measurement.measure_all()
-    async with models.running():
+    async with running_service(bundle_folder, measured=True) as service:
         try:
             await service.classify([[1, 2, 3]], math.inf)
             assert isinstance(service.scheduler._queue.state, Running)
@@ -372,10 +359,7 @@ async def test_cancellation_at_run_start_stops_run(
         eventually(lambda: bool(stops), "the run has begun")
         return remove(self, job)
 
-    models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-    (service,) = models.loaded()
-    service.model.measurement.measure_all()  # its runs would hang as well
-    async with models.running():
+    async with running_service(bundle_folder, measured=True) as service:
         monkeypatch.setattr(service.model.classifier, "classify", hang)
         monkeypatch.setattr(JobQueue, "remove", late)
         service.scheduler._queue.pause(service.active)
@@ -398,11 +382,8 @@ async def test_run_that_fails_after_end_logs_nothing(
         assert go_on.wait(60)
         raise RunStoppedError
 
-    models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-    (service,) = models.loaded()
-    service.model.measurement.measure_all()  # its runs would hang as well
-    monkeypatch.setattr(service.model.classifier, "classify", hang)
-    async with models.running():
+    async with running_service(bundle_folder, measured=True) as service:
+        monkeypatch.setattr(service.model.classifier, "classify", hang)
         asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
         await until(begun.is_set)
     with pytest.raises(UnavailableError):
@@ -411,7 +392,7 @@ async def test_run_that_fails_after_end_logs_nothing(
     assert run is not None
     go_on.set()
     await until(run.ended.done)
-    del models, service, asking, run  # they refer to the future of the run
+    del service, asking, run  # they refer to the future of the run
     gc.collect()
     assert "never retrieved" not in caplog.text
 

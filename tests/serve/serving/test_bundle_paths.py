@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bundle_swaps import damage, load_models
-from model_states import names, states
+from model_states import names, running_models, states
 
 from aftexport.errors import AftexportError, BundleError, UsageError
 from aftserve.settings import Settings
@@ -44,8 +44,7 @@ def test_path_that_cannot_be_read_is_a_bundle() -> None:
 async def test_unusable_name_is_left_out(
     folder: Path, bundle_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         shutil.copytree(bundle_folder, os.fsdecode(bytes(folder) + b"/x\xff.bundle"))
         assert await states(models) == {"a": "READY", "b": "READY"}
         await models.rescan()

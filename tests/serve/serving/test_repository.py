@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundle_swaps import damage, digest, documents, expected_scores, load_models
-from model_states import names, reason, states
+from model_states import names, reason, running_models, states, until
 
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.reload import ReloadError
 
 
 async def test_load_finds_new_bundle(folder: Path, bundle_folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         with pytest.raises(NotFoundError, match="the name of a bundle, 'a' or 'b', got 'c'"):
             await models.load("c")
         with pytest.raises(NotFoundError, match=r"got '\.\./bundles/a'"):
@@ -32,8 +31,7 @@ async def test_load_finds_new_bundle(folder: Path, bundle_folder: Path) -> None:
 
 
 async def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         damage(Path(shutil.copytree(bundle_folder, folder / "c")))
         with pytest.raises(ReloadError, match=r"model\.onnx was changed"):
             await models.load("c")
@@ -50,8 +48,7 @@ async def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> N
 async def test_second_bundle_of_name_waits(
     folder: Path, other_bundle: Path, bundle_folder: Path
 ) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         for name in ("a", "c", "c.bundle"):
             shutil.copytree(other_bundle, folder / name)
         await models.rescan()
@@ -70,8 +67,7 @@ async def test_unreadable_folder_hides_only_its_models(
     other = tmp_path / "other"
     shutil.copytree(bundle_folder, other / "c")
     shutil.copytree(bundle_folder, other / "d")
-    models = load_models(folder, str(other))
-    async with models.running():
+    async with running_models(folder, str(other)) as models:
         folder.rename(folder.with_name("moved"))
         shutil.rmtree(other / "c")
         (other / "d").rename(other / "e")
@@ -107,8 +103,7 @@ async def test_unreadable_subfolder_is_skipped(
 
 
 async def test_load_follows_renamed_bundle(folder: Path, other_bundle: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         shutil.rmtree(folder / "a.bundle")
         shutil.copytree(other_bundle, folder / "a")
         assert (await models.load("a")).bundle == digest(other_bundle)
@@ -125,8 +120,7 @@ async def test_load_follows_renamed_bundle(folder: Path, other_bundle: Path) -> 
 
 
 async def test_load_sees_end_of_clash(folder: Path, bundle_folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         for name in ("c", "c.bundle"):
             shutil.copytree(bundle_folder, folder / name)
         assert await reason(models, "c") == "several bundles have its name"
@@ -140,13 +134,11 @@ async def test_load_sees_end_of_clash(folder: Path, bundle_folder: Path) -> None
 
 async def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> None:
     expected = expected_scores(other_bundle)
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         service = models.named("b")
         with models.shared.scheduler.paused(service.active):
             accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            while models.shared.scheduler.waiting_documents < len(documents()):
-                await asyncio.sleep(0.01)
+            await until(lambda: models.shared.scheduler.waiting_documents >= len(documents()))
             unloading = asyncio.create_task(models.unload("b"))
             while (await states(models))["b"] != "UNLOADING":
                 await asyncio.sleep(0.01)
@@ -162,13 +154,11 @@ async def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path
 
 async def test_unload_answers_requests_of_bundle_before(folder: Path, other_bundle: Path) -> None:
     """A second unload waits for them too."""
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         service = models.named("b")
         with models.shared.scheduler.paused(service.active):
             accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            while models.shared.scheduler.waiting_documents < len(documents()):
-                await asyncio.sleep(0.01)
+            await until(lambda: models.shared.scheduler.waiting_documents >= len(documents()))
             await models.load("b")
             unloads = [asyncio.create_task(models.unload("b")) for _ in range(2)]
             for _ in range(20):
@@ -181,16 +171,11 @@ async def test_unload_answers_requests_of_bundle_before(folder: Path, other_bund
 
 
 async def test_unload_does_not_wait_for_other_load(folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         async with models.shared.loader.turn:
             loading = asyncio.create_task(models.load("a"))
             unloading = asyncio.create_task(models.unload("b"))
-            for _ in range(3000):
-                if unloading.done():
-                    break
-                await asyncio.sleep(0.01)
-            assert unloading.done()
+            await until(unloading.done)
             assert not loading.done()
         await loading
         assert await states(models) == {"a": "READY", "b": "UNAVAILABLE"}
@@ -198,8 +183,7 @@ async def test_unload_does_not_wait_for_other_load(folder: Path) -> None:
 
 async def test_unload_frees_memory_of_late_fallback(folder: Path) -> None:
     """The breach of one of the last requests begins the fallback."""
-    models = load_models(folder, "--on-breach", "fallback")
-    async with models.running():
+    async with running_models(folder, "--on-breach", "fallback") as models:
         service = models.named("b")
         with service.holders.held():
             unloading = asyncio.create_task(models.unload("b"))
@@ -211,16 +195,11 @@ async def test_unload_frees_memory_of_late_fallback(folder: Path) -> None:
         classifier = weakref.ref(service.model.classifier)
         del service
         gc.collect()  # that of the unload came before
-        for _ in range(1000):
-            if classifier() is None:
-                break
-            await asyncio.sleep(0.01)
-        assert classifier() is None
+        await until(lambda: classifier() is None)
 
 
 async def test_unload_frees_memory_and_metrics(folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         service = models.named("b")
         await service.classify(documents(), time.monotonic() + 60)
         classifier = weakref.ref(service.model.classifier)
@@ -229,16 +208,12 @@ async def test_unload_frees_memory_and_metrics(folder: Path) -> None:
         await models.unload("b")
         assert b'model="b"' not in models.shared.metrics.exposition()[0]
         assert b'model="a"' in models.shared.metrics.exposition()[0]
-        for _ in range(1000):
-            if classifier() is None:
-                break
-            await asyncio.sleep(0.01)  # the engine's thread may still stop a measurement
-        assert classifier() is None
+        # the engine's thread may still stop a measurement
+        await until(lambda: classifier() is None)
 
 
 async def test_unloaded_model_returns_by_load_only(folder: Path, other_bundle: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         await models.unload("b")
         await models.unload("b")
         await models.rescan()
@@ -252,8 +227,7 @@ async def test_unloaded_model_returns_by_load_only(folder: Path, other_bundle: P
 
 
 async def test_stop_refuses_unload(folder: Path) -> None:
-    models = load_models(folder)
-    async with models.running():
+    async with running_models(folder) as models:
         models.stop_loads()
         with pytest.raises(UnavailableError, match="The server is stopping"):
             await models.unload("a")
