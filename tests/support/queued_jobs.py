@@ -33,7 +33,7 @@ BUNDLE = make_bundle()
 def job(seconds: float = 0.1, active: ActiveBundle = BUNDLE, tokens: int = 1) -> Job:
     """Return a document whose future belongs to no event loop."""
     future: Any = Future()
-    return Job(active, np.zeros(tokens, np.int64), seconds, math.inf, future, ANY)
+    return Job(active, np.zeros(tokens, np.int64), math.inf, ANY, future, seconds)
 
 
 def run_of(jobs: Sequence[Job]) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import grpc
 from fastapi.exceptions import RequestValidationError
@@ -31,6 +31,8 @@ from aftserve.http.clients import SharedBytes, client_at, current_client
 from aftserve.serving.service import SharedResources
 
 logger = logging.getLogger("aftserve.request")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 _problems = logging.getLogger("aftserve.problems")
 _CODES = {
@@ -126,7 +128,7 @@ class Caller:
         of a unary call before any check.
         """
 
-        async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        async def run(_: object, context: Context) -> bytes:
             call = self._begin(context, rules)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
@@ -157,7 +159,7 @@ class Caller:
             return grpc.stream_stream_rpc_method_handler(run)
         return grpc.stream_unary_rpc_method_handler(run)
 
-    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", rules: Rules) -> Call:
+    def _begin(self, context: Context, rules: Rules) -> Call:
         started = time.monotonic()
         left = context.time_remaining()
         is_limited = rules.access != "admin" and not rules.is_stream
@@ -169,7 +171,7 @@ class Caller:
 
     async def _answer(
         self,
-        context: "grpc.aio.ServicerContext[bytes, bytes]",
+        context: Context,
         call: Call,
         method: Method,
         rules: Rules,
@@ -201,9 +203,7 @@ class Caller:
             raise
 
     @asynccontextmanager
-    async def _received(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call
-    ) -> AsyncIterator[bytes]:
+    async def _received(self, context: Context, call: Call) -> AsyncIterator[bytes]:
         """Receive a large message, whose bytes the buffer holds until the answer.
 
         Raises:
@@ -232,7 +232,7 @@ class Caller:
         finally:
             self._buffer.release(held, client)
 
-    async def _small(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> bytes:
+    async def _small(self, context: Context, call: Call) -> bytes:
         """Receive a message that has only names.
 
         Raises:
@@ -254,7 +254,7 @@ class Caller:
     def _end_of_arrival(self, call: Call) -> float:
         return call.started + self._shared.settings.receive_seconds
 
-    async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
+    async def _read(self, context: Context, end: float) -> bytes:
         timeout = asyncio.timeout(end - time.monotonic())
         try:
             async with timeout:
@@ -267,9 +267,7 @@ class Caller:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
 
-    async def _send(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]", message: bytes
-    ) -> None:
+    async def _send(self, context: Context, message: bytes) -> None:
         """Send a message of a stream."""
         timer = self._await_reader(context)
         try:
@@ -279,9 +277,7 @@ class Caller:
         finally:
             timer.cancel()
 
-    def _await_reader(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]"
-    ) -> asyncio.TimerHandle:
+    def _await_reader(self, context: Context) -> asyncio.TimerHandle:
         """Begin to wait for the client to read what is sent next; close its connection if late.
 
         gRPC cannot end a single call whose answer is not read.
@@ -297,7 +293,7 @@ class Caller:
 
         return loop.call_later(seconds, close)
 
-    def _accept(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> None:
+    def _accept(self, context: Context, call: Call) -> None:
         """Count a call whose message has arrived, until its answer has left."""
 
         def know() -> None:

@@ -49,16 +49,6 @@ class BundleBacklog:
             self.chunked_nanoseconds - part.chunked_nanoseconds,
         )
 
-    @property
-    def seconds(self) -> float:
-        """Calibrated time of single runs of the documents that run whole."""
-        return self.whole_nanoseconds / _NANOSECONDS
-
-    @property
-    def chunked_seconds(self) -> float:
-        """Calibrated time of the documents that run in chunks."""
-        return self.chunked_nanoseconds / _NANOSECONDS
-
 
 @dataclass(eq=False)
 class Backlog:
@@ -108,10 +98,12 @@ class Job:
 
     active: ActiveBundle
     ids: Tokens
-    seconds: float  # calibrated, of a single run or of the remaining parts
     promised: float  # predicted time of the answer by time.monotonic()
-    future: "asyncio.Future[Result]"  # cancelled once the client has left
     metrics: "ModelMetrics"  # of the service that accepted it, also after an unload
+    future: "asyncio.Future[Result]" = field(  # cancelled once the client has left
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    seconds: float = 0.0  # calibrated, of a single run or of the remaining parts
     single: bool = False  # must not share a run, for example after a shared one failed
     progress: Progress | None = None  # None unless it runs in chunks
     backlog: Backlog = field(default_factory=Backlog)  # of the same request, this document included

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
-from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
-from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.answers import Answer
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.observability.metrics import ModelMetrics
 from aftserve.scheduling.batching import (
     Backlog,
     Idle,
@@ -29,7 +26,6 @@ from aftserve.scheduling.batching import (
 )
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, wait_for_end
 from aftserve.scheduling.queue import JobQueue
-from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.scheduler")
 
@@ -129,27 +125,8 @@ class Scheduler:
         self._queue.forget(model)
         self._wake_waiting()
 
-    async def wait_for_run_of(self, model: LoadedModel) -> None:
-        """Wait for the end of the current run if it is one of this model, also a measurement."""
-        run = self._queue.current_run
-        if run is not None and run.model is model:
-            await asyncio.wait({run.ended})
-
-    def submit(
-        self,
-        active: ActiveBundle,
-        ids: Tokens,
-        promised: float,  # by time.monotonic()
-        metrics: ModelMetrics,
-        *,
-        single: bool = False,
-        backlog: Backlog | None = None,  # of the same request; this document is added
-        decoding: Decoding = NO_MARKS,
-        extras: ExtraValues = NO_EXTRAS,
-        wanted: Wanted = EVERY_HEAD,
-        client: str = "",
-    ) -> "asyncio.Future[Result]":
-        """Put a checked document in the queue, and return a future of the result.
+    def submit(self, job: Job) -> "asyncio.Future[Result]":
+        """Put a checked document in the queue, and return the future of its result.
 
         Cancel the future once the answer is no longer wanted.
 
@@ -158,28 +135,14 @@ class Scheduler:
             StorageError: in the future, if a document in chunks finds no space.
             UnavailableError: in the future, if the scheduler ends.
         """
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._closed is not None:
-            future.set_exception(self._closed)
-            return future
-        job = Job(
-            active,
-            ids,
-            active.model.measurement.costs.single(len(ids)),
-            promised,
-            future,
-            metrics,
-            single,
-            backlog=backlog or Backlog(),
-            decoding=decoding,
-            extras=extras,
-            wanted=wanted,
-            client=client,
-        )
+            job.future.set_exception(self._closed)
+            return job.future
+        job.seconds = job.active.model.measurement.costs.single(job.tokens)
         job.progress = make_progress(job)
-        future.add_done_callback(lambda _: self._settle(job))
+        job.future.add_done_callback(lambda _: self._settle(job))
         self._queue.put(job)
-        return future
+        return job.future
 
     async def serve(self) -> None:
         """Run until cancelled; at the end or a failure, every waiting client gets an error.

@@ -30,7 +30,7 @@ from aftserve.observability.tracing import Traces, exemplar_labels
 from aftserve.parity.monitor import BreachHandler, ParityCheck, ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.admission import Admission
-from aftserve.scheduling.batching import Backlog, Result
+from aftserve.scheduling.batching import Backlog, Job, Result
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Timings
@@ -289,16 +289,18 @@ class Service:
         now = time.monotonic()
         futures = [
             self.scheduler.submit(
-                active,
-                one.used,
-                now + predicted,
-                self.metrics,
-                backlog=backlog,
-                decoding=decoding,
-                extras=one.extras,
-                # Samples are compared in every head.
-                wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
-                client=client.name,
+                Job(
+                    active,
+                    one.used,
+                    now + predicted,
+                    self.metrics,
+                    backlog=backlog,
+                    decoding=decoding,
+                    extras=one.extras,
+                    # Samples are compared in every head.
+                    wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
+                    client=client.name,
+                )
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]
@@ -311,16 +313,9 @@ class Service:
     async def _run_single(self, active: ActiveBundle, one: TokenizedDocument) -> Result:
         """Run a document again without others, and keep the rows of its tokens."""
         promised = time.monotonic() + self.scheduler.backlog_seconds
-        decoding = one.decoding.with_rows()
-        return await self.scheduler.submit(
-            active,
-            one.used,
-            promised,
-            self.metrics,
-            single=True,
-            decoding=decoding,
-            extras=one.extras,
-        )
+        job = Job(active, one.used, promised, self.metrics, single=True, extras=one.extras)
+        job.decoding = one.decoding.with_rows()
+        return await self.scheduler.submit(job)
 
     def _result(
         self,

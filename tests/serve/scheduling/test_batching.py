@@ -30,7 +30,7 @@ def waiting(
 ) -> list[Job]:
     future: Any = Future()
     return [
-        Job(active, np.zeros(n, np.int64), costs.single(n), promised, future, ANY) for n in tokens
+        Job(active, np.zeros(n, np.int64), promised, ANY, future, costs.single(n)) for n in tokens
     ]
 
 

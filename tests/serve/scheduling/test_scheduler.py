@@ -496,7 +496,7 @@ def submit(
     metrics: Metrics | None = None,
 ) -> "asyncio.Future[Result]":
     of_model = (metrics or Metrics()).of(active.model.name)
-    return scheduler.submit(active, np.array(ids), math.inf, of_model)
+    return scheduler.submit(Job(active, np.array(ids), math.inf, of_model))
 
 
 def scores(result: Result) -> list[float]:
@@ -582,7 +582,9 @@ async def test_run_after_unload_counts_nothing(
         left.cancel()
         metrics.forget("b")
         go_on.set()
-        await scheduler.wait_for_run_of(bundles[1].model)
+        run = scheduler._queue.current_run
+        assert run is not None
+        await asyncio.wait({run.ended})
         await submit(scheduler, bundles[0], [5], metrics)
     text = metrics.exposition()[0]
     assert b'model="a"' in text
