@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from clocks import replace_time
@@ -30,22 +31,35 @@ FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)
 """Runs that take a tenth of a millisecond and a microsecond per token."""
 
 
-def test_prediction_is_linear_between_lengths() -> None:
-    assert math.isclose(CostModel(FLAT).single(500), 1e-4 + 500e-6)
+def costs_of(*lengths: tuple[int, float], **options: Any) -> CostModel:
+    """Return the costs of single documents that took these seconds."""
+    return CostModel([Measurement(1, *one) for one in lengths], **options)
 
 
-def test_shorter_document_costs_as_shortest() -> None:
-    assert CostModel([Measurement(1, 16, 2.0), Measurement(1, 32, 3.0)]).single(3) == 2.0
+SLOW_MOMENT = [Measurement(1, 128, 3.4), Measurement(1, 256, 3.3)]
+IN_CHUNKS = [Measurement(1, 360, 0.01), Measurement(1, 720, 0.02)]
 
 
-def test_token_cost_is_constant_past_longest() -> None:
-    costs = CostModel([Measurement(1, 1024, 0.5), Measurement(1, 4096, 2.0)])
-    assert math.isclose(costs.single(1 << 20), 2.0 * 256)
-
-
-def test_quadratic_cost_continues_past_longest() -> None:
-    costs = CostModel([Measurement(1, tokens, (tokens / 1024) ** 2) for tokens in (128, 512, 1024)])
-    assert math.isclose(costs.single(8192), 64.0)
+@pytest.mark.parametrize(
+    ("model", "tokens", "seconds"),
+    [
+        (CostModel(FLAT), 500, 1e-4 + 500e-6),  # linear between two lengths
+        (costs_of((16, 2.0), (32, 3.0)), 3, 2.0),  # as the shortest
+        (costs_of((1024, 0.5), (4096, 2.0)), 1 << 20, 2.0 * 256),
+        (costs_of(*((n, (n / 1024) ** 2) for n in (128, 512, 1024))), 8192, 64.0),
+        (costs_of((64, 0.1), min_power=2.0), 640, 10.0),
+        (costs_of((64, 0.1), min_power=2.0), 64, 0.1),
+        (
+            costs_of((64, 0.1), (256, 0.5), in_chunks=SLOW_MOMENT, whole_tokens=8192),
+            128 + 256_000,
+            3.4 + 500.0,
+        ),
+        (costs_of((1, 1e-3), in_chunks=IN_CHUNKS, whole_tokens=1), 2, 0.01),
+        (costs_of((1, 1e-3), in_chunks=IN_CHUNKS, whole_tokens=1), 360, 0.01),  # a whole chunk
+    ],
+)
+def test_single_document_costs(model: CostModel, tokens: int, seconds: float) -> None:
+    assert math.isclose(model.single(tokens), seconds)
 
 
 def test_one_slow_measurement_stays_linear() -> None:
@@ -72,28 +86,10 @@ def test_batch_limits_follow_measured_gains() -> None:
     assert not published[1, 16]
 
 
-def test_chunked_token_costs_at_least_whole() -> None:
-    slow_moment = [Measurement(1, 128, 3.4), Measurement(1, 256, 3.3)]
-    costs = CostModel([Measurement(1, 64, 0.1), Measurement(1, 256, 0.5)], slow_moment, 8192)
-    assert math.isclose(costs.single(128 + 256_000), 3.4 + 500.0)
-
-
-def test_partial_chunk_costs_whole_chunk() -> None:
-    in_chunks = [Measurement(1, 360, 0.01), Measurement(1, 720, 0.02)]
-    costs = CostModel([Measurement(1, 1, 1e-3)], in_chunks, 1)
-    assert costs.single(2) == costs.single(360) == 0.01
-
-
 @given(tokens=st.integers(1, 1 << 20), documents=st.integers(1, 20))
 def test_batch_prediction_is_positive(tokens: int, documents: int) -> None:
     costs = CostModel([*FLAT, *(Measurement(n, 64, 1e-4 * n) for n in BATCHES)])
     assert costs.batch(documents, tokens) > 0
-
-
-def test_unmeasured_length_counts_squared() -> None:
-    costs = CostModel([Measurement(1, 64, 0.1)], min_power=2.0)
-    assert math.isclose(costs.single(640), 10.0)
-    assert costs.single(64) == costs.single(1) == 0.1
 
 
 def test_unmeasured_chunks_cost_more_than_whole() -> None:
