@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,31 +59,34 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server that allows 0 s of queued work; without fused kernels its runs are slow."""
     folder = tmp_path_factory.mktemp("admission")
     bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
-    options = (
-        "--max-queue-seconds",
-        "0",
-        "--deadline-seconds",
-        "100",
-        "--stall-seconds",
-        "300",
-        "--threads",
-        "1",
-    )
+    limits = {"max-queue": 0, "deadline": 100, "stall": 300}
+    seconds = [f"--{name}-seconds={value}" for name, value in limits.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(aftplugins.DISABLE_VARIABLE, "1")
-        with serving(bundle, folder / "log", *options) as (address, _):
+        with serving(bundle, folder / "log", *seconds, "--threads", "1") as (address, _):
             yield address
+
+
+def wait_for_runs(address: str, count: int) -> None:
+    eventually(lambda: metric(address, "aftserve_running_documents") == count, f"{count} runs")
+
+
+@contextmanager
+def endless_run(address: str) -> Iterator[None]:
+    """Keep the engine busy within the block."""
+    body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body)) + body)
+        wait_for_runs(address, 1)
+        yield
 
 
 @pytest.fixture
 def busy(address: str) -> Iterator[str]:
     """The same server during a run."""
-    body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
-    with raw_connection(address) as connection:
-        connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
+    with endless_run(address):
         yield address
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
+    wait_for_runs(address, 0)
 
 
 def post(address: str, documents: list[list[int]], **headers: str) -> httpx.Response:
@@ -116,13 +119,13 @@ def test_lines_of_one_request_may_wait(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(None).replace(b"application/json", LINES))
         connection.sendall(lines([ENDLESS]))
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
+        wait_for_runs(address, 1)
         connection.sendall(lines(*[[5] * 1000] * 6))
         eventually(lambda: metric(address, "aftserve_waiting_documents") == 6, "6 lines wait")
         connection.sendall(lines(*[[5] * 1000] * 6))
         eventually(lambda: metric(address, "aftserve_waiting_documents") == 12, "12 lines wait")
         assert post(address, [[5]]).status_code == 429
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
+    wait_for_runs(address, 0)
 
 
 def test_lines_behind_other_request_get_429(address: str) -> None:
@@ -133,10 +136,7 @@ def test_lines_behind_other_request_get_429(address: str) -> None:
         eventually(
             lambda: metric(address, "aftserve_run_documents_count") > runs, "the line is run"
         )
-        body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
-        with raw_connection(address) as other:
-            other.sendall(head(len(body)) + body)
-            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
+        with endless_run(address):
             connection.sendall(lines([5], [6]) + b"0\r\n\r\n")
             status, content = response(connection)
     assert status == 200
@@ -144,7 +144,7 @@ def test_lines_behind_other_request_get_429(address: str) -> None:
     assert [line.get("status", 200) for line in found] == [200, 429, 429]
     assert "other requests" in found[1]["detail"]
     assert found[1]["retry_after"] >= 1
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
+    wait_for_runs(address, 0)
 
 
 def test_empty_queue_admits_request(address: str) -> None:
@@ -170,10 +170,7 @@ def test_work_longer_than_deadline_gets_413(slow: str) -> None:
 
 
 def test_queue_longer_than_deadline_gets_429(slow: str) -> None:
-    body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
-    with raw_connection(slow) as connection:
-        connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(slow, "aftserve_running_documents") == 1, "the run begins")
+    with endless_run(slow):
         answer = post(slow, [[5]], **{"Deadline-Seconds": "150"})
     assert answer.status_code == 429
     assert "the deadline is in 1" in answer.json()["detail"]
