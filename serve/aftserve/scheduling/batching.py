@@ -41,14 +41,6 @@ class BundleBacklog:
     whole_nanoseconds: int = 0
     chunked_nanoseconds: int = 0
 
-    def __sub__(self, part: "BundleBacklog") -> "BundleBacklog":
-        """Return the rest without a part of these documents."""
-        return BundleBacklog(
-            self.documents - part.documents,
-            self.whole_nanoseconds - part.whole_nanoseconds,
-            self.chunked_nanoseconds - part.chunked_nanoseconds,
-        )
-
 
 @dataclass(eq=False)
 class Backlog:
@@ -83,13 +75,6 @@ class Backlog:
                 nanoseconds -= other.whole_nanoseconds + in_chunks * other.chunked_nanoseconds
             seconds += nanoseconds / _NANOSECONDS * active.model.slowdown.value
         return seconds
-
-    def __sub__(self, part: "Backlog") -> "Backlog":
-        """Return the rest without some of these documents."""
-        none = BundleBacklog()
-        return Backlog(
-            {active: one - part.bundles.get(active, none) for active, one in self.bundles.items()}
-        )
 
 
 @dataclass(eq=False)

@@ -135,7 +135,8 @@ class JobQueue:
 
     def __len__(self) -> int:
         """Number of queued documents."""
-        return len(self._jobs)
+        with self._changed:  # the engine's thread may remove a client meanwhile
+            return len(self._jobs)
 
     @property
     def state(self) -> EngineState:
@@ -154,11 +155,6 @@ class JobQueue:
         run = state.run
         is_over = not run.unfinished and run.ended.done()
         return None if is_over else run
-
-    def backlog(self, besides: Backlog | None = None) -> Backlog:
-        """Return the queued documents, without the documents of the backlog ``besides``."""
-        with self._changed:
-            return self._backlog - (besides or Backlog())
 
     def seconds_before(
         self,

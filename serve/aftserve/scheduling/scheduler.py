@@ -290,8 +290,8 @@ class Predictions:
             runner, after = run.client, run.seconds_after * run.model.slowdown.value
             if after and not in_chunks:
                 # At most one part of a long document runs before each document.
-                most = self._queue.backlog(besides).documents * run.calibrated
-                after = min(after, most * run.model.slowdown.value)
+                others = len(self._queue) - (besides.documents if besides else 0)
+                after = min(after, others * run.calibrated * run.model.slowdown.value)
         return before + self._queue.seconds_before(
             client, seconds, besides=besides, in_chunks=in_chunks, unfinished=(runner, after)
         )
@@ -313,11 +313,6 @@ class _RunOutcomes:
             EngineThreadError: if the engine's thread has ended.
         """
         batch = run.batch
-        self._settle(run, batch)
-        if not run.unfinished:
-            run.batch = ()
-
-    def _settle(self, run: Run, batch: Sequence[Job]) -> None:
         match run.ended.exception():
             case EngineThreadError() as error:
                 raise error
@@ -334,6 +329,8 @@ class _RunOutcomes:
                 batch[0].metrics.failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._retry_or_fail(batch, error)
+        if not run.unfinished:
+            run.batch = ()
 
     def _answer_batch(self, run: Run) -> None:
         run.model.slowdown.observe(run.calibrated, run.seconds)

@@ -454,7 +454,7 @@ def test_replaced_model_predicts_waiting_documents() -> None:
     run = queue.take(first, None, release)  # type: ignore[arg-type]
     assert run is not None
     assert run.model is slow
-    assert queue.backlog().bundles == {}
+    assert queue._backlog.bundles == {}
 
 
 LONG = np.random.default_rng(0).integers(0, 250, 30_000)
