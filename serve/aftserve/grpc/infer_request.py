@@ -64,11 +64,7 @@ class InferRequest:
 
 
 def split_request(content: bytes) -> InferRequest:
-    """Return the request of a message.
-
-    Raises:
-        InputError: if they are not one, or have too many fields.
-    """
+    """Return the request of a message."""
     return _Splitter(content).split()
 
 

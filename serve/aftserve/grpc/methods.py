@@ -227,11 +227,7 @@ def read_request(
     manifest: Manifest,
     outputs: Sequence[str],
 ) -> messages.Message:
-    """Check a request by the rules of HTTP.
-
-    Raises:
-        RequestValidationError, InputError, DocumentTooLongError: as ``messages.parse``.
-    """
+    """Check a request by the rules of HTTP."""
     message = request.message
     inputs = [
         {

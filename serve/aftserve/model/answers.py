@@ -98,12 +98,7 @@ class RowSink:
             )
 
     def __call__(self, block: NDArray[Any]) -> None:
-        """Decode the next rows, ``[1, n, width]``.
-
-        Raises:
-            EngineError: if they are not finite.
-            StorageError: if the result does not fit on the disk.
-        """
+        """Decode the next rows, ``[1, n, width]``."""
         (rows,) = block
         _check_finite(rows)
         with storing(_VALUES):
@@ -142,12 +137,7 @@ class AnswerBuilder:
     def sinks(
         self, tokens: int, decoding: Decoding, wanted: Wanted = EVERY_HEAD
     ) -> dict[str, RowSink]:
-        """Return a sink for the rows of each wanted head for tokens, of a document of this length.
-
-        Raises:
-            InputError: if a head needs words, and the decoding has none.
-            StorageError: if no file can be opened.
-        """
+        """Return a sink for the rows of each wanted head for tokens, of a document of this length."""
         sinks = {}
         for name, head in self.token_heads.items():
             if not wanted.has(name):
@@ -166,12 +156,7 @@ class AnswerBuilder:
         decodings: Sequence[Decoding],
         wanted: Sequence[Wanted],
     ) -> list[Answer]:
-        """Return the answers of a run, for all documents; rows of padding are left out.
-
-        Raises:
-            EngineError: if an output is not finite.
-            StorageError: if a result does not fit on the disk.
-        """
+        """Return the answers of a run, for all documents; rows of padding are left out."""
         answers = []
         documents = zip(lengths, decodings, wanted, strict=True)
         for row, (length, decoding, part) in enumerate(documents):

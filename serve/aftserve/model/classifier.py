@@ -191,11 +191,7 @@ class Classifier:
         )
 
     def count(self, piece: str, before: int) -> int:
-        """Add a piece to a lower bound of a text's tokens.
-
-        Raises:
-            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
-        """
+        """Add a piece to a lower bound of a text's tokens."""
         # before: the bound for the pieces before; 0 for the first piece
         try:
             tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
@@ -215,11 +211,7 @@ class Classifier:
         return self.check_ids(self.tokenize(text))
 
     def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text, and their marks if a head has spans.
-
-        Raises:
-            InputError, DocumentTooLongError: see ``encode``.
-        """
+        """Return the checked tokens of a text, and their marks if a head has spans."""
         if self._marker is None:
             return self.encode(text), None
         self._check_size(text)
@@ -235,11 +227,7 @@ class Classifier:
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
 
     def tokenize(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids of a text; other threads can run meanwhile.
-
-        Raises:
-            InputError: if the tokenizer cannot encode it.
-        """
+        """Return the token ids of a text; other threads can run meanwhile."""
         assert self._tokenizer is not None  # checked by check_text
         # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
         self._check_normalized(text)

@@ -108,11 +108,7 @@ async def tokenize_documents(
     given: Sequence[ExtraFields] | None = None,
     wanted: Wanted = EVERY_HEAD,
 ) -> list[TokenizedDocument]:
-    """Tokenize documents, and cut them by the policy for long documents.
-
-    Raises:
-        InputError: if a document cannot be classified; the error has the document's index.
-    """
+    """Tokenize documents, and cut them by the policy for long documents."""
     return [
         await tokenize_document(
             pool, classifier, index, document, {} if given is None else given[index], wanted

@@ -86,12 +86,7 @@ class FeatureTokens:
 
 
 class FeatureWriter:
-    """The features of one document that arrives in parts, which are normalized at once.
-
-    Raises:
-        BusyError: if the files of other documents leave too little space.
-        StorageError: if the file cannot be made.
-    """
+    """The features of one document that arrives in parts, which are normalized at once."""
 
     def __init__(self, features: Features, tokens: int, space: FeatureSpace) -> None:
         self._features = features
@@ -102,12 +97,7 @@ class FeatureWriter:
         self._held = np.empty((held, features.count), np.float32)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Normalize and keep the values of the next tokens, ``[n, F]``.
-
-        Raises:
-            InputError: if a value is not finite.
-            StorageError: if the disk is full.
-        """
+        """Normalize and keep the values of the next tokens, ``[n, F]``."""
         rows = _normalized(values, self._features, self._count)
         if self._file is None:
             self._held[self._count : self._count + len(rows)] = rows

@@ -125,11 +125,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
 
 
 def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
-    """Load the model to run it in standard operators only; see ``load_model``.
-
-    Raises:
-        BundleError: if the files of the bundle changed since it was opened.
-    """
+    """Load the model to run it in standard operators only; see ``load_model``."""
     check_unchanged(bundle)
     engine = OnnxRuntimeEngine(
         bundle.model_path,

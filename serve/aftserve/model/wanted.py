@@ -159,11 +159,7 @@ class _Choices:
         )
 
     def find(self, names: Sequence[str]) -> tuple[ChosenLogit, ...]:
-        """Return the logits of labels, values or heads, in their order.
-
-        Raises:
-            InputError: if a name has no logits with evidence, or there are too many logits.
-        """
+        """Return the logits of labels, values or heads, in their order."""
         found: dict[ChosenLogit, None] = {}
         for name in dict.fromkeys(names):
             found |= dict.fromkeys(self._logits(name))
