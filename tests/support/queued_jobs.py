@@ -52,15 +52,10 @@ def release(model: LoadedModel) -> Run:
 
 
 class MeasuringQueue(JobQueue):
-    """A queue beside measurements, which run on a clock of the test.
-
-    Attributes:
-        now: time of the clock.
-        arrival: called 70 ms after the start of each run that measures.
-    """
+    """A queue beside measurements, which run on a clock of the test."""
 
     def __init__(self) -> None:
-        self.now, self.arrival = 0.0, lambda: None
+        self.now, self.arrival = 0.0, lambda: None  # 70 ms after the start of a measurement
         super().__init__()
         self.turns._now = lambda: self.now  # type: ignore[method-assign]
         self.turns._since = 0.0

@@ -116,12 +116,7 @@ def linear(shape: Shape) -> float:
 
 @dataclass
 class Machine:
-    """A machine whose clock only advances in its runs.
-
-    Attributes:
-        seconds: function that returns the time of a run.
-        runs: all runs so far.
-    """
+    """A machine whose clock only advances in its runs."""
 
     seconds: Callable[[Shape], float] = linear
     runs: list[Shape] = field(default_factory=list)
