@@ -137,7 +137,7 @@ class AnswerBuilder:
     def sinks(
         self, tokens: int, decoding: Decoding, wanted: Wanted = EVERY_HEAD
     ) -> dict[str, RowSink]:
-        """Return a sink for the rows of each wanted head for tokens, of a document of this length."""
+        """Return a sink for the rows of each wanted head for tokens, of one document."""
         sinks = {}
         for name, head in self.token_heads.items():
             if not wanted.has(name):
