@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -235,46 +236,36 @@ class InferenceStats:
 OPENMETRICS = openmetrics_format.CONTENT_TYPE_LATEST
 """Content type of OpenMetrics 1.0."""
 
-_RESPONSES = MetricForm(
-    Counter, "aftserve_responses", "Responses, by path, status and model.",
-    ["path", "status", MODEL],
-)  # fmt: skip
-_METRICS = {
-    "responses": _RESPONSES,
-    "waiting_documents": MetricForm(
-        Gauge, "aftserve_waiting_documents", "Documents in the queue."
-    ),
-    "running_documents": MetricForm(
-        Gauge, "aftserve_running_documents", "Documents in the current run of the engine."
-    ),
-    "idle": MetricForm(
-        Gauge, "aftserve_idle", "1 while the engine is idle and has released its memory."
-    ),
-    "backlog_seconds": MetricForm(
-        Gauge, "aftserve_backlog_seconds", "Predicted time until the queue is empty."
-    ),
-    "server_ready": MetricForm(
-        Gauge, "aftserve_server_ready", "1 while the server takes requests for any model."
-    ),
-}  # fmt: skip
+_RESPONSE_LABELS = ("path", "status", MODEL)
 
 
 class Metrics:
     """The metrics of the server, and of each of its models; memory is in bytes."""
 
-    responses: Counter
-    waiting_documents: Gauge
-    running_documents: Gauge
-    idle: Gauge
-    backlog_seconds: Gauge
-    server_ready: Gauge
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="", registry=self.registry)
         self.registry.register(_OutputCollector())
-        for attribute, form in _METRICS.items():
-            setattr(self, attribute, _create(form, self.registry))
+        self.responses = Counter(
+            "aftserve_responses",
+            "Responses, by path, status and model.",
+            _RESPONSE_LABELS,
+            registry=self.registry,
+        )
+        gauge = partial(Gauge, registry=self.registry)
+        self.waiting_documents = gauge("aftserve_waiting_documents", "Documents in the queue.")
+        self.running_documents = gauge(
+            "aftserve_running_documents", "Documents in the current run of the engine."
+        )
+        self.idle = gauge(
+            "aftserve_idle", "1 while the engine is idle and has released its memory."
+        )
+        self.backlog_seconds = gauge(
+            "aftserve_backlog_seconds", "Predicted time until the queue is empty."
+        )
+        self.server_ready = gauge(
+            "aftserve_server_ready", "1 while the server takes requests for any model."
+        )
         forms = {
             attribute: form._replace(labels=[MODEL, *form.labels])
             for attribute, form in MODEL_METRICS.items()
@@ -295,7 +286,7 @@ class Metrics:
             metrics.move(self._of_forgotten)  # later counts must not begin the series again
         for attribute, form in MODEL_METRICS.items():
             _remove(self._of_models[attribute], [MODEL, *form.labels], name)
-        _remove(self.responses, _RESPONSES.labels, name)
+        _remove(self.responses, _RESPONSE_LABELS, name)
 
     def exposition(self, *, openmetrics: bool = False) -> tuple[bytes, str]:
         """Return all metrics, and the content type."""
