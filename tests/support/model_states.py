@@ -1,12 +1,14 @@
 """The models of a server in this process, and their states."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bundle_swaps import load_models
+from bundle_swaps import LENGTHS, documents, load_models
 
+from aftserve.model.documents import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
@@ -39,6 +41,13 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("never happened")
+
+
+async def accept(service: Service) -> "asyncio.Task[list[DocumentAnswer]]":
+    """Send the documents of ``bundle_swaps``, and return their answers once they wait."""
+    asking = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
+    await until(lambda: service.scheduler.waiting_documents >= len(LENGTHS))
+    return asking
 
 
 async def states(models: ModelRepository) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from bundle_swaps import LENGTHS, damage, deploy, digest, documents, expected_scores, load_models
 from clients import eventually, http
-from model_states import running_service, until
+from model_states import accept, running_service, until
 from servers import serving
 
 from aftserve.api.api_keys import make_key
@@ -43,8 +43,7 @@ async def test_accepted_documents_keep_old_bundle(
         deadline = time.monotonic() + 60
         deploy(other_bundle, served_folder)
         with service.scheduler.paused(service.active):
-            accepted = asyncio.create_task(service.classify(documents(), deadline))
-            await until(lambda: service.scheduler.waiting_documents >= len(LENGTHS))
+            accepted = await accept(service)
             await service.reloader.run()
             assert service.active.bundle.digest == digest(other_bundle)
             with service.scheduler.paused(service.active):
@@ -81,8 +80,7 @@ async def test_reload_does_not_wait_for_fallback(served_folder: Path) -> None:
             reloading = service.reloader.start()
             await asyncio.sleep(0)
             service._handle_breach(before, "a document differs")
-            accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            await until(lambda: service.scheduler.waiting_documents >= len(LENGTHS))
+            accepted = await accept(service)
         assert (await reloading).problem is None
         assert service.active is not before
         await accepted

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundle_swaps import damage, digest, documents, expected_scores, load_models
-from model_states import names, reason, running_models, states, until
+from model_states import accept, names, reason, running_models, states, until
 
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.reload import ReloadError
@@ -44,7 +44,6 @@ async def test_failed_load_leaves_reason(folder: Path, bundle_folder: Path) -> N
         assert "model.onnx was changed" in str(models.named("a").reloader.last)
 
 
-@pytest.mark.slow
 async def test_second_bundle_of_name_waits(
     folder: Path, other_bundle: Path, bundle_folder: Path
 ) -> None:
@@ -54,10 +53,12 @@ async def test_second_bundle_of_name_waits(
         await models.rescan()
         assert names(models) == ["a", "b"]
         assert models.named("a").active.bundle.digest == digest(bundle_folder)
+        assert await reason(models, "c") == "several bundles have its name"
         with pytest.raises(ReloadError, match="several bundles have its name"):
             await models.load("c")
         shutil.rmtree(folder / "c")
-        await models.rescan()
+        assert await reason(models, "c") == "not loaded"
+        await models.load("c")
         assert names(models) == ["a", "b", "c"]
 
 
@@ -119,26 +120,12 @@ async def test_load_follows_renamed_bundle(folder: Path, other_bundle: Path) -> 
             await models.load("a")
 
 
-async def test_load_sees_end_of_clash(folder: Path, bundle_folder: Path) -> None:
-    async with running_models(folder) as models:
-        for name in ("c", "c.bundle"):
-            shutil.copytree(bundle_folder, folder / name)
-        assert await reason(models, "c") == "several bundles have its name"
-        with pytest.raises(ReloadError, match="several bundles have its name"):
-            await models.load("c")
-        shutil.rmtree(folder / "c")
-        assert await reason(models, "c") == "not loaded"
-        await models.load("c")
-        assert names(models) == ["a", "b", "c"]
-
-
 async def test_unload_answers_accepted_requests(folder: Path, other_bundle: Path) -> None:
     expected = expected_scores(other_bundle)
     async with running_models(folder) as models:
         service = models.named("b")
         with models.shared.scheduler.paused(service.active):
-            accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            await until(lambda: models.shared.scheduler.waiting_documents >= len(documents()))
+            accepted = await accept(service)
             unloading = asyncio.create_task(models.unload("b"))
             while (await states(models))["b"] != "UNLOADING":
                 await asyncio.sleep(0.01)
@@ -157,8 +144,7 @@ async def test_unload_answers_requests_of_bundle_before(folder: Path, other_bund
     async with running_models(folder) as models:
         service = models.named("b")
         with models.shared.scheduler.paused(service.active):
-            accepted = asyncio.create_task(service.classify(documents(), time.monotonic() + 60))
-            await until(lambda: models.shared.scheduler.waiting_documents >= len(documents()))
+            accepted = await accept(service)
             await models.load("b")
             unloads = [asyncio.create_task(models.unload("b")) for _ in range(2)]
             for _ in range(20):
