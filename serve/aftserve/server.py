@@ -59,7 +59,7 @@ address_logger = logging.getLogger(ADDRESS_LOGGER)
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that reloads the files; None on Windows, which lacks it."""
 _ENGINE_THREAD = "engine"
-"""Name of the thread of ``aftserve.scheduling.engine_thread``."""
+"""Name of the thread of ``aftserve.scheduling.scheduler``."""
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with the memory limit of the container: of control groups, version 2 and 1."""
 _LAST_RUN_SECONDS = 0.5

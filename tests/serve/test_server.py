@@ -16,7 +16,7 @@ import asyncio, atexit, threading
 from aftexport.system.process import end_process
 from aftserve import server
 from aftserve.cli import main
-from aftserve.scheduling.engine_thread import EngineThread
+from aftserve.scheduling.scheduler import EngineThread
 
 async def begin():
     EngineThread(threading.Event().wait, None, None)

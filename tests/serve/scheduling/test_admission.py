@@ -37,8 +37,7 @@ from aftserve.model import costs
 from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.batching import Backlog
-from aftserve.scheduling.engine_thread import StalledError
-from aftserve.scheduling.scheduler import Scheduler
+from aftserve.scheduling.scheduler import Scheduler, StalledError
 
 LINES = b"application/x-ndjson"
 SLOW = (

@@ -6,10 +6,13 @@ import json
 import math
 import shutil
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -32,9 +35,9 @@ from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
 from aftserve.model.load import ActiveBundle, load_model
 from aftserve.observability.metrics import Metrics
-from aftserve.scheduling.batching import Backlog, Job, Progress, Result, Running
+from aftserve.scheduling.batching import Backlog, Job, Progress, Result, Run, Running
 from aftserve.scheduling.queue import JobQueue
-from aftserve.scheduling.scheduler import Predictions, Scheduler
+from aftserve.scheduling.scheduler import EngineThread, Predictions, Scheduler
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
 from aftserve.types import Tokens
@@ -627,3 +630,40 @@ async def test_failed_release_is_named(
             await submit(scheduler, active, [5])
     assert "the model a did not release its memory: no memory" in caplog.text
     assert "0 documents" not in caplog.text
+
+
+class FailingMeasurement:
+    """A measurement whose step fails after another error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+
+    def step(self, stop: Stop) -> None:
+        error, self._error = self._error, None
+        assert error is not None
+        try:
+            raise ValueError("the first error")
+        except ValueError:
+            raise error from None
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    "kind", [RunStoppedError, lambda: EngineError("no memory", "Use less."), RuntimeError]
+)
+async def test_failed_run_is_freed_at_once(kind: Any, no_collection: None) -> None:
+    """Without this, an unloaded model keeps its memory until the next full garbage collection."""
+    model: Any = SimpleNamespace(measurement=FailingMeasurement(kind()))
+    future = asyncio.get_running_loop().create_future()
+    runs = [Run((), model, 0.0, 0.0, future, measures=True)]
+    left, over = weakref.ref(runs[0]), asyncio.Event()
+    del model, future
+    EngineThread(lambda: runs.pop() if runs else None, lambda run: None, over.set)
+    await asyncio.wait_for(over.wait(), 60)
+    assert left() is None
