@@ -8,7 +8,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from endless_model import DEAF, ENDLESS, hanging_bundle
 from hypothesis import given
 from hypothesis import strategies as st
 from model_states import running_service, until
-from queued_jobs import first, job, make_bundle, release
+from queued_jobs import MeasuringQueue, first, job, make_bundle, release
 from rich.console import Console
 from servers import serving
 
@@ -35,7 +35,7 @@ from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
 from aftserve.model.load import ActiveBundle, load_model
 from aftserve.observability.metrics import Metrics
-from aftserve.scheduling.batching import Backlog, Job, Progress, Result, Run, Running
+from aftserve.scheduling.batching import Backlog, Job, Measuring, Progress, Result, Run, Running
 from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.scheduler import EngineThread, Predictions, Scheduler
 from aftserve.serving.service import Service
@@ -443,6 +443,19 @@ def test_each_job_counts_by_its_model(
     ]:
         assert found == pytest.approx(predicted(counted), rel=1e-9, abs=1e-6)
         assert counted or found == 0
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_measurement_that_stays_delays_documents(yields: bool) -> None:
+    queue, future = MeasuringQueue(), Future[Any]()
+    queue.measured_bundle()
+    run = queue.next_run()
+    run.predicted, run.ended = 30.0, future  # type: ignore[assignment]
+    queue._state = Measuring(run, yields)
+    predictions = Predictions(queue)
+    assert predictions.wait_seconds(in_chunks=False) == pytest.approx(0 if yields else 30, abs=10)
+    assert predictions.wait_seconds(in_chunks=False, counts_run=False) == 0
+    assert predictions.backlog_seconds == 0  # of no document
 
 
 def test_replaced_model_predicts_waiting_documents() -> None:
