@@ -15,7 +15,9 @@ from aftserve.scheduling.batching import Job, Run
 from aftserve.scheduling.queue import JobQueue
 
 ANY: Any = object()
-CLASSIFIER: Any = SimpleNamespace(min_tokens=1)
+CLASSIFIER: Any = SimpleNamespace(
+    in_chunks=lambda tokens: False, engine=SimpleNamespace(release=lambda: None)
+)
 
 
 def make_bundle(name: str = "a", measurement: CostMeasurement | None = None) -> ActiveBundle:

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import httpx
@@ -24,6 +22,7 @@ from clients import eventually, head, http, measured_info, metric, raw_connectio
 from clocks import replace_time
 from endless_model import ENDLESS, hanging_bundle
 from grpc_servers import GrpcServer, ids_request, serving_grpc
+from queued_jobs import make_bundle
 from servers import serving
 
 import aftplugins
@@ -34,7 +33,8 @@ from aftserve.errors import BusyError, DocumentTooLongError, UnavailableError
 from aftserve.grpc.wire_types import SERVICE
 from aftserve.http.clients import Client
 from aftserve.model import costs
-from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
+from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape
+from aftserve.model.load import LoadedModel
 from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.batching import Backlog
 from aftserve.scheduling.scheduler import Scheduler, StalledError
@@ -213,47 +213,39 @@ TOKENS = 1_000_000
 DEADLINE_SECONDS = 100.0
 
 
-class Model:
-    """A model with first estimates from one run; a function does its further runs."""
+def make_model(run: Callable[[Stop], None] = lambda stop: None) -> LoadedModel:
+    """Return a model with first estimates from one run; a function does its further runs."""
 
-    def __init__(self, run: Callable[[Stop], None] = lambda stop: None) -> None:
-        self.measurement = CostMeasurement(self._measure, MeasuredRange(1, 16, 16, batching=False))
-        self.classifier = SimpleNamespace(
-            in_chunks=lambda tokens: False, engine=SimpleNamespace(release=lambda: None)
-        )
-        self.name = "model"
-        self.slowdown = SlowdownFactor()
-        self._run = run
-        # The first run takes a millisecond: on a busy machine, estimates would be hours, also those
-        # by which a run counts as stalled.
-        clock = itertools.count(0, 0.001)
-        with pytest.MonkeyPatch.context() as patch:
-            replace_time(patch, costs, perf_counter=lambda: next(clock))
-            self.measurement.step()
-
-    @property
-    def costs(self) -> Any:
-        return self.measurement.costs
-
-    def _measure(self, shape: Shape, stop: Stop | None) -> None:
+    def measure(shape: Shape, stop: Stop | None) -> None:
         if stop is None:
             time.sleep(0.001)
         else:
-            self._run(stop)
+            run(stop)
+
+    measurement = CostMeasurement(measure, MeasuredRange(1, 16, 16, batching=False))
+    # The first run takes a millisecond: on a busy machine, estimates would be hours, also those
+    # by which a run counts as stalled.
+    clock = itertools.count(0, 0.001)
+    with pytest.MonkeyPatch.context() as patch:
+        replace_time(patch, costs, perf_counter=lambda: next(clock))
+        measurement.step()
+    return make_bundle("model", measurement).model
 
 
-def make_scheduler(model: Any, stall_seconds: float = 300.0) -> Scheduler:
+def make_scheduler(model: LoadedModel, stall_seconds: float = 300.0) -> Scheduler:
     scheduler = Scheduler(budget_tokens=16, stall_seconds=stall_seconds, idle_seconds=math.inf)
     scheduler.measure(model)
     return scheduler
 
 
-async def admit(scheduler: Scheduler, model: Any, seconds: float = DEADLINE_SECONDS) -> float:
+async def admit(
+    scheduler: Scheduler, model: LoadedModel, seconds: float = DEADLINE_SECONDS
+) -> float:
     deadline = time.monotonic() + seconds
     return await Admission(scheduler, 10.0).admit(model, [TOKENS], deadline, Backlog(), Client(""))
 
 
-async def served(scheduler: Scheduler, model: Any) -> float:
+async def served(scheduler: Scheduler, model: LoadedModel) -> float:
     """Admit a document while the scheduler serves."""
     serving = asyncio.create_task(scheduler.serve())
     try:
@@ -266,7 +258,7 @@ async def served(scheduler: Scheduler, model: Any) -> float:
             run.stop.request()  # the engine's thread begins another run before it hears of the end
 
 
-def is_trusted(model: Model) -> bool:
+def is_trusted(model: LoadedModel) -> bool:
     model.slowdown.observe(100.0, 1.0)
     return model.slowdown.value < 1
 
@@ -282,21 +274,21 @@ def stalling(stop: Stop) -> None:
 
 
 def test_measurement_before_deadline_admits_document() -> None:
-    model = Model()
+    model = make_model()
     scheduler = make_scheduler(model)
-    assert model.costs.single(TOKENS) > DEADLINE_SECONDS
+    assert model.measurement.costs.single(TOKENS) > DEADLINE_SECONDS
     assert asyncio.run(served(scheduler, model)) < DEADLINE_SECONDS
     assert is_trusted(model)
 
 
 def test_deadline_before_measurement_gets_429() -> None:
-    model = Model()
+    model = make_model()
     with pytest.raises(BusyError, match="is not measured yet"):
         asyncio.run(admit(make_scheduler(model), model, seconds=2.0))
 
 
 def test_complete_measurement_gets_413() -> None:
-    model = Model(lambda stop: time.sleep(0.01))
+    model = make_model(lambda stop: time.sleep(0.01))
     model.measurement.measure_all()
     with pytest.raises(DocumentTooLongError):
         asyncio.run(admit(make_scheduler(model), model, seconds=1.0))
@@ -306,7 +298,7 @@ def test_complete_measurement_gets_413() -> None:
 def test_failed_measurement_gets_no_413(
     run: Callable[[Stop], None], stall_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Model(run)
+    model = make_model(run)
     scheduler = make_scheduler(model, stall_seconds)
     with caplog.at_level(logging.INFO, "aftserve.scheduler"):
         assert asyncio.run(served(scheduler, model)) > DEADLINE_SECONDS
@@ -317,12 +309,12 @@ def test_failed_measurement_gets_no_413(
 
 def test_replaced_model_admits_waiting_document() -> None:
     async def scenario() -> float:
-        model = Model()
+        model = make_model()
         scheduler = make_scheduler(model)
         waiting = asyncio.create_task(admit(scheduler, model))
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        scheduler.forget(model)  # type: ignore[arg-type]
+        scheduler.forget(model)
         return await asyncio.wait_for(waiting, 30)
 
     assert asyncio.run(scenario()) > DEADLINE_SECONDS
@@ -336,7 +328,7 @@ def test_stalled_scheduler_gets_503() -> None:
         while not is_over:
             time.sleep(0.01)
 
-    model = Model(endless)
+    model = make_model(endless)
     try:
         with pytest.raises(UnavailableError, match="stopped working"):
             asyncio.run(served(make_scheduler(model, stall_seconds=0.05), model))
