@@ -145,7 +145,6 @@ class Administrator:
 
     async def change(self, name: str, verb: str) -> None:
         """Load or unload a model by the Open Inference Protocol."""
-        # verb: load or unload
         response = await self._ask("POST", f"/v2/repository/models/{name}/{verb}")
         if response.status != 200:
             self.faults.append(f"{verb} of {name}: {response.status} {response.body!r}")
