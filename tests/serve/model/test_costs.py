@@ -47,6 +47,7 @@ IN_CHUNKS = [Measurement(1, 360, 0.01), Measurement(1, 720, 0.02)]
         (costs_of((16, 2.0), (32, 3.0)), 3, 2.0),  # as the shortest
         (costs_of((1024, 0.5), (4096, 2.0)), 1 << 20, 2.0 * 256),
         (costs_of(*((n, (n / 1024) ** 2) for n in (128, 512, 1024))), 8192, 64.0),
+        (costs_of((512, 1.0), (4096, 12.0)), 8192, 24.0),  # the power 1.2 is noise
         (costs_of((64, 0.1), min_power=2.0), 640, 10.0),
         (costs_of((64, 0.1), min_power=2.0), 64, 0.1),
         (
