@@ -22,10 +22,9 @@ from aftserve.batch.python_values import checked_document, plain_fields
 from aftserve.client.request import Fields, Names
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
+from aftserve.model.documents import TokenizedDocument, document_answer
 from aftserve.model.evidence import add_evidence
 from aftserve.model.evidence import explain as explain_answer
-from aftserve.model.inputs import TokenizedDocument
-from aftserve.model.results import document_answer
 from aftserve.model.wanted import AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings

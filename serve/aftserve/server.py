@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -40,12 +41,12 @@ from aftserve.http.listeners import (
 )
 from aftserve.http.tls import ServerCertificate, server_certificate
 from aftserve.model.load import ActiveBundle, load_model
-from aftserve.observability import container_memory, tracing
+from aftserve.observability import tracing
 from aftserve.observability.logging import ADDRESS_LOGGER, configure_logging, flush_output
 from aftserve.observability.tracing import Traces
 from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository
-from aftserve.serving.resources import SharedResources
+from aftserve.serving.service import SharedResources
 from aftserve.setting_sources import PREFIX, section
 from aftserve.settings import Settings
 
@@ -58,7 +59,9 @@ address_logger = logging.getLogger(ADDRESS_LOGGER)
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that reloads the files; None on Windows, which lacks it."""
 _ENGINE_THREAD = "engine"
-"""Name of the thread of ``aftserve.scheduling.engine_thread``."""
+"""Name of the thread of ``aftserve.scheduling.scheduler``."""
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the memory limit of the container: of control groups, version 2 and 1."""
 _LAST_RUN_SECONDS = 0.5
 """Time for the engine's last run at the end of the server, which may be a measurement."""
 _LAST_HANDSHAKE_SECONDS = 1.0
@@ -263,9 +266,25 @@ def _load_bundle(bundle: Bundle, settings: Settings, console: Console) -> Active
     return ActiveBundle(bundle, model)
 
 
+def memory_room() -> int | None:
+    """Return the bytes that the limit leaves beside the memory of this process; None if unlimited.
+
+    The result is 0 if the process has more than the limit, as shared pages may count for others.
+    """
+    for name in _MEMORY_LIMITS:
+        try:
+            limit = Path(name).read_text()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+        except OSError:
+            continue
+        if limit.strip().isdigit():  # else "max"
+            return max(0, int(limit) - pages * mmap.PAGESIZE)
+    return None
+
+
 def _warn_about_memory(models: ModelRepository) -> None:
     """Warn if a document may take more memory than the container has left."""
-    room, settings = container_memory.memory_room(), models.settings
+    room, settings = memory_room(), models.settings
     if room is not None and room < settings.memory_budget:
         logger.warning(
             "the container's memory limit leaves %d MiB; a run that takes the %g MiB of"

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from aftexport.system.console import stage
 from load.documents import bare_engine, count_ambiguous_pairs, export_model, make_documents
-from load.parts import LOAD, PARTS, SOAK, Setting
-from load.report import Report
+from load.parts import LOAD, PARTS, SOAK, Report, Setting
 
 _SHORTEST = 64
 

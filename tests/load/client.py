@@ -15,16 +15,10 @@ class ConnectionEndedError(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the server.
-
-    Attributes:
-        status: its status.
-        head: its status line and its headers, with names and values in lower case.
-        body: its body.
-    """
+    """A response of the server."""
 
     status: int
-    head: str
+    head: str  # status line and headers, with names and values in lower case
     body: bytes
 
     @property
@@ -35,11 +29,7 @@ class Response:
 
 
 class Connection:
-    """A connection to a server, which reopens after it was closed.
-
-    Args:
-        address: ``http://host:port``.
-    """
+    """A connection to a server, which reopens after it was closed."""
 
     def __init__(self, address: str) -> None:
         place = urlsplit(address)
@@ -47,11 +37,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self) -> None:
-        """Connect, unless it is connected already.
-
-        Raises:
-            ConnectionRefusedError: if the server does not listen.
-        """
+        """Connect, unless it is connected already."""
         if self._streams is None:
             try:
                 self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
@@ -66,12 +52,7 @@ class Connection:
     async def exchange(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Send a request and wait for the response; a cancellation closes the connection.
-
-        Raises:
-            ConnectionRefusedError: if the server does not listen.
-            ConnectionEndedError: if the connection ends before the whole response.
-        """
+        """Send a request and wait for the response; a cancellation closes the connection."""
         await self.open()
         assert self._streams is not None
         reader, writer = self._streams
@@ -94,11 +75,7 @@ class Connection:
                 self.close()
 
     async def break_off(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send the first half of a request, and close the connection.
-
-        Raises:
-            ConnectionRefusedError: if the server does not listen.
-        """
+        """Send the first half of a request, and close the connection."""
         await self.open()
         assert self._streams is not None
         content = _request("POST", path, body, headers)

@@ -27,17 +27,11 @@ _ALPHABET = 4
 
 @dataclass(frozen=True)
 class Document:
-    """A document of the requests.
+    """A document of the requests."""
 
-    Attributes:
-        text: ASCII characters, one token each.
-        ids: token IDs of the text.
-        scores: scores by label, from a run of the document alone.
-    """
-
-    text: str
+    text: str  # ASCII characters, one token each
     ids: Tokens
-    scores: dict[str, float]
+    scores: dict[str, float]  # by label, from a run of the document alone
 
     @property
     def as_text(self) -> bytes:

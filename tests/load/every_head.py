@@ -28,16 +28,10 @@ Expected = dict[str, Any]
 
 @dataclass(frozen=True)
 class Document:
-    """A document of the requests.
-
-    Attributes:
-        number: its index.
-        text: ASCII characters, one token each.
-        ids: token IDs of the text.
-    """
+    """A document of the requests."""
 
     number: int
-    text: str
+    text: str  # ASCII characters, one token each
     ids: Tokens
 
 

@@ -29,17 +29,12 @@ _COMMAND = (sys.executable, "-m", "load.health_probe")
 
 @dataclass
 class Delays:
-    """The delays of a run, in ms.
+    """The delays of a run, in ms."""
 
-    Attributes:
-        health: delay of each ``/healthz``.
-        waits: time in which threads of the server waited for a core during each ``/healthz``.
-        bare: delay of each answer of the bare responder.
-    """
-
-    health: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)  # of each /healthz
+    # Of the server's threads for a core, during each /healthz.
     waits: list[float] = field(default_factory=list)
-    bare: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)  # of the bare responder
 
     @property
     def own(self) -> list[float]:
@@ -55,13 +50,7 @@ def quantile(delays: Sequence[float], share: float) -> float:
 
 @contextmanager
 def probing(address: str, process: "subprocess.Popen[bytes]", log: Path) -> Iterator[Delays]:
-    """Probe a server within the block, after which the delays are complete.
-
-    Args:
-        address: URL of the server.
-        process: its process.
-        log: file for the errors of the probe.
-    """
+    """Probe a server within the block, after which the delays are complete."""
     delays = Delays()
     words = [*_COMMAND, address, str(process.pid)]
     pipe = subprocess.PIPE

@@ -1,17 +1,148 @@
 """The interfaces of a server: a request of each, and the answers that its response carries."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from served_heads import FLAGS, TOPICS
 
-from aftserve.grpc.wire_types import SERVICE
-from load import tensor_messages
+from aftserve.grpc.wire_types import MESSAGES, SERVICE
 from load.every_head import Document
-from load.messages import Found, Message, json_message
+
+Found = dict[str, Any]
+"""The fields of ``every_head.Expected`` that a response carries for one document."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A request or a response."""
+
+    body: bytes  # or the protobuf message of gRPC
+    # Those of a response are in lower case.
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_message(**fields: Any) -> Message:
+    """Return a message with an object of JSON."""
+    return Message(json.dumps(fields).encode())
+
+
+_LENGTH = "inference-header-content-length"
+_TENSOR_FIELDS = {
+    "topic.scores": "columns",
+    "paid.scores": "columns",
+    "flags.labels": "holds",
+    "flags.scores": "columns",
+    "age.values": "columns",
+    "tags.labels": "holds",
+    "tags.scores": "columns",
+    "embedding.vector": "columns",
+}
+"""The field of each tensor of numbers."""
+_DTYPES = {"FP32": np.float32, "INT64": np.int64, "BOOL": np.bool_}
+
+
+def write_texts(model: str, documents: Sequence[Document]) -> Message:
+    """Write a request of texts in JSON."""
+    return json_message(inputs=[_text_tensor(documents) | {"data": [d.text for d in documents]}])
+
+
+def write_binary(model: str, documents: Sequence[Document]) -> Message:
+    """Write a request of token ids in binary tensors, for outputs in binary tensors."""
+    arrays = _padded(documents)
+    inputs = [
+        _ids_tensor(name, array) | {"parameters": {"binary_data_size": array.nbytes}}
+        for name, array in arrays.items()
+    ]
+    head = json_message(inputs=inputs, parameters={"binary_data_output": True}).body
+    body = head + b"".join(array.tobytes() for array in arrays.values())
+    return Message(body, {_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"})
+
+
+def write_call(model: str, documents: Sequence[Document]) -> Message:
+    """Write a ModelInferRequest: of texts in ``contents``, or of token ids as raw bytes."""
+    request = MESSAGES["ModelInferRequest"](model_name=model)
+    if documents[0].number % 2:
+        contents = {"bytes_contents": [one.text.encode() for one in documents]}
+        request.inputs.add(**_text_tensor(documents), contents=contents)
+    else:
+        for name, array in _padded(documents).items():
+            request.inputs.add(**_ids_tensor(name, array))
+            request.raw_input_contents.append(array.tobytes())
+    return Message(request.SerializeToString())
+
+
+def read_outputs(response: Message) -> list[Found]:
+    """Read a response of JSON, which binary tensors may follow."""
+    size = int(response.headers.get(_LENGTH, len(response.body)))
+    content, rest = json.loads(response.body[:size]), response.body[size:]
+    arrays = {}
+    for output in content["outputs"]:
+        name, datatype, shape = output["name"], output["datatype"], output["shape"]
+        if (data := output.get("data")) is None:
+            length = output["parameters"]["binary_data_size"]
+            data, rest = _decoded(datatype, shape, rest[:length]), rest[length:]
+        elif datatype != "BYTES":
+            data = np.array(data, _DTYPES[datatype]).reshape(shape)
+        arrays[name] = data
+    if rest:
+        raise ValueError(f"{len(rest)} bytes follow the tensors")
+    return _rows(content["parameters"]["bundle"], arrays)
+
+
+def read_call(response: Message) -> list[Found]:
+    """Read a ModelInferResponse."""
+    message = MESSAGES["ModelInferResponse"].FromString(response.body)
+    tensors = zip(message.outputs, message.raw_output_contents, strict=True)
+    arrays = {one.name: _decoded(one.datatype, one.shape, content) for one, content in tensors}
+    return _rows(message.parameters["bundle"].string_param, arrays)
+
+
+def _text_tensor(documents: Sequence[Document]) -> dict[str, Any]:
+    return {"name": "text", "datatype": "BYTES", "shape": [len(documents)]}
+
+
+def _ids_tensor(name: str, array: NDArray[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": "INT64", "shape": [*array.shape]}
+
+
+def _padded(documents: Sequence[Document]) -> dict[str, NDArray[Any]]:
+    lengths = np.array([len(one.ids) for one in documents])
+    ids = np.zeros((len(documents), lengths.max()), np.int64)
+    for row, one in zip(ids, documents, strict=True):
+        row[: len(one.ids)] = one.ids
+    return {"input_ids": ids, "lengths": lengths}
+
+
+def _decoded(datatype: str, shape: Sequence[int], content: bytes) -> Any:
+    if datatype != "BYTES":
+        return np.frombuffer(content, _DTYPES[datatype]).reshape(shape)
+    strings = []
+    while content:
+        end = 4 + int.from_bytes(content[:4], "little")
+        strings.append(content[4:end].decode())
+        content = content[end:]
+    return strings
+
+
+def _rows(bundle: str, arrays: dict[str, Any]) -> list[Found]:
+    """Return the row of each document in all tensors, without its padding."""
+    found = []
+    for row, used in enumerate(arrays["tokens_used"]):
+        one: Found = {"bundle": bundle, "tokens_total": int(arrays["tokens_total"][row])}
+        for name, key in _TENSOR_FIELDS.items():
+            head, _, _ = name.partition(".")
+            values = arrays[name][row]
+            one.setdefault(head, {})[key] = values[:used] if head == "tags" else values
+        for head in ("topic", "paid"):
+            one[head]["label"] = arrays[f"{head}.label"][row]
+        one["tags"]["spans"] = json.loads(arrays["tags.spans"][row])
+        found.append(one)
+    return found
+
 
 _FIELDS = {
     "topic": ("label", "scores"),
@@ -27,29 +158,18 @@ _LINES = "application/x-ndjson"
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface.
-
-    Attributes:
-        name: readable name.
-        path: path of a request; ``{model}`` stands for the name of the model.
-        write: function that writes a request about documents to a model.
-        read: function that returns the answers of a response, in order, without fields where the
-            queue was too long for a document. It raises ValueError, KeyError, TypeError or
-            IndexError if the response is not one of this interface.
-        route: path in the metrics; None if it is ``path`` without a query.
-        max_documents: maximum number of documents of a request.
-        is_by_document: whether each document of a request may be answered by another bundle.
-        names_model: whether a request names its model.
-    """
+    """An interface."""
 
     name: str
-    path: str
-    write: Callable[[str, Sequence[Document]], Message]
+    path: str  # {model} stands for the name of the model
+    write: Callable[[str, Sequence[Document]], Message]  # a request about documents to a model
+    # The answers in order, empty where the queue was too long. It raises ValueError, KeyError,
+    # TypeError or IndexError for a response of another form.
     read: Callable[[Message], list[Found]]
-    route: str | None = None
-    max_documents: int = 3
-    is_by_document: bool = False
-    names_model: bool = False
+    route: str | None = None  # path in the metrics, if it is not path without a query
+    max_documents: int = 3  # of a request
+    is_by_document: bool = False  # each document of a request may be answered by another bundle
+    names_model: bool = False  # in its requests
 
     @property
     def is_grpc(self) -> bool:
@@ -126,8 +246,8 @@ def _read_streamed(response: Message) -> list[Found]:
             continue
         if "start_token" in part and part["start_token"] != len(tags["labels"]):
             raise ValueError(f"token {part['start_token']} follows {len(tags['labels'])} tokens")
-        for field in tags.keys() & part.keys():
-            tags[field] += part[field]
+        for name in tags.keys() & part.keys():
+            tags[name] += part[name]
     first["heads"]["tags"] = tags
     return [_result(first)]
 
@@ -184,15 +304,15 @@ INTERFACES = (
     Interface("lines", "/infer", _write_lines, _read_lines, max_documents=5, is_by_document=True),
     Interface("streamed parts", "/infer", _write_streamed, _read_streamed, max_documents=1),
     Interface(
-        "tensors in JSON", _TENSORS, tensor_messages.write_texts, tensor_messages.read_outputs,
+        "tensors in JSON", _TENSORS, write_texts, read_outputs,
         _TENSORS_ROUTE, names_model=True,
     ),
     Interface(
-        "binary tensors", _TENSORS, tensor_messages.write_binary, tensor_messages.read_outputs,
+        "binary tensors", _TENSORS, write_binary, read_outputs,
         _TENSORS_ROUTE, names_model=True,
     ),
     Interface(
-        "gRPC", f"/{SERVICE}/ModelInfer", tensor_messages.write_call, tensor_messages.read_call,
+        "gRPC", f"/{SERVICE}/ModelInfer", write_call, read_call,
         names_model=True,
     ),
     Interface(

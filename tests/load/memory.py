@@ -41,24 +41,15 @@ Service.classify = keeping
 
 
 def trimming_server(changes: str = "") -> tuple[str, str]:
-    """Return the program of a server whose memory ``resident_mib`` can measure.
-
-    Args:
-        changes: code that changes the server before its start, such as a fault to be found.
-    """
+    """Return the program of a server whose memory ``resident_mib`` can measure."""
+    # changes: code that runs before the start, such as a fault to be found
     return "-c", _SERVER.format(changes=changes)
 
 
 def resident_mib(
     address: str, process: "subprocess.Popen[bytes]", read_metric: Callable[[str], float]
 ) -> float:
-    """Return the resident memory of an idle server after it has returned its free memory.
-
-    Args:
-        address: URL of the server.
-        process: its process.
-        read_metric: function that returns a metric of the server by its name.
-    """
+    """Return the resident memory of an idle server after it has returned its free memory."""
     eventually(lambda: read_metric("aftserve_idle") == 1, "the server is idle")
     process.send_signal(signal.SIGUSR1)
     eventually(lambda: http.get(f"{address}/healthz").is_success, "memory is trimmed")
@@ -75,28 +66,13 @@ def growth(
     documents: Sequence[Document],
     log: Path,
     *,
-    rounds: int,
-    requests: int,
+    rounds: int,  # measured, after half as many to warm up
+    requests: int,  # of each round
     connections: int,
     options: Sequence[str] = (),
-    leak: int = 0,
+    leak: int = 0,  # bytes that the server leaks per request
 ) -> tuple[float, list[float]]:
-    """Measure the resident memory of a server after each round of mixed traffic.
-
-    Args:
-        bundle: bundle of the server.
-        documents: documents of the requests; a fifth of the clients disconnect.
-        log: log file of the server.
-        rounds: number of measured rounds, after half as many to warm up.
-        requests: number of requests of each round.
-        connections: number of concurrent connections.
-        options: options of the server.
-        leak: number of bytes that the server leaks per request.
-
-    Returns:
-        Growth in MiB per thousand requests, from a line through the measured rounds, and the
-        resident MiB after each round.
-    """
+    """Return the growth in MiB per 1000 requests of mixed traffic, and the MiB after each round."""
     resident = []
     program = trimming_server(_LEAK.format(leak=leak) if leak else "")
     options = (*options, "--idle-seconds", "0.5")

@@ -1,19 +1,178 @@
 """The parts of ``make load`` and ``make soak``, and their bounds."""
 
-from collections.abc import Callable
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import httpx
+from benchmarks.setup import cpu_name
+from commands import run_python
+from rich.console import Console
 from servers import serving
 
-from load import every_head, memory, offline, speed
+from aftexport.system.console import plain_table
+from load import every_head, memory, speed
 from load import storm as storms
-from load.documents import Document, bare_engine, make_documents
+from load.documents import BOUND, Document, bare_engine, make_documents
 from load.health_probe import quantile
-from load.report import Report
-from load.stopping import stop_under_load
-from load.traffic import make_requests, send
+from load.traffic import Request, Results, make_requests, send
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured property."""
+
+    name: str
+    value: float
+    unit: str
+    bound: str = ""
+    within: bool | None = None  # None without a bound
+
+
+@dataclass
+class Report:
+    """The conditions and the measured properties of a run."""
+
+    conditions: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all values are within their bounds."""
+        return all(row.within is not False for row in self.rows)
+
+    def shown(self, name: str, value: float, unit: str) -> None:
+        """Add a property without a bound."""
+        self.rows.append(Row(name, value, unit))
+
+    def at_most(self, name: str, value: float, bound: float, unit: str) -> None:
+        """Add a property with an upper bound."""
+        self.rows.append(Row(name, value, unit, f"at most {bound:g}", value <= bound))
+
+    def at_least(self, name: str, value: float, bound: float, unit: str) -> None:
+        """Add a property with a lower bound."""
+        self.rows.append(Row(name, value, unit, f"at least {bound:g}", value >= bound))
+
+    def write(self, path: Path) -> None:
+        """Write conditions and rows as JSON."""
+        machine = {"cpu": cpu_name(), "cores": os.cpu_count()}
+        content = {"conditions": machine | self.conditions, "rows": [asdict(r) for r in self.rows]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+    def show(self, console: Console) -> None:
+        """Print the table."""
+        table = plain_table("property", "measured", "", "bound", "")
+        verdicts = {None: "", True: "[green]within[/]", False: "[red]outside[/]"}
+        for row in self.rows:
+            table.add_row(row.name, f"{row.value:,.4g}", row.unit, row.bound, verdicts[row.within])
+        console.print(table)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The end of a server after SIGTERM."""
+
+    exit_status: int
+    results: Results
+    lost: list[str]  # names of logged requests whose clients did not get the right answer
+    answered_after: int  # requests answered after the signal
+
+
+def stop_under_load(
+    bundle: Path,
+    documents: Sequence[Document],
+    log: Path,
+    *,
+    after: int,
+    connections: int,
+    options: Sequence[str] = (),
+) -> Stopped:
+    """Send SIGTERM to a server once its clients have begun ``after`` requests.
+
+    All clients wait for their answers, with a long deadline.
+    """
+    words = ("--log-format", "json", "--drain-seconds", "0.2", *options)
+    with serving(bundle, log, *words) as (address, process):
+        before = 0
+
+        def requests() -> Iterator[Request]:
+            nonlocal before
+            for number, request in enumerate(make_requests(documents, 1 << 30)):
+                if number == after:
+                    before = len(_taken(log))
+                    process.send_signal(signal.SIGTERM)
+                yield request
+
+        results = send(address, requests(), connections=connections)
+        exit_status = process.wait(60)
+    right = {o.request.name for o in results.outcomes if o.state == "right"}
+    taken = _taken(log)
+    lost = [name for name in taken if name not in right]
+    return Stopped(exit_status, results, lost, len(taken) - before)
+
+
+def _taken(log: Path) -> list[str]:
+    lines = (line for line in log.read_text("utf-8").splitlines() if line.startswith("{"))
+    events = [event for event in map(json.loads, lines) if event["logger"] == "aftserve.request"]
+    return [event["request_id"] for event in events if "POST /infer" in event["message"]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to all documents."""
+
+    seconds: float
+    answers: list[dict[str, Any]]  # label and scores of each document, in order
+
+    def count_differences(self, other: "Answers") -> int:
+        """Count the documents whose label differs, or whose scores differ over the bound."""
+        return sum(
+            a["label"] != b["label"]
+            or any(abs(a["scores"][label] - b["scores"][label]) > BOUND for label in b["scores"])
+            for a, b in zip(self.answers, other.answers, strict=True)
+        )
+
+
+def write_documents(texts: Sequence[str], folder: Path) -> None:
+    """Write each text to a file; the names keep the order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for number, text in enumerate(texts):
+        (folder / f"{number:06}.txt").write_text(text, "utf-8")
+
+
+def by_loop(bundle: Path, folder: Path, log: Path, threads: int) -> Answers:
+    """Send documents one by one to a server; its start is not measured."""
+    with (
+        serving(bundle, log, "--threads", str(threads), measured=True) as (address, _),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        started = time.monotonic()
+        answers = []
+        for path in sorted(folder.iterdir()):
+            response = client.post("/infer", json={"text": path.read_text("utf-8")})
+            answers.append(response.raise_for_status().json())
+        return Answers(time.monotonic() - started, answers)
+
+
+def by_batch(bundle: Path, folder: Path, out: Path, threads: int) -> Answers:
+    """Run the command, and measure it with its start and that of Ray."""
+    started = time.monotonic()
+    words = ("batch", bundle.resolve(), folder.resolve(), "--output", out.resolve())
+    outcome = run_python("-m", "aftserve", *words, "--threads", str(threads), cwd=folder.parent)
+    seconds = time.monotonic() - started
+    if outcome.code != 0:
+        raise RuntimeError(outcome.err)
+    return Answers(seconds, [json.loads(line) for line in out.read_text("utf-8").splitlines()])
+
 
 _BATCH_LONGEST = 2048
 _BATCH_ROUNDS = 2
@@ -33,27 +192,16 @@ _CONTENDERS_DOCUMENTS = 60
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of all parts.
-
-    Attributes:
-        checkpoint: checkpoint of the model.
-        bundle: bundle of the model.
-        documents: documents of the requests.
-        requests: number of requests of the mixed traffic.
-        connections: number of concurrent connections.
-        rounds: rounds of each contender, and half the rounds of ``growth``.
-        threads: threads of every engine.
-        folder: folder of the logs.
-    """
+    """The setting of all parts."""
 
     checkpoint: Path
     bundle: Path
     documents: list[Document]
-    requests: int
+    requests: int  # of the mixed traffic
     connections: int
-    rounds: int
-    threads: int
-    folder: Path
+    rounds: int  # of each contender, and half the rounds of growth
+    threads: int  # of every engine
+    folder: Path  # of the logs
 
     @property
     def words(self) -> tuple[str, str]:
@@ -135,12 +283,12 @@ def batch(setting: Setting, report: Report) -> None:
     """Compare ``aftserve batch`` with one client that posts single documents."""
     engine, folder = bare_engine(setting.bundle, setting.threads), setting.folder / "documents"
     documents = make_documents(engine, setting.requests, shortest=64, longest=_BATCH_LONGEST)
-    offline.write([document.text for document in documents], folder)
+    write_documents([document.text for document in documents], folder)
     ratios = []
     for _ in range(_BATCH_ROUNDS):
-        loop = offline.by_loop(setting.bundle, folder, setting.log("loop"), setting.threads)
+        loop = by_loop(setting.bundle, folder, setting.log("loop"), setting.threads)
         out = setting.folder / "answers.jsonl"
-        together = offline.by_batch(setting.bundle, folder, out, setting.threads)
+        together = by_batch(setting.bundle, folder, out, setting.threads)
         ratios.append(loop.seconds / together.seconds)
         report.shown("batch: a loop over /infer", loop.seconds, "s")
         report.shown("batch: aftserve batch", together.seconds, "s")

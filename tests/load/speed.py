@@ -36,17 +36,11 @@ _DEADLINE_SECONDS = 300.0
 
 @dataclass
 class Speed:
-    """The speed of one way to answer documents.
+    """The speed of one way to answer documents."""
 
-    Attributes:
-        rounds: documents per second of each round.
-        seconds: latency of each answer.
-        wrong: number of wrong or missing answers.
-    """
-
-    rounds: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    wrong: int = 0
+    rounds: list[float] = field(default_factory=list)  # documents per second of each
+    seconds: list[float] = field(default_factory=list)  # of each answer
+    wrong: int = 0  # also missing ones
 
     @property
     def documents_per_second(self) -> float:
@@ -118,11 +112,7 @@ def compare(
 def overhead_seconds(
     address: str, engine: Classifier, document: Document, *, blocks: int, repeats: int = 20
 ) -> tuple[float, float]:
-    """Measure a client's requests about one document, alternating with runs of the bare engine.
-
-    Returns:
-        Median seconds of a request and of a run.
-    """
+    """Measure a client's requests about one document, alternating with runs of the bare engine."""
 
     async def run() -> tuple[float, float]:
         connection, body = Connection(address), document.as_text

@@ -9,11 +9,10 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
+from load.changes import KeyRing, ServedModel
 from load.client import Connection, ConnectionEndedError
 from load.every_head import Document, Expected
-from load.generations import KeyRing, ServedModel
-from load.interfaces import INTERFACES, Interface
-from load.messages import Found, Message
+from load.interfaces import INTERFACES, Found, Interface, Message
 
 OK = ("200", "OK")
 """Statuses of answers."""
@@ -29,34 +28,21 @@ _DECISIONS = {"label", "labels", "holds", "spans"}
 
 @dataclass(frozen=True)
 class Reply:
-    """The end of a request that its client waited for.
+    """The end of a request that its client waited for."""
 
-    Attributes:
-        status: status of HTTP, or name of gRPC's status; ``ended`` if the connection ended.
-        message: the response, or the text of the error.
-    """
-
-    status: str
-    message: Message
+    status: str  # of HTTP, or the name of gRPC's; ended if the connection ended
+    message: Message  # the response, or the text of the error
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a request.
+    """The outcome of a request."""
 
-    Attributes:
-        name: request ID in the server's log.
-        interface: its interface.
-        model: name of the model.
-        documents: number of its documents.
-        status: status of the reply; None if the client left.
-    """
-
-    name: str
+    name: str  # request ID in the server's log
     interface: Interface
     model: str
     documents: int
-    status: str | None
+    status: str | None  # None if the client left
 
     @property
     def is_answered(self) -> bool:
@@ -68,18 +54,6 @@ class StormClients:
     """Clients that draw an interface, documents and a key for each request.
 
     A quarter of them leave: in the middle of their request, or before its answer.
-
-    Args:
-        address: URL of the server.
-        grpc_address: its address for gRPC.
-        models: the models.
-        keys: the API keys.
-        documents: documents of the requests.
-        bound: maximum error of a number; 0 for equal bits.
-
-    Attributes:
-        outcomes: outcome of each request.
-        faults: description of each outcome against the contract.
     """
 
     def __init__(
@@ -90,7 +64,7 @@ class StormClients:
         keys: KeyRing,
         documents: Sequence[Document],
         *,
-        bound: float,
+        bound: float,  # maximum error of a number; 0 for equal bits
     ) -> None:
         self._address = address
         self._grpc_address = grpc_address
@@ -278,14 +252,9 @@ async def _call(channel: grpc.aio.Channel, path: str, request: Message) -> Reply
 
 
 def is_answer(found: Found, expected: Expected, bound: float) -> bool:
-    """Return whether all fields of a response equal those of the bare model.
-
-    Args:
-        found: fields of the response.
-        expected: fields of the bare model, which may be more.
-        bound: maximum error of a number, relative to the larger of it and 1. With 0 every bit must
-            be equal; otherwise only the numbers and the bundle are compared.
-    """
+    """Return whether all fields of a response equal those of the bare model."""
+    # expected: may have more fields
+    # bound: relative to the larger of a number and 1; with 0 every bit must be equal
     return bool(found) and _is_same(found, expected, bound)
 
 

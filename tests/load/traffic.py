@@ -19,51 +19,33 @@ GRACE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Request:
-    """A request of one client.
+    """A request of one client."""
 
-    Attributes:
-        name: request ID in the server's log.
-        document: document of the request.
-        body: document as text or as token IDs, in JSON.
-        deadline_seconds: value of the header ``Deadline-Seconds``.
-        patience_seconds: time until the client disconnects, or None if it stays.
-    """
-
-    name: str
+    name: str  # request ID in the server's log
     document: Document
-    body: bytes
+    body: bytes  # text or token IDs, in JSON
     deadline_seconds: float
-    patience_seconds: float | None
+    patience_seconds: float | None  # until the client disconnects
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a request.
-
-    Attributes:
-        request: the request.
-        state: ``right`` or ``wrong`` answer, ``left`` if the client disconnected, ``ended`` if the
-            connection ended, ``refused`` if the server did not listen, or a status code.
-        seconds: time from the request to its outcome.
-        predicted: seconds that the server predicted at acceptance, if it answered.
-    """
+    """The outcome of a request."""
 
     request: Request
+    # Right, wrong, left (client disconnected), ended (connection), refused (no listener), or a
+    # status.
     state: str
     seconds: float
-    predicted: float | None = None
+    predicted: float | None = None  # seconds, at acceptance
 
 
 @dataclass
 class Results:
-    """The outcomes of all requests.
-
-    Attributes:
-        outcomes: outcome of each request.
-        wall_seconds: time from the first request, with all clients connected, to the last outcome.
-    """
+    """The outcomes of all requests."""
 
     outcomes: list[Outcome] = field(default_factory=list)
+    # From the first request, with all clients connected, to the last outcome.
     wall_seconds: float = 0.0
 
     @property
@@ -100,19 +82,11 @@ def make_requests(
     documents: Sequence[Document],
     count: int,
     *,
-    leaving: float = 0.0,
-    hurried: float = 0.0,
+    leaving: float = 0.0,  # share of the clients that disconnect within a fifth of a second
+    hurried: float = 0.0,  # share of the clients with a deadline between 20 ms and a second
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Draw requests about random documents, as text and as token IDs.
-
-    Args:
-        documents: documents to draw from.
-        count: number of requests.
-        leaving: share of the clients that disconnect within a fifth of a second.
-        hurried: share of the clients with a deadline between 20 ms and a second.
-        seed: seed of the random generator.
-    """
+    """Draw requests about random documents, as text and as token IDs."""
     generator = np.random.default_rng(seed)
     bodies = [(document, document.as_text, document.as_ids) for document in documents]
     for number in range(count):

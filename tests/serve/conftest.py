@@ -1,5 +1,7 @@
 """A second bundle, a folder in which it can replace the first, and a server of both."""
 
+import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,16 @@ from shared_folders import made_once
 
 import aftexport
 from aftexport.pipeline.export import export
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,8 +21,8 @@ import torch
 from calibrations import calibration, details
 from clients import http
 from grpc_servers import GrpcServer, serving_grpc
-from load import tensor_messages
 from load.every_head import Document
+from load.interfaces import write_binary, write_call, write_texts
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.calibration.calibrated_bundle import write_calibrated
@@ -245,7 +245,7 @@ def as_tensors(served: Served, write: Callable[..., Any], first: int) -> list[He
 
 
 def as_call(served: Served, first: int) -> list[Heads]:
-    message = tensor_messages.write_call(served.name, documents(first))
+    message = write_call(served.name, documents(first))
     with grpc.insecure_channel(served.server.grpc) as channel:
         call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
         response = MESSAGES["ModelInferResponse"].FromString(call(message.body))
@@ -412,10 +412,10 @@ INTERFACES = {
     "client stream": Interface(by_client_stream),
     "batch rows": Interface(as_rows, lambda _, fields: single_precision(fields)),
     "tensors": Interface(
-        lambda served: as_tensors(served, tensor_messages.write_texts, 1), tensors_of
+        lambda served: as_tensors(served, write_texts, 1), tensors_of
     ),
     "binary tensors": Interface(
-        lambda served: as_tensors(served, tensor_messages.write_binary, 0), tensors_of,
+        lambda served: as_tensors(served, write_binary, 0), tensors_of,
         is_text=False,
     ),
     "gRPC texts": Interface(lambda served: as_call(served, 1), tensors_of),
@@ -495,7 +495,7 @@ def test_predictor_equals_pytorch(
 def test_metadata_lists_tensors(model: str, every: dict[str, Served]) -> None:
     served = every[model]
     path = f"{served.server.http}/v2/models/{served.name}"
-    message = tensor_messages.write_texts(served.name, documents(1))
+    message = write_texts(served.name, documents(1))
     found = served.post(f"/v2/models/{served.name}/infer", message.body).json()["outputs"]
     known = http.get(path).json()["outputs"]
     kinds = ("name", "datatype")

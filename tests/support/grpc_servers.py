@@ -18,17 +18,10 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class GrpcServer:
-    """A server.
+    """A server."""
 
-    Attributes:
-        http: its URL.
-        grpc: its address for gRPC.
-        process: its process.
-        log: the file of its log.
-    """
-
-    http: str
-    grpc: str
+    http: str  # its URL
+    grpc: str  # its address for gRPC
     process: "subprocess.Popen[bytes]"
     log: Path
 

@@ -1,8 +1,8 @@
 """Jobs of models without engines, and a queue whose measurements run on a clock of the test."""
 
-import asyncio
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +11,13 @@ import numpy as np
 from aftexport.engines import RunStoppedError, Stop
 from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.scheduling.batching import Run
-from aftserve.scheduling.job import Job
-from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.batching import Job, Run
 from aftserve.scheduling.queue import JobQueue
 
 ANY: Any = object()
-CLASSIFIER: Any = SimpleNamespace(min_tokens=1)
+CLASSIFIER: Any = SimpleNamespace(
+    in_chunks=lambda tokens: False, engine=SimpleNamespace(release=lambda: None)
+)
 
 
 def make_bundle(name: str = "a", measurement: CostMeasurement | None = None) -> ActiveBundle:
@@ -32,11 +32,10 @@ BUNDLE = make_bundle()
 """The bundle of jobs without another one."""
 
 
-def job(
-    loop: asyncio.AbstractEventLoop, seconds: float = 0.1, active: ActiveBundle = BUNDLE
-) -> Job:
-    """Return a document of one token."""
-    return Job(active, np.zeros(1, np.int64), seconds, math.inf, loop.create_future(), ANY)
+def job(seconds: float = 0.1, active: ActiveBundle = BUNDLE, tokens: int = 1) -> Job:
+    """Return a document whose future belongs to no event loop."""
+    future: Any = Future()
+    return Job(active, np.zeros(tokens, np.int64), math.inf, ANY, future, seconds)
 
 
 def run_of(jobs: Sequence[Job]) -> Run:
@@ -55,18 +54,13 @@ def release(model: LoadedModel) -> Run:
 
 
 class MeasuringQueue(JobQueue):
-    """A queue beside measurements, which run on a clock of the test.
-
-    Attributes:
-        turns: turns of the measurements.
-        now: time of the clock.
-        arrival: called 70 ms after the start of each run that measures.
-    """
+    """A queue beside measurements, which run on a clock of the test."""
 
     def __init__(self) -> None:
-        self.now, self.arrival = 0.0, lambda: None
-        self.turns = MeasurementTurns(clock=lambda: self.now)
-        super().__init__(self.turns)
+        self.now, self.arrival = 0.0, lambda: None  # 70 ms after the start of a measurement
+        super().__init__()
+        self.turns._now = lambda: self.now  # type: ignore[method-assign]
+        self.turns._since = 0.0
 
     def make_bundle(self, name: str = "a", *, seconds: float = 0.0) -> ActiveBundle:
         """Return a bundle with first estimates, whose further runs take this time."""
@@ -92,9 +86,11 @@ class MeasuringQueue(JobQueue):
         self.measure(active.model)
         return active
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> Run:
         """Begin the next run."""
-        return self.take(first, lambda model: self.turns.make_run(model, lambda: ANY), release)
+        run = self.take(first, lambda model: self.turns.make_run(model, lambda: ANY), release)
+        assert run is not None
+        return run
 
     def finish(self, run: Run, seconds: float) -> None:
         """End a run that took this time."""

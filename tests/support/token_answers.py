@@ -3,7 +3,7 @@
 import numpy as np
 
 from aftexport.heads import Head, TokenClassification, TokenHead
-from aftserve.model.results import DocumentAnswer, TokenAnswers
+from aftserve.model.documents import DocumentAnswer, TokenAnswers
 from aftserve.schemas import DocumentResult, Timings
 
 TAGS = TokenClassification(labels=("O", "B-name", "I-name"))

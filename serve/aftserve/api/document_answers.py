@@ -19,7 +19,7 @@ from aftserve.errors import ClientGoneError, DeadlineError
 from aftserve.http.access_log import add_log_fields
 from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
-from aftserve.model.results import DocumentAnswer, StreamEnd
+from aftserve.model.documents import DocumentAnswer, StreamEnd
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
 from aftserve.schemas import LineProblem
 from aftserve.serving.service import Service

@@ -48,9 +48,9 @@ from aftserve.errors import (
 from aftserve.http.access_log import add_log_fields
 from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
-from aftserve.scheduling.job import Backlog
+from aftserve.scheduling.batching import Backlog
 from aftserve.schemas import (
     DocumentRequest,
     DocumentResult,

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftserve.errors import NotFoundError, UnavailableError
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.serving.repository import ModelRepository, ModelState, named_in
 from aftserve.serving.service import Service
 

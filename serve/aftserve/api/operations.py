@@ -18,7 +18,7 @@ from aftserve.model.answers import max_inline_tokens
 from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import explainable
 from aftserve.observability.metrics import OPENMETRICS
-from aftserve.parity.schemas import ParityCheck, ParityReport
+from aftserve.parity.monitor import ParityCheck, ParityReport
 from aftserve.schemas import (
     Calibration,
     DocumentRequest,
@@ -191,7 +191,7 @@ def _describe(service: Service) -> Info:
         calibration=Calibration(
             slowdown=model.slowdown.value,
             measuring=not model.measurement.is_done,
-            **model.costs.to_dict(),
+            **model.measurement.costs.to_dict(),
         ),
     )
 

@@ -22,10 +22,15 @@ from aftexport.errors import (
 from aftserve.errors import document_failures
 from aftserve.model.answers import Answer
 from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
-from aftserve.model.inputs import TokenizedDocument, check_evidence, cut_document
+from aftserve.model.documents import (
+    TokenAnswers,
+    TokenizedDocument,
+    check_evidence,
+    cut_document,
+    token_answers,
+)
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
-from aftserve.model.results import TokenAnswers, token_answers
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 from aftserve.schemas import DocumentResult, Timings
@@ -225,7 +230,7 @@ class OfflineClassifier:
     ) -> None:
         """Run documents, and write their outcomes to their places."""
         places = list(held)
-        costs = self._model.costs
+        costs = self._model.measurement.costs
         lengths = [len(one.document.used) for one in held.values()]
         runs = list(
             shared_runs(

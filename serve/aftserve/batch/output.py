@@ -19,7 +19,7 @@ from aftexport.heads import Head, is_one_label
 from aftexport.heads.answer import Field
 from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
-from aftserve.model.results import TokenAnswers
+from aftserve.model.documents import TokenAnswers
 from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")

@@ -19,14 +19,11 @@ def free_addresses(hosts: Sequence[str], port: int) -> list[str]:
 
     gRPC takes clients of IPv4 at ``::`` too, so that ``0.0.0.0`` needs no address of its own.
 
-    Args:
-        hosts: names or addresses.
-        port: port; 0 for one that is free at all addresses.
-
     Raises:
         UsageError: if an address or the port is not available, or gRPC cannot be limited to the
             addresses.
     """
+    # port: 0 for one that is free at all addresses
     try:
         listeners = bind(hosts, port)
     except UsageError as error:

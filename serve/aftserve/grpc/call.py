@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import grpc
 from fastapi.exceptions import RequestValidationError
@@ -28,9 +28,11 @@ from aftserve.grpc.addresses import close_connection, peer_host
 from aftserve.http.access_log import REQUEST_ID, name_request
 from aftserve.http.body_limits import BodyTooLargeError, full_buffer, late_request
 from aftserve.http.clients import SharedBytes, client_at, current_client
-from aftserve.serving.resources import SharedResources
+from aftserve.serving.service import SharedResources
 
 logger = logging.getLogger("aftserve.request")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 _problems = logging.getLogger("aftserve.problems")
 _CODES = {
@@ -65,27 +67,18 @@ async def _no_stream(message: bytes) -> None:
 
 @dataclass
 class Call:
-    """A call from its first handling.
+    """A call from its first handling."""
 
-    Attributes:
-        started: its start by ``time.monotonic``.
-        deadline: its deadline by ``time.monotonic``, the client's or the server's.
-        metadata: its metadata, without binary values.
-        fields: fields of its log line.
-        model: name of the loaded model that it belongs to; empty without one.
-        releases: functions to call when its answer is known.
-        keep: function that gives back the share of the buffer beyond a number of bytes.
-        send: function that sends a message of a stream.
-    """
-
-    started: float
-    deadline: float
-    metadata: Sequence[tuple[str, str]]
-    fields: dict[str, Any] = field(default_factory=dict)
-    model: str = ""
+    started: float  # by time.monotonic()
+    deadline: float  # the client's or the server's, by time.monotonic()
+    metadata: Sequence[tuple[str, str]]  # without binary values
+    fields: dict[str, Any] = field(default_factory=dict)  # of its log line
+    model: str = ""  # name of the loaded model; empty without one
+    # Called when its answer is known.
     releases: list[Callable[[], None]] = field(default_factory=list)
+    # Gives back the share of the buffer beyond a number of bytes.
     keep: Callable[[int], None] = lambda _: None
-    send: Callable[[bytes], Awaitable[None]] = _no_stream
+    send: Callable[[bytes], Awaitable[None]] = _no_stream  # sends a message of a stream
 
 
 Method = Callable[[bytes, Call], Awaitable[bytes]]
@@ -94,21 +87,13 @@ Method = Callable[[bytes, Call], Awaitable[bytes]]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for the calls of a method.
+    """The rules for the calls of a method."""
 
-    Attributes:
-        access: right that it needs. --deadline-seconds limits no method of administrators.
-        is_read: whether its message is read, and not empty by definition.
-        is_large: whether its message may have --max-body-mib, and not only names.
-        is_stream: whether it sends messages by ``Call.send`` as long as the client listens.
-        is_probe: whether machines call it every few seconds.
-    """
-
-    access: Access = "key"
-    is_read: bool = True
-    is_large: bool = False
-    is_stream: bool = False
-    is_probe: bool = False
+    access: Access = "key"  # the server's deadline limits no method of administrators
+    is_read: bool = True  # whether its message is read, and not empty by definition
+    is_large: bool = False  # whether its message may have --max-body-mib, and not only names
+    is_stream: bool = False  # whether it sends messages by Call.send while the client listens
+    is_probe: bool = False  # whether machines call it every few seconds
 
 
 class Refusal(NamedTuple):
@@ -120,19 +105,9 @@ class Refusal(NamedTuple):
 
 
 class Caller:
-    """Runs the calls of all methods.
+    """Runs the calls of all methods."""
 
-    Args:
-        shared: the settings and the metrics of the server.
-        keys: the API keys; None to serve everyone.
-
-    Attributes:
-        has_keys: whether calls need API keys.
-        max_message_bytes: maximum size of one message.
-        port: port of the server.
-        running: number of calls whose message has arrived, and whose answer is not known.
-        unread: number of calls whose answer has not left.
-    """
+    # keys: None to serve everyone
 
     def __init__(self, shared: SharedResources, keys: Keys | None) -> None:
         settings = shared.settings
@@ -143,8 +118,8 @@ class Caller:
         self.has_keys = keys is not None
         self.max_message_bytes = min(settings.max_body_bytes, settings.max_buffered_bytes)
         self.port = 0
-        self.running = 0
-        self.unread = 0
+        self.running = 0  # calls whose message has arrived, and whose answer is not known
+        self.unread = 0  # calls whose answer has not left
 
     def handler(self, path: str, method: Method, rules: Rules) -> grpc.RpcMethodHandler:
         """Return the handler of a method.
@@ -153,7 +128,7 @@ class Caller:
         of a unary call before any check.
         """
 
-        async def run(_: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        async def run(_: object, context: Context) -> bytes:
             call = self._begin(context, rules)
             refusal, code = None, grpc.StatusCode.UNKNOWN
             try:
@@ -184,7 +159,7 @@ class Caller:
             return grpc.stream_stream_rpc_method_handler(run)
         return grpc.stream_unary_rpc_method_handler(run)
 
-    def _begin(self, context: "grpc.aio.ServicerContext[bytes, bytes]", rules: Rules) -> Call:
+    def _begin(self, context: Context, rules: Rules) -> Call:
         started = time.monotonic()
         left = context.time_remaining()
         is_limited = rules.access != "admin" and not rules.is_stream
@@ -196,7 +171,7 @@ class Caller:
 
     async def _answer(
         self,
-        context: "grpc.aio.ServicerContext[bytes, bytes]",
+        context: Context,
         call: Call,
         method: Method,
         rules: Rules,
@@ -228,9 +203,7 @@ class Caller:
             raise
 
     @asynccontextmanager
-    async def _received(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call
-    ) -> AsyncIterator[bytes]:
+    async def _received(self, context: Context, call: Call) -> AsyncIterator[bytes]:
         """Receive a large message, whose bytes the buffer holds until the answer.
 
         Raises:
@@ -259,7 +232,7 @@ class Caller:
         finally:
             self._buffer.release(held, client)
 
-    async def _small(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> bytes:
+    async def _small(self, context: Context, call: Call) -> bytes:
         """Receive a message that has only names.
 
         Raises:
@@ -281,7 +254,7 @@ class Caller:
     def _end_of_arrival(self, call: Call) -> float:
         return call.started + self._shared.settings.receive_seconds
 
-    async def _read(self, context: "grpc.aio.ServicerContext[bytes, bytes]", end: float) -> bytes:
+    async def _read(self, context: Context, end: float) -> bytes:
         timeout = asyncio.timeout(end - time.monotonic())
         try:
             async with timeout:
@@ -294,9 +267,7 @@ class Caller:
             raise InputError("Expected a message, got none.", "Send one message in each call.")
         return content
 
-    async def _send(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]", message: bytes
-    ) -> None:
+    async def _send(self, context: Context, message: bytes) -> None:
         """Send a message of a stream."""
         timer = self._await_reader(context)
         try:
@@ -306,9 +277,7 @@ class Caller:
         finally:
             timer.cancel()
 
-    def _await_reader(
-        self, context: "grpc.aio.ServicerContext[bytes, bytes]"
-    ) -> asyncio.TimerHandle:
+    def _await_reader(self, context: Context) -> asyncio.TimerHandle:
         """Begin to wait for the client to read what is sent next; close its connection if late.
 
         gRPC cannot end a single call whose answer is not read.
@@ -324,7 +293,7 @@ class Caller:
 
         return loop.call_later(seconds, close)
 
-    def _accept(self, context: "grpc.aio.ServicerContext[bytes, bytes]", call: Call) -> None:
+    def _accept(self, context: Context, call: Call) -> None:
         """Count a call whose message has arrived, until its answer has left."""
 
         def know() -> None:
@@ -365,12 +334,10 @@ class _SmallReads:
     async def turn(self, end: float) -> AsyncIterator[None]:
         """Read within the block.
 
-        Args:
-            end: time by ``time.monotonic`` until which to wait for a turn.
-
         Raises:
             BusyError: if the turn does not come, or is lost.
         """
+        # end: by time.monotonic()
         busy = BusyError("Too many messages are arriving.", "Try again later.", 1)
         self._waiting += 1
         self._hurry()
@@ -423,23 +390,14 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 class MessageBuffer:
-    """The bytes of all messages, each from its arrival to its answer; see ``SharedBytes``.
-
-    Args:
-        max_bytes: maximum number of bytes.
-    """
+    """The bytes of all messages, each from its arrival to its answer; see ``SharedBytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self._bytes = SharedBytes(max_bytes)
         self._waiting = deque[tuple[asyncio.Future[None], int, str]]()
 
     async def reserve(self, count: int, client: str) -> None:
-        """Reserve bytes, in the order of the callers of a client; wait until they are free.
-
-        Args:
-            count: number of bytes, at most the maximum of the buffer.
-            client: name of the client that shares the buffer with others.
-        """
+        """Reserve bytes, in the order of the callers of a client; wait until they are free."""
         if self._bytes.has_room(client, count):
             self._bytes.add(client, count)
             return

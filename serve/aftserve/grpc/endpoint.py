@@ -40,19 +40,13 @@ _NO_LIMIT = 0
 
 
 class Endpoint:
-    """The server of gRPC, in the running event loop.
-
-    Args:
-        models: the models that answer.
-        keys: the API keys; None to serve everyone.
-        certificate: certificate for TLS; None to speak in plain text.
-    """
+    """The server of gRPC, in the running event loop."""
 
     def __init__(
         self,
         models: ModelRepository,
-        keys: Keys | None,
-        certificate: ServerCertificate | None,
+        keys: Keys | None,  # None to serve everyone
+        certificate: ServerCertificate | None,  # None to speak in plain text
     ) -> None:
         self._settings = models.settings
         self._health = Health(models)
@@ -88,13 +82,10 @@ class Endpoint:
     def bind(self, hosts: Sequence[str], port: int) -> None:
         """Bind the port at each host.
 
-        Args:
-            hosts: names or addresses.
-            port: port; 0 for a free one, the same at every host.
-
         Raises:
             UsageError: if an address or the port is not available.
         """
+        # port: 0 for a free port, the same at every host
         for attempt in range(_MAX_ATTEMPTS):
             self._addresses = free_addresses(hosts, port)
             self._server = self._make_server()  # a server keeps the addresses it has bound
@@ -132,12 +123,8 @@ class Endpoint:
         logger.info("gRPC running on %s", " and ".join(self._addresses))
 
     async def stop(self, seconds: float, is_forced: Callable[[], bool]) -> None:
-        """Refuse new calls, and wait for the answers to accepted calls.
-
-        Args:
-            seconds: maximum time for these answers, of which clients have half to read them.
-            is_forced: predicate, true once the server must end at once.
-        """
+        """Refuse new calls, and wait for the answers to accepted calls."""
+        # seconds: maximum time for these answers; clients have half of it to read them
         logger.info("gRPC refuses new calls")
         self._health.stop()
         stopping = asyncio.create_task(self._server.stop(seconds))
@@ -156,9 +143,6 @@ class Health:
     """The readiness of the server, for the server as a whole and for the protocol's service.
 
     No call waits for another: a client that does not read its answers holds up only itself.
-
-    Args:
-        models: the models of the server.
     """
 
     def __init__(self, models: ModelRepository) -> None:

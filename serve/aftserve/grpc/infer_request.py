@@ -64,14 +64,7 @@ class InferRequest:
 
 
 def split_request(content: bytes) -> InferRequest:
-    """Return the request of a message.
-
-    Args:
-        content: bytes of the message.
-
-    Raises:
-        InputError: if they are not one, or have too many fields.
-    """
+    """Return the request of a message."""
     return _Splitter(content).split()
 
 
@@ -180,10 +173,6 @@ def expanded_size(parts: Sequence[memoryview], kind: "np.dtype[Any]") -> int:
 
 def read_numbers(parts: Sequence[memoryview], kind: "np.dtype[Any]") -> NDArray[Any]:
     """Return packed values as an array.
-
-    Args:
-        parts: the values.
-        kind: type of the numbers.
 
     Raises:
         InputError: if they end within a number.

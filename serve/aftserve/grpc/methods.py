@@ -38,7 +38,7 @@ from aftserve.grpc.infer_request import (
     split_request,
 )
 from aftserve.grpc.wire_types import MESSAGES, SERVICE, parse, write_message
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
@@ -68,11 +68,7 @@ _MAX_AXES = 4
 
 
 class Methods:
-    """The methods.
-
-    Args:
-        models: the models that answer.
-    """
+    """The methods."""
 
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
@@ -183,12 +179,8 @@ class Methods:
 
 
 def _repository_methods(models: ModelRepository, *, has_admins: bool) -> Mapping[str, Method]:
-    """Return the methods by name.
-
-    Args:
-        models: the models of the server.
-        has_admins: whether the server has the methods that load and unload models.
-    """
+    """Return the methods by name."""
+    # has_admins: whether the server loads and unloads models
 
     async def index(content: bytes, call: Call) -> bytes:
         request = _parse("RepositoryIndexRequest", content)
@@ -229,24 +221,13 @@ def _parameters(request: Any) -> dict[str, object]:
 
 def read_request(
     request: InferRequest,
-    parts: Sequence[bytes | memoryview],
+    parts: Sequence[bytes | memoryview],  # the bytes of its inputs, from input_bytes
     *,
     max_documents: int,
     manifest: Manifest,
     outputs: Sequence[str],
 ) -> messages.Message:
-    """Check a request by the rules of HTTP.
-
-    Args:
-        request: the request.
-        parts: the bytes of its inputs, from ``input_bytes``.
-        max_documents: maximum number of documents.
-        manifest: manifest of the model.
-        outputs: names of its outputs.
-
-    Raises:
-        RequestValidationError, InputError, DocumentTooLongError: as ``messages.parse``.
-    """
+    """Check a request by the rules of HTTP."""
     message = request.message
     inputs = [
         {
@@ -274,14 +255,11 @@ def read_request(
 def input_bytes(request: InferRequest, max_bytes: int) -> Sequence[bytes | memoryview]:
     """Return the bytes of each input.
 
-    Args:
-        request: the request.
-        max_bytes: maximum size of all of them.
-
     Raises:
         InputError: if there are too many tensors, or an input has no or other values.
         DocumentTooLongError: if the values are too large.
     """
+    # max_bytes: of all of them
     message, raw = request.message, request.raw
     for name, most in _MAX_TENSORS.items():  # before the work for each
         if (count := len(getattr(message, name))) > most:

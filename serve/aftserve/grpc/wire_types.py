@@ -77,13 +77,9 @@ _ONEOF = "parameter_choice"
 
 
 def _add_field(message: DescriptorProto, text: str, place: str) -> None:
-    """Add a field to a message.
-
-    Args:
-        message: the message.
-        text: the field as in the table.
-        place: full name of the message, with a dot at its start.
-    """
+    """Add a field to a message."""
+    # text: the field as in the table
+    # place: full name of the message, with a dot at its start
     name, _, rest = text.partition("=")
     number, _, kind = rest.partition(":")
     field = message.field.add(name=name, number=int(number))

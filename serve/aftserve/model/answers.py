@@ -37,17 +37,11 @@ _WITH_PADDING = {False: "", True: " with their padding"}
 
 @dataclass(frozen=True)
 class Decoding:
-    """The part of a document that the heads for tokens need beside the rows of their outputs.
+    """The part of a document that the heads for tokens need beside the rows of their outputs."""
 
-    Attributes:
-        starts_word: whether each token starts a word; None without a text.
-        is_special: whether the tokenizer added each token; None for no such token.
-        keeps_rows: whether the answer keeps the rows, to compare them.
-    """
-
-    starts_word: Mask | None = None
-    is_special: Mask | None = None
-    keeps_rows: bool = False
+    starts_word: Mask | None = None  # whether each token starts a word; None without a text
+    is_special: Mask | None = None  # whether the tokenizer added each token; None for no such token
+    keeps_rows: bool = False  # whether the answer keeps the rows, to compare them
 
     def with_rows(self) -> Self:
         """Return the same decoding for an answer that keeps the rows."""
@@ -60,38 +54,24 @@ NO_MARKS = Decoding()
 
 @dataclass(frozen=True)
 class ExplainedLogit:
-    """A logit as a sum over the tokens; see ``aftexport.lowering.evidence``.
-
-    Attributes:
-        head: name of its head.
-        name: its label or value.
-        logit: the logit.
-        offset: part of it that does not depend on the tokens.
-        added: contribution of each token.
-    """
+    """A logit as a sum over the tokens; see ``aftexport.lowering.evidence``."""
 
     head: str
-    name: str
+    name: str  # its label or value
     logit: float
-    offset: float
-    added: Added
+    offset: float  # the part of it that does not depend on the tokens
+    added: Added  # contribution of each token
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one document.
+    """The answer for one document."""
 
-    Attributes:
-        heads: the answer of each requested head for documents.
-        outputs: the logits ``[width]`` of each of these heads, in float64; also the rows
-            ``[T, width]`` of each head for tokens, if the decoding keeps them.
-        tokens: the result of each requested head for tokens.
-        explained: the requested logits with evidence.
-    """
-
-    heads: dict[str, HeadAnswer]
+    heads: dict[str, HeadAnswer]  # each requested head for documents
+    # The logits [width] of these heads, in float64; also the rows [T, width] of each head for
+    # tokens, if the decoding keeps them.
     outputs: dict[str, NDArray[Any]]
-    tokens: dict[str, TokenResult] = field(default_factory=dict)
+    tokens: dict[str, TokenResult] = field(default_factory=dict)  # each requested head for tokens
     explained: tuple[ExplainedLogit, ...] = ()
 
     def part(self, wanted: Wanted) -> Self:
@@ -104,13 +84,9 @@ class Answer:
 
 
 class RowSink:
-    """The decoder of a document's rows for one head, which receives them block by block.
+    """The decoder of a document's rows for one head, which receives them block by block."""
 
-    Args:
-        head: a head for tokens.
-        decoding: the words and the added tokens of the document.
-        open_file: opens files for the result; None to keep it in memory.
-    """
+    # open_file: None to keep the result in memory
 
     def __init__(self, head: TokenHead, decoding: Decoding, open_file: OpenFile | None) -> None:
         with storing(_VALUES):
@@ -122,12 +98,7 @@ class RowSink:
             )
 
     def __call__(self, block: NDArray[Any]) -> None:
-        """Decode the next rows, ``[1, n, width]``.
-
-        Raises:
-            EngineError: if they are not finite.
-            StorageError: if the result does not fit on the disk.
-        """
+        """Decode the next rows, ``[1, n, width]``."""
         (rows,) = block
         _check_finite(rows)
         with storing(_VALUES):
@@ -142,20 +113,13 @@ class RowSink:
 
 
 class AnswerBuilder:
-    """A builder of answers from the outputs of a model.
+    """A builder of answers from the outputs of a model."""
 
-    Args:
-        manifest: the manifest of the bundle.
-        folder: folder for the files of large results; None for that of the system.
-
-    Attributes:
-        token_heads: heads for tokens, by their names.
-        uses_files: whether large results are kept in files.
-    """
+    # folder: of the files of large results; None for that of the system
 
     def __init__(self, manifest: Manifest, folder: Path | None = None) -> None:
         self._manifest = manifest
-        self.uses_files = True
+        self.uses_files = True  # for large results
         self._open_file = file_opener(folder)
         self._documents: dict[str, Head] = {}
         self.token_heads: dict[str, TokenHead] = {}
@@ -173,12 +137,7 @@ class AnswerBuilder:
     def sinks(
         self, tokens: int, decoding: Decoding, wanted: Wanted = EVERY_HEAD
     ) -> dict[str, RowSink]:
-        """Return a sink for the rows of each wanted head for tokens, of a document of this length.
-
-        Raises:
-            InputError: if a head needs words, and the decoding has none.
-            StorageError: if no file can be opened.
-        """
+        """Return a sink for the rows of each wanted head for tokens, of one document."""
         sinks = {}
         for name, head in self.token_heads.items():
             if not wanted.has(name):
@@ -191,23 +150,13 @@ class AnswerBuilder:
 
     def answers(
         self,
+        # Each wanted output; the evidence is [batch, chosen, tokens].
         outputs: Mapping[str, NDArray[Any]],
         lengths: Sequence[int],
         decodings: Sequence[Decoding],
         wanted: Sequence[Wanted],
     ) -> list[Answer]:
-        """Return the answers of a run, for all documents; rows of padding are left out.
-
-        Args:
-            outputs: each wanted output of the model; the evidence is ``[batch, chosen, tokens]``.
-            lengths: tokens of each document.
-            decodings: decoding of each document.
-            wanted: wanted part of the answer of each document.
-
-        Raises:
-            EngineError: if an output is not finite.
-            StorageError: if a result does not fit on the disk.
-        """
+        """Return the answers of a run, for all documents; rows of padding are left out."""
         answers = []
         documents = zip(lengths, decodings, wanted, strict=True)
         for row, (length, decoding, part) in enumerate(documents):
@@ -220,20 +169,12 @@ class AnswerBuilder:
     def answer(
         self,
         outputs: Mapping[str, NDArray[Any]],
-        row: int,
-        length: int,
+        row: int,  # index of the document in the outputs
+        length: int,  # of the document
         sinks: Mapping[str, RowSink],
         wanted: Wanted,
     ) -> Answer:
-        """Return the answer of a document whose rows the sinks have received.
-
-        Args:
-            outputs: each wanted output for documents, and the evidence; see ``answers``.
-            row: index of the document in the outputs.
-            length: tokens of the document.
-            sinks: sinks of ``sinks``.
-            wanted: wanted part of the answer.
-        """
+        """Return the answer of a document whose rows the sinks have received."""
         heads = {name: head for name, head in self._documents.items() if wanted.has(name)}
         logits = {name: outputs[name][row].astype(np.float64) for name in heads}
         for one in logits.values():
@@ -298,12 +239,10 @@ def max_inline_tokens(heads: Mapping[str, Head]) -> int | None:
 
 
 class InlineTokens:
-    """The tokens of one request whose answers are part of one JSON object, or of lines of them.
+    """The tokens of one request whose answers are part of one JSON object, or of lines of them."""
 
-    Args:
-        is_padded: whether the answers of documents are padded to the longest.
-        explained: number of logits with evidence, which each have a number for each token.
-    """
+    # is_padded: whether documents are padded to the longest
+    # explained: number of logits with evidence: each has a number for each token
 
     def __init__(self, *, is_padded: bool = False, explained: int = 0) -> None:
         self._is_padded = is_padded
@@ -314,13 +253,10 @@ class InlineTokens:
     def add(self, heads: Mapping[str, Head], lengths: Sequence[int]) -> None:
         """Count the tokens of documents.
 
-        Args:
-            heads: heads of the model.
-            lengths: tokens of each document.
-
         Raises:
             DocumentTooLongError: if a document, or the request, has too many for its answer.
         """
+        # lengths: tokens of each document
         self._add_evidence(lengths)
         limit = max_inline_tokens(heads)
         if limit is None:

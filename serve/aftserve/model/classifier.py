@@ -46,45 +46,71 @@ _PROBES = ("a", "a b ", " ", "\ufdfa", "漢", "".join(map(chr, range(32, 127))))
 _OR_MORE = {False: "", True: " or more"}
 
 
-class DocumentChecks:
-    """Tokenizes documents, and checks them against the model and the limits of the server.
+def _check_form(*, is_features: bool, expected: bool) -> None:
+    """Raise InputError if a document has features instead of token ids, or the reverse."""
+    if is_features != expected:
+        names = {True: FEATURES, False: IDS}
+        raise InputError(
+            f"This model takes {names[expected]}, got {names[is_features]}.",
+            f"Send {names[expected]}.",
+        )
 
-    Args:
-        bundle: a checked bundle.
-        builder: builder of the answers, whose heads may need the words of a text.
-        min_tokens: minimum length of a document.
-        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
-        max_characters: maximum length of a text, checked before it is tokenized.
-        policy: treatment of documents over the memory budget.
-    """
+
+@contextmanager
+def _tokenizing() -> Iterator[None]:
+    try:
+        with panics_as_errors():
+            yield
+    except Exception as error:  # the library raises bare Exception and TypeError
+        raise InputError(
+            "The tokenizer cannot encode the text.",
+            "Send Unicode text without lone surrogates, in words that the model knows, and without "
+            "millions of equal characters in a row.",
+        ) from error
+
+
+class Classifier:
+    """Tokenizes, checks and classifies documents."""
 
     def __init__(
         self,
         bundle: Bundle,
-        builder: AnswerBuilder,
+        engine: Engine,
         *,
-        min_tokens: int,
-        max_tokens: int | None,
-        max_characters: int | None,
-        policy: Policy,
+        min_tokens: int = 1,
+        max_tokens: int | None = None,  # a lower limit of the bundle comes first
+        max_characters: int | None = None,  # of a text, before it is tokenized
+        # For documents over the memory budget; None if the bundle has none.
+        chunked: ChunkedModel | None = None,
+        whole_tokens: int | None = None,  # length of a document within that budget; None if unknown
+        memory: PeakMemory | None = None,  # of the runs of a model without chunks; None if unknown
+        memory_budget: int = 0,  # bytes of such a run; longer documents are refused
+        policy: Policy = "exact",
+        spill: Path | None = None,  # folder for large answers; None for that of the system
     ) -> None:
-        self.manifest = bundle.manifest
-        self._token_heads = builder.token_heads
+        self.manifest, self.engine, self.chunked = bundle.manifest, engine, chunked
+        self._builder = AnswerBuilder(bundle.manifest, spill)
         self._tokenizer = bundle.tokenizer()
         self.takes_bytes = self._tokenizer is not None and is_byte_tokenizer(self._tokenizer)
         self._marker = (
             TokenMarker(self._tokenizer, with_words=self.needs_words)
-            if self._tokenizer is not None and builder.has_spans
+            if self._tokenizer is not None and self._builder.has_spans
             else None
         )
-        self.min_tokens = min_tokens
-        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
-        self.max_tokens = min(limit for limit in limits if limit is not None)
+        self._growth = normalizer_growth(self._tokenizer) if self._tokenizer is not None else 1
+        self.inline_characters = 0
         self.max_characters = max_characters
         self.policy: Policy = policy
         self._cuts = policy in ("head", "tail")
-        self._growth = normalizer_growth(self._tokenizer) if self._tokenizer is not None else 1
-        self.inline_characters = 0
+        self._memory, self._memory_budget = memory, memory_budget
+        self.min_tokens = min_tokens
+        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
+        self._model_tokens = self.max_tokens = min(one for one in limits if one is not None)
+        if memory is not None:
+            whole_tokens = memory.longest(memory_budget, self.max_tokens)
+        self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
+        if policy != "exact" or memory is not None:
+            self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
     def measure_tokenizer(self) -> None:
         """Find out whether short texts may be tokenized on the event loop.
@@ -118,7 +144,7 @@ class DocumentChecks:
     @property
     def needs_words(self) -> bool:
         """Whether a head needs the words of a text, so that the model takes no token ids."""
-        return any(head.needs_words for head in self._token_heads.values())
+        return any(head.needs_words for head in self._builder.token_heads.values())
 
     @property
     def has_tokenizer(self) -> bool:
@@ -148,23 +174,25 @@ class DocumentChecks:
 
     def check_length(self, tokens: int, *, more: bool = False) -> None:
         """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
-        if tokens > self.max_tokens and not self._cuts:
+        if tokens <= self.max_tokens or self._cuts:
+            return
+        got = f"got {tokens}{_OR_MORE[more]}"
+        if self._memory is None or tokens > self._model_tokens:
             raise DocumentTooLongError(
-                f"A document must have at most {self.max_tokens} tokens, got {tokens}"
-                f"{_OR_MORE[more]}.",
+                f"A document must have at most {self.max_tokens} tokens, {got}.",
                 "Send a shorter one; the server never truncates it silently.",
             )
+        predicted = -(-self._memory.bytes_of(tokens) >> 20)
+        raise DocumentTooLongError(
+            f"A document must have at most {self.max_tokens} tokens to fit --memory-budget-mib "
+            f"{self._memory_budget / (1 << 20):g}, {got}, predicted to take {predicted} MiB.",
+            f"Send a shorter document, or raise --memory-budget-mib to {predicted} if the machine "
+            "has the memory.",
+        )
 
     def count(self, piece: str, before: int) -> int:
-        """Add a piece to a lower bound of a text's tokens.
-
-        Args:
-            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
-            before: the bound for the pieces before; 0 for the first piece.
-
-        Raises:
-            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
-        """
+        """Add a piece to a lower bound of a text's tokens."""
+        # before: the bound for the pieces before; 0 for the first piece
         try:
             tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
         except InputError:  # the tokenizer may not know a word that was cut in two
@@ -183,11 +211,7 @@ class DocumentChecks:
         return self.check_ids(self.tokenize(text))
 
     def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text, and their marks if a head has spans.
-
-        Raises:
-            InputError, DocumentTooLongError: see ``encode``.
-        """
+        """Return the checked tokens of a text, and their marks if a head has spans."""
         if self._marker is None:
             return self.encode(text), None
         self._check_size(text)
@@ -203,11 +227,7 @@ class DocumentChecks:
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
 
     def tokenize(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids of a text; other threads can run meanwhile.
-
-        Raises:
-            InputError: if the tokenizer cannot encode it.
-        """
+        """Return the token ids of a text; other threads can run meanwhile."""
         assert self._tokenizer is not None  # checked by check_text
         # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
         self._check_normalized(text)
@@ -241,10 +261,6 @@ class DocumentChecks:
 
     def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
         """Check the tokens of one document, and return them for the model.
-
-        Args:
-            document: token ids, or features that are not normalized unless they are
-                ``FeatureTokens``.
 
         Raises:
             InputError: for fewer than ``min_tokens``, an id outside the vocabulary, or other
@@ -319,81 +335,6 @@ class DocumentChecks:
         start = len(ids) - self.max_tokens if self.policy == "tail" else 0
         return ids[start : start + self.max_tokens]
 
-
-def _check_form(*, is_features: bool, expected: bool) -> None:
-    """Raise InputError if a document has features instead of token ids, or the reverse."""
-    if is_features != expected:
-        names = {True: FEATURES, False: IDS}
-        raise InputError(
-            f"This model takes {names[expected]}, got {names[is_features]}.",
-            f"Send {names[expected]}.",
-        )
-
-
-@contextmanager
-def _tokenizing() -> Iterator[None]:
-    try:
-        with panics_as_errors():
-            yield
-    except Exception as error:  # the library raises bare Exception and TypeError
-        raise InputError(
-            "The tokenizer cannot encode the text.",
-            "Send Unicode text without lone surrogates, in words that the model knows, and without "
-            "millions of equal characters in a row.",
-        ) from error
-
-
-class Classifier(DocumentChecks):
-    """Tokenizes, checks and classifies documents; ``DocumentChecks`` does all before the run.
-
-    Args:
-        bundle: a checked bundle.
-        engine: the engine with the bundle's model.
-        min_tokens: minimum length of a document.
-        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
-        max_characters: maximum length of a text, checked before it is tokenized.
-        chunked: the model for documents over the memory budget; None if the bundle has none.
-        whole_tokens: maximum length of a document within that budget; None if unknown.
-        memory: predicted memory of the runs of a model without chunks; None if unknown.
-        memory_budget: maximum bytes of such a run. Longer documents are refused.
-        policy: treatment of documents over the memory budget.
-        spill: folder for large answers; None for the system's folder for temporary files.
-    """
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        engine: Engine,
-        *,
-        min_tokens: int = 1,
-        max_tokens: int | None = None,
-        max_characters: int | None = None,
-        chunked: ChunkedModel | None = None,
-        whole_tokens: int | None = None,
-        memory: PeakMemory | None = None,
-        memory_budget: int = 0,
-        policy: Policy = "exact",
-        spill: Path | None = None,
-    ) -> None:
-        self._builder = AnswerBuilder(bundle.manifest, spill)
-        super().__init__(
-            bundle,
-            self._builder,
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-            max_characters=max_characters,
-            policy=policy,
-        )
-        self.engine = engine
-        self.chunked = chunked
-        self._memory, self._memory_budget = memory, memory_budget
-        self._model_tokens = self.max_tokens
-        if memory is not None:
-            whole_tokens = memory.longest(memory_budget, self.max_tokens)
-        self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
-        if policy != "exact" or memory is not None:
-            self.max_tokens = min(self.max_tokens, self.whole_tokens)
-
     @property
     def masks_padding(self) -> bool:
         """Whether the model masks padding, so that documents of several lengths can share a run."""
@@ -409,21 +350,6 @@ class Classifier(DocumentChecks):
     def in_chunks(self, tokens: int) -> bool:
         """Return whether a document of this length runs in chunks."""
         return self.chunked is not None and tokens > self.whole_tokens
-
-    def check_length(self, tokens: int, *, more: bool = False) -> None:
-        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
-        is_within = self.max_tokens < tokens <= self._model_tokens
-        if self._memory is None or not is_within or self.policy in ("head", "tail"):
-            super().check_length(tokens, more=more)
-            return
-        predicted = -(-self._memory.bytes_of(tokens) >> 20)
-        raise DocumentTooLongError(
-            f"A document must have at most {self.max_tokens} tokens to fit --memory-budget-mib "
-            f"{self._memory_budget / (1 << 20):g}, got {tokens}{' or more' if more else ''}, "
-            f"predicted to take {predicted} MiB.",
-            f"Send a shorter document, or raise --memory-budget-mib to {predicted} if the machine "
-            "has the memory.",
-        )
 
     def part_count(self, tokens: int, wanted: Wanted) -> int:
         """Return the number of parts of a document that runs in chunks."""
@@ -465,20 +391,13 @@ class Classifier(DocumentChecks):
 
     def classify(
         self,
-        documents: Sequence[Tokens],
+        documents: Sequence[Tokens],  # each [T] ids or [T, F] features
         stop: Stop | None = None,
         decodings: Sequence[Decoding] | None = None,
         extras: Sequence[ExtraValues] | None = None,
         wanted: Sequence[Wanted] | None = None,
     ) -> list[Answer]:
         """Classify checked documents in one run, padded to the longest.
-
-        Args:
-            documents: the tokens of each document.
-            stop: ends the run early; None without a way to end it.
-            decodings: the decoding of each document; None for documents without marks.
-            extras: the extra inputs of each document; None for a model without extra inputs.
-            wanted: the wanted part of the answer of each document; None for every head.
 
         Raises:
             RunStoppedError: if ``stop`` ended the run.

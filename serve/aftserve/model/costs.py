@@ -40,18 +40,11 @@ _FIRST_POWER = 2.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measured time of one shape of a run.
-
-    Attributes:
-        documents: number of documents.
-        tokens: length of each document.
-        seconds: minimum of several runs, and at most the time of a larger shape.
-            ``SlowdownFactor`` measures how busy the machine is.
-    """
+    """The measured time of one shape of a run."""
 
     documents: int
-    tokens: int
-    seconds: float
+    tokens: int  # of each document
+    seconds: float  # minimum of several runs, and at most the time of a larger shape
 
 
 class CostModel:
@@ -59,25 +52,18 @@ class CostModel:
 
     Between two measured lengths the prediction is linear. Past the longest it grows linearly, or
     with the power that the long documents show if that is clearly greater: AFT-full is quadratic.
-
-    Args:
-        measurements: times of single documents of at least one length, and of batches.
-        in_chunks: times of a document in one chunk and of one in two; empty before they are
-            measured.
-        whole_tokens: maximum length of a document that does not run in chunks; None if none does.
-        chunk_tokens: maximum length of a chunk.
-        min_power: minimum power of the length with which the time grows past the longest
-            measured one, for a model whose longer documents are not measured yet.
     """
 
     def __init__(
         self,
+        # Of single documents of at least one length, and of batches.
         measurements: Iterable[Measurement],
+        # Of a document in one chunk and of one in two; empty before these are measured.
         in_chunks: Sequence[Measurement] = (),
-        whole_tokens: int | None = None,
+        whole_tokens: int | None = None,  # longer documents run in chunks; None if none does
         *,
         chunk_tokens: int = 1,
-        min_power: float = 1.0,
+        min_power: float = 1.0,  # of the length, past the longest measured one
     ) -> None:
         self._in_chunks = in_chunks
         self._whole_tokens = whole_tokens
@@ -202,41 +188,26 @@ class SlowdownFactor:
 
 @dataclass(frozen=True)
 class Shape:
-    """A run to measure.
-
-    Attributes:
-        documents: number of documents.
-        tokens: length of each document.
-        chunk_tokens: length of the chunks of one document; None for a run of whole documents.
-    """
+    """A run to measure."""
 
     documents: int
-    tokens: int
-    chunk_tokens: int | None = None
+    tokens: int  # of each document
+    chunk_tokens: int | None = None  # None for a run of whole documents
 
 
 @dataclass(frozen=True)
 class MeasuredRange:
-    """The runs that a server does.
+    """The runs that a server does."""
 
-    Attributes:
-        min_tokens, max_tokens: limits on the length of a document that runs whole.
-        budget_tokens: maximum tokens of a run, padding included.
-        batching: whether documents may share a run; only measured batches are used.
-        chunk_tokens: length of a chunk; None if no document runs in chunks.
-        min_chunk_tokens: minimum length of a chunk.
-        max_chunked_tokens: maximum length of a document in chunks.
-        fits: function that tells whether a run of a number of documents of a length fits the
-            memory budget. It must not hold the model. Batches are never larger than measured ones.
-    """
-
-    min_tokens: int
+    min_tokens: int  # of a document that runs whole
     max_tokens: int
-    budget_tokens: int
-    batching: bool = True
-    chunk_tokens: int | None = None
+    budget_tokens: int  # of a run, padding included
+    batching: bool = True  # whether documents may share a run
+    chunk_tokens: int | None = None  # None if no document runs in chunks
     min_chunk_tokens: int = 1
     max_chunked_tokens: int = 0
+    # Whether a run of a number of documents of a length fits the memory budget. It must not hold
+    # the model.
     fits: Callable[[int, int], bool] = lambda documents, tokens: True
 
 
@@ -247,14 +218,9 @@ class CostMeasurement:
     total. These estimates are too slow rather than too fast: a first run allocates memory, and
     longer documents count with the square of their length. ``step`` makes them better, and measures
     batches and chunks. A shape whose run fails is left out.
-
-    Args:
-        run: function that runs a shape. A request to stop makes it raise RunStoppedError.
-        limits: the runs that the server does.
-
-    Attributes:
-        seconds: time of all steps so far, except those that were stopped.
     """
+
+    # run: a request to stop makes it raise RunStoppedError
 
     def __init__(self, run: Callable[[Shape, Stop | None], object], limits: MeasuredRange) -> None:
         self._run = run
@@ -262,7 +228,7 @@ class CostMeasurement:
         self._steps = self._plan.steps()
         self._next: Shape | None = next(self._steps)
         self._is_abandoned = False
-        self.seconds = 0.0
+        self.seconds = 0.0  # of all steps so far, except those that were stopped
 
     @property
     def costs(self) -> CostModel:
@@ -342,15 +308,12 @@ class _Plan:
 
     It does not know the function that runs them. A generator of steps that is not at its end keeps
     its object in memory, and would keep the model after its replacement.
-
-    Attributes:
-        costs: the current predictions.
-        is_complete: whether measurements have replaced every first estimate for single documents.
     """
 
     costs: CostModel
 
     def __init__(self, limits: MeasuredRange) -> None:
+        # Whether measurements have replaced every first estimate of single documents.
         self.is_complete = False
         self._limits = limits
         self._whole_tokens = limits.max_tokens if limits.chunk_tokens is not None else None

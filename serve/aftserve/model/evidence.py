@@ -20,18 +20,12 @@ from aftserve.types import Document
 
 @dataclass(frozen=True)
 class Passage:
-    """A run of tokens.
-
-    Attributes:
-        start, end: its first token, and the one after its last.
-        added: exact contribution of its tokens to the logit.
-        above: contribution minus the contribution of as many average tokens.
-    """
+    """A run of tokens."""
 
     start: int
-    end: int
-    added: float
-    above: float
+    end: int  # after its last token
+    added: float  # exact contribution of its tokens to the logit
+    above: float  # contribution minus that of as many average tokens
 
 
 def explain(
@@ -69,14 +63,8 @@ def explain(
 def add_evidence(
     result: DocumentResult, answer: Answer, explained: list[Evidence], *, is_chosen: bool
 ) -> None:
-    """Add the evidence of a document to its result.
-
-    Args:
-        result: the result.
-        answer: the answer of the document.
-        explained: the evidence of each logit.
-        is_chosen: whether the request chose the logits; else there is one, the largest.
-    """
+    """Add the evidence of a document to its result."""
+    # is_chosen: whether the request chose the logits; else there is one, the largest
     if is_chosen:
         result.explained = explained
         return

@@ -18,16 +18,11 @@ _SEND_NUMBERS = "Send numbers in the range of float32."
 
 
 class FeatureSpace:
-    """The space for the files of all documents.
-
-    Args:
-        folder: folder of the files; None for that of the system.
-        max_bytes: maximum size of all files together.
-    """
+    """The space for the files of all documents."""
 
     def __init__(self, folder: Path | None, max_bytes: int) -> None:
-        self.folder = folder
-        self.max_bytes = max_bytes
+        self.folder = folder  # None for that of the system
+        self.max_bytes = max_bytes  # of all files together
         self.used_bytes = 0
 
     def open(self, size: int) -> Rows:
@@ -50,11 +45,7 @@ class FeatureSpace:
 
 
 class FeatureTokens:
-    """The normalized features of one document, float32 ``[T, F]``; one thread may read at a time.
-
-    Args:
-        rows: the features, as an array or in a file.
-    """
+    """The normalized features of one document, float32 ``[T, F]``; one thread reads at a time."""
 
     def __init__(self, rows: NDArray[np.float32] | Rows) -> None:
         self._rows = rows
@@ -63,13 +54,10 @@ class FeatureTokens:
     def of(cls, values: Any, features: Features) -> "FeatureTokens":
         """Return the normalized features of values in memory.
 
-        Args:
-            values: lists of numbers, or an array of floating-point numbers.
-            features: features of the model.
-
         Raises:
             InputError: if they are not finite numbers ``[T, F]``.
         """
+        # values: lists of numbers, or an array of floating-point numbers
         if not isinstance(values, np.ndarray):
             values = _array(values, features)
         if values.ndim != 2 or values.shape[1] != features.count:
@@ -98,17 +86,7 @@ class FeatureTokens:
 
 
 class FeatureWriter:
-    """The features of one document that arrives in parts, which are normalized at once.
-
-    Args:
-        features: features of the model.
-        tokens: number of tokens of the document.
-        space: space for files.
-
-    Raises:
-        BusyError: if the files of other documents leave too little space.
-        StorageError: if the file cannot be made.
-    """
+    """The features of one document that arrives in parts, which are normalized at once."""
 
     def __init__(self, features: Features, tokens: int, space: FeatureSpace) -> None:
         self._features = features
@@ -119,12 +97,7 @@ class FeatureWriter:
         self._held = np.empty((held, features.count), np.float32)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Normalize and keep the values of the next tokens, ``[n, F]``.
-
-        Raises:
-            InputError: if a value is not finite.
-            StorageError: if the disk is full.
-        """
+        """Normalize and keep the values of the next tokens, ``[n, F]``."""
         rows = _normalized(values, self._features, self._count)
         if self._file is None:
             self._held[self._count : self._count + len(rows)] = rows

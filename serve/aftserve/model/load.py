@@ -27,7 +27,7 @@ from aftexport.system.console import stage
 from aftplugins.methods import METHOD_VARIABLE, MethodChoice
 from aftserve.model.answers import Decoding
 from aftserve.model.classifier import Classifier
-from aftserve.model.costs import CostMeasurement, CostModel, MeasuredRange, Shape, SlowdownFactor
+from aftserve.model.costs import CostMeasurement, MeasuredRange, Shape, SlowdownFactor
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -39,34 +39,18 @@ Fits = Callable[[int, int], bool]
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model.
-
-    Attributes:
-        name: name under which it answers.
-        classifier: the classifier with its engine.
-        golden: results of the bundle's golden cases on that engine.
-        measurement: measurement of its costs, which begins with first estimates.
-        reason: the choice of the engine and its reason, as a sentence.
-        uses_standard_ops_only: whether it runs in standard operators, without our kernels.
-        methods: methods of its products in reduced precision, which the CPU kernels have.
-        inexact_methods: those of the methods that bring golden cases out of bound, by name.
-        slowdown: current slowdown of its runs.
-    """
+    """A loaded model."""
 
     name: str
     classifier: Classifier
-    golden: Sequence[Comparison]
-    measurement: CostMeasurement
-    reason: str
-    uses_standard_ops_only: bool
+    golden: Sequence[Comparison]  # results of the bundle's golden cases on that engine
+    measurement: CostMeasurement  # begins with first estimates
+    reason: str  # the choice of the engine and its reason, as a sentence
+    uses_standard_ops_only: bool  # without our kernels
+    # Of its products in reduced precision, which the CPU kernels have.
     methods: Sequence[MethodChoice]
-    inexact_methods: Sequence[str] = ()
+    inexact_methods: Sequence[str] = ()  # names of those that bring golden cases out of bound
     slowdown: SlowdownFactor = field(default_factory=SlowdownFactor)
-
-    @property
-    def costs(self) -> CostModel:
-        """The current predictions for its runs."""
-        return self.measurement.costs
 
     @property
     def breach(self) -> str | None:
@@ -94,15 +78,10 @@ class ActiveBundle:
     """A bundle and its loaded model.
 
     A request stays with the bundle that it began with. Documents of two bundles never share a run.
-
-    Attributes:
-        bundle: a checked bundle.
-        model: the loaded model; another one after the server falls back.
-        since: time when it was loaded.
     """
 
-    bundle: Bundle
-    model: LoadedModel
+    bundle: Bundle  # checked
+    model: LoadedModel  # another one after the server falls back
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -115,11 +94,6 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
     """Load the model of a bundle and warm it up.
 
     If its golden cases fail and ``on_breach`` is ``fallback``, load it in standard operators only.
-
-    Args:
-        bundle: a checked bundle.
-        settings: settings of the server.
-        console: console that shows the progress.
 
     Raises:
         AftexportError: if the engine is not available.
@@ -144,18 +118,14 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         console=console,
     )
     with stage(console, "Comparing with PyTorch's outputs"):
-        model = _prepare(bundle, settings, choice, standard_ops_only=False)
+        model = _Load(bundle, settings, choice).run()
     if model.breach is not None and settings.on_breach == "fallback":
         return load_standard_ops_model(bundle, settings)
     return model
 
 
 def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
-    """Load the model to run it in standard operators only; see ``load_model``.
-
-    Raises:
-        BundleError: if the files of the bundle changed since it was opened.
-    """
+    """Load the model to run it in standard operators only; see ``load_model``."""
     check_unchanged(bundle)
     engine = OnnxRuntimeEngine(
         bundle.model_path,
@@ -166,7 +136,7 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
     choice = ChosenEngine(
         engine, "ONNX Runtime with portable bodies only, because parity was broken."
     )
-    return _prepare(bundle, settings, choice, standard_ops_only=True)
+    return _Load(bundle, settings, choice, standard_ops_only=True).run()
 
 
 def check_unchanged(bundle: Bundle) -> None:
@@ -196,65 +166,125 @@ def _check_folders(settings: Settings) -> None:
             raise UsageError(f"{place} cannot be written to ({error.strerror}).", remedy) from error
 
 
-def _prepare(
-    bundle: Bundle, settings: Settings, choice: ChosenEngine, *, standard_ops_only: bool
-) -> LoadedModel:
-    limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
-    chunked = _chunked(bundle, settings, choice, standard_ops_only)
-    memory = _memory(bundle, settings, choice, standard_ops_only)
-    classifier = Classifier(
-        bundle,
-        choice.engine,
-        min_tokens=choice.min_tokens,
-        max_tokens=min(limits, default=None),
-        max_characters=settings.max_characters,
-        chunked=chunked,
-        whole_tokens=chunked.whole_tokens if chunked else None,
-        memory=None if chunked else memory,
-        memory_budget=settings.memory_budget,
-        policy=settings.long_documents,
-        spill=settings.spill,
-    )
-    classifier.measure_tokenizer()
-    fits = partial(memory.fits, settings.memory_budget) if memory else None
-    measurement = _measurement(bundle, settings, classifier, fits)
-    measurement.measure_first()
-    golden = _golden(bundle, settings, choice, standard_ops_only, None if chunked else fits)
-    choice.engine.release()
-    methods = _methods(bundle, settings, choice, standard_ops_only)
-    inexact = () if all(r.passed for r in golden) else _inexact_methods(bundle, settings, methods)
-    return LoadedModel(
-        model_name(bundle.path, settings),
-        classifier,
-        golden,
-        measurement,
-        choice.reason,
-        standard_ops_only,
-        methods,
-        inexact,
-    )
+@dataclass(frozen=True)
+class _Load:
+    """One load of a bundle's model with an engine."""
 
+    bundle: Bundle
+    settings: Settings
+    choice: ChosenEngine
+    standard_ops_only: bool = False
 
-def _inexact_methods(
-    bundle: Bundle, settings: Settings, methods: Sequence[MethodChoice]
-) -> Sequence[str]:
-    """Return the methods of a breach if the golden cases are within the bound without them."""
-    names = sorted({choice.methods[0] for choice in methods} - {_EXACT_METHOD})
-    if not names:
-        return ()
-    with forced_methods([_EXACT_METHOD]):
-        engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0)
-        exact = verify(bundle, engine=engine, provider=settings.provider)
-    return names if all(result.passed for result in exact) else ()
+    def run(self) -> LoadedModel:
+        """Load the model, warm it up, compare its golden cases, and make the first estimates."""
+        bundle, settings, choice = self.bundle, self.settings, self.choice
+        limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
+        chunked, memory = self._chunked(), self._memory()
+        classifier = Classifier(
+            bundle,
+            choice.engine,
+            min_tokens=choice.min_tokens,
+            max_tokens=min(limits, default=None),
+            max_characters=settings.max_characters,
+            chunked=chunked,
+            whole_tokens=chunked.whole_tokens if chunked else None,
+            memory=None if chunked else memory,
+            memory_budget=settings.memory_budget,
+            policy=settings.long_documents,
+            spill=settings.spill,
+        )
+        classifier.measure_tokenizer()
+        fits = partial(memory.fits, settings.memory_budget) if memory else None
+        measurement = _measurement(bundle, settings, classifier, fits)
+        measurement.measure_first()
+        golden = self._golden(None if chunked else fits)
+        choice.engine.release()
+        methods = self._methods()
+        inexact = () if all(r.passed for r in golden) else self._inexact(methods)
+        return LoadedModel(
+            model_name(bundle.path, settings),
+            classifier,
+            golden,
+            measurement,
+            choice.reason,
+            self.standard_ops_only,
+            methods,
+            inexact,
+        )
 
+    @property
+    def _is_onnxruntime(self) -> bool:
+        return self.choice.engine.name == OnnxRuntimeEngine.name
 
-def _methods(
-    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
-) -> Sequence[MethodChoice]:
-    has_cpu_kernels = choice.engine.name == OnnxRuntimeEngine.name and settings.provider == "cpu"
-    if standard_ops_only or not has_cpu_kernels:
-        return ()
-    return product_methods(bundle.model_path, bundle.manifest.precision)
+    def _inexact(self, methods: Sequence[MethodChoice]) -> Sequence[str]:
+        """Return the methods of a breach if the golden cases are within the bound without them."""
+        names = sorted({choice.methods[0] for choice in methods} - {_EXACT_METHOD})
+        if not names:
+            return ()
+        with forced_methods([_EXACT_METHOD]):
+            engine = OnnxRuntimeEngine(self.bundle.model_path, threads=self.settings.threads or 0)
+            exact = verify(self.bundle, engine=engine, provider=self.settings.provider)
+        return names if all(result.passed for result in exact) else ()
+
+    def _methods(self) -> Sequence[MethodChoice]:
+        if self.standard_ops_only or not self._is_onnxruntime or self.settings.provider != "cpu":
+            return ()
+        return product_methods(self.bundle.model_path, self.bundle.manifest.precision)
+
+    def _memory(self) -> PeakMemory | None:
+        """Return the predicted memory of runs; None on TensorRT, whose engines have a bound."""
+        if not self._is_onnxruntime:
+            return None
+        manifest = self.bundle.manifest
+        if plan := manifest.chunked:
+            return PeakMemory([(1, plan.token_bytes), (2, 2 * plan.token_bytes)])
+        has_kernels = PROVIDERS[self.settings.provider].kernels is not None
+        fused = has_kernels and not self.standard_ops_only
+        return predict_memory(self.bundle.model_path, manifest.max_tokens, fused=fused)
+
+    def _chunked(self) -> ChunkedModel | None:
+        """Return the model for documents over the memory budget; None on TensorRT."""
+        plan, settings = self.bundle.manifest.chunked, self.settings
+        if plan is None or not self._is_onnxruntime:
+            return None
+        return ChunkedModel(
+            self.bundle.path / CHUNKED,
+            plan,
+            threads=settings.threads or 0,
+            memory_budget=settings.memory_budget,
+            folder=settings.spill,
+            fused=not self.standard_ops_only,
+            provider=settings.provider,
+        )
+
+    def _golden(self, fits: Fits | None) -> list[Comparison]:
+        """Compare the golden cases, except those whose runs exceed the memory budget."""
+        choice, settings = self.choice, self.settings
+        if not self._is_onnxruntime:
+            assert choice.max_tokens is not None  # a built engine has a bound
+            return verify_engine(
+                self.bundle,
+                choice.engine,
+                min_tokens=choice.min_tokens,
+                max_tokens=choice.max_tokens,
+            )
+        every = self.bundle.golden()
+        cases = [one for one in every if one.subject != "model" or not fits or fits(*one.shape)]
+        if not any(one.subject == "model" for one in cases):
+            raise UsageError(
+                f"Expected a memory budget that fits a golden case, got "
+                f"{settings.memory_budget_mib:g} MiB.",
+                "Raise --memory-budget-mib.",
+            )
+        if skipped := len(every) - len(cases):
+            logger.info("%d golden cases exceed --memory-budget-mib and were left out", skipped)
+        return verify(
+            self.bundle,
+            cases=cases,
+            engine=choice.engine,
+            fused=not self.standard_ops_only,
+            provider=settings.provider,
+        )
 
 
 def _measurement(
@@ -287,65 +317,3 @@ def _measurement(
         **({"fits": fits} if fits else {}),
     )
     return CostMeasurement(run, limits)
-
-
-def _memory(
-    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
-) -> PeakMemory | None:
-    """Return the predicted memory of runs; None on TensorRT, whose engines have their own bound."""
-    if choice.engine.name != OnnxRuntimeEngine.name:
-        return None
-    if plan := bundle.manifest.chunked:
-        return PeakMemory([(1, plan.token_bytes), (2, 2 * plan.token_bytes)])
-    has_kernels = PROVIDERS[settings.provider].kernels is not None and not standard_ops_only
-    return predict_memory(bundle.model_path, bundle.manifest.max_tokens, fused=has_kernels)
-
-
-def _chunked(
-    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
-) -> ChunkedModel | None:
-    """Return the model for documents over the memory budget; None on TensorRT."""
-    plan = bundle.manifest.chunked
-    if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
-        return None
-    return ChunkedModel(
-        bundle.path / CHUNKED,
-        plan,
-        threads=settings.threads or 0,
-        memory_budget=settings.memory_budget,
-        folder=settings.spill,
-        fused=not standard_ops_only,
-        provider=settings.provider,
-    )
-
-
-def _golden(
-    bundle: Bundle,
-    settings: Settings,
-    choice: ChosenEngine,
-    standard_ops_only: bool,
-    fits: Fits | None,
-) -> list[Comparison]:
-    """Compare the golden cases, except those whose runs exceed the memory budget."""
-    if choice.engine.name == OnnxRuntimeEngine.name:
-        every = bundle.golden()
-        cases = [one for one in every if one.subject != "model" or not fits or fits(*one.shape)]
-        if not any(one.subject == "model" for one in cases):
-            raise UsageError(
-                f"Expected a memory budget that fits a golden case, got "
-                f"{settings.memory_budget_mib:g} MiB.",
-                "Raise --memory-budget-mib.",
-            )
-        if skipped := len(every) - len(cases):
-            logger.info("%d golden cases exceed --memory-budget-mib and were left out", skipped)
-        return verify(
-            bundle,
-            cases=cases,
-            engine=choice.engine,
-            fused=not standard_ops_only,
-            provider=settings.provider,
-        )
-    assert choice.max_tokens is not None  # a built engine has a bound
-    return verify_engine(
-        bundle, choice.engine, min_tokens=choice.min_tokens, max_tokens=choice.max_tokens
-    )

@@ -111,17 +111,13 @@ def check_header(header: NpyHeader, classifier: Classifier) -> None:
 def read_npy_file(path: Path, classifier: Classifier, folder: Path | None) -> Tokens:
     """Return the checked document in a file, which is read in blocks.
 
-    Args:
-        path: the file.
-        classifier: the classifier with the features and the limits.
-        folder: folder for the features of a large document; None for that of the system.
-
     Raises:
         InputError: if it is not a document of the model.
         DocumentTooLongError: if it has too many tokens.
         StorageError: if the disk is full.
         OSError: if it cannot be read.
     """
+    # folder: for the features of a large document; None for that of the system
     with path.open("rb") as file:
         header = parse_header(file.read(_MAGIC_BYTES + 4 + _MAX_HEADER_BYTES))
         if header is None:

@@ -16,7 +16,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.model.load import ActiveBundle, check_unchanged, load_model
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.metrics import ModelMetrics
 from aftserve.schemas import Reload
 from aftserve.settings import Settings
 
@@ -32,16 +32,11 @@ class ReloadError(RefusedError):
 
 
 class BundleLoader:
-    """The loads of all bundles, which take turns so that one of them at a time needs memory.
-
-    Attributes:
-        turn: lock of the load that goes on, until its bundle is in use.
-        loading: whether a thread loads a bundle.
-    """
+    """The loads of all bundles, which take turns so that one of them at a time needs memory."""
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.loading = False
+        self.turn = asyncio.Lock()  # of the load that goes on, until its bundle is in use
+        self.loading = False  # whether a thread loads a bundle
 
     async def load(self, path: Path, settings: Settings) -> ActiveBundle:
         """Load the bundle at a path while others answer; the caller holds ``turn``.
@@ -69,26 +64,15 @@ class Reloader:
 
     All requests during a reload share the next one, because the files may have changed since the
     current reload read them.
-
-    Args:
-        path: path of the bundle.
-        settings: settings of its model.
-        loader: loader of all bundles.
-        activate: function that puts the new bundle to use.
-        metrics: function that returns the metrics of the model, which begin again after an unload.
-
-    Attributes:
-        path: path of the bundle at the next reload.
-        last: result of the last reload; None before the first.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path,  # of the bundle at the next reload
         settings: Settings,
         loader: BundleLoader,
-        activate: Callable[[ActiveBundle], Awaitable[None]],
-        metrics: Callable[[], ModelMetrics],
+        activate: Callable[[ActiveBundle], Awaitable[None]],  # puts the new bundle to use
+        metrics: Callable[[], ModelMetrics],  # the metrics of the model begin again after an unload
     ) -> None:
         self.last: Reload | None = None
         self.path = path

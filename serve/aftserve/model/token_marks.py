@@ -19,18 +19,13 @@ _NO_CHARACTERS = (0, 0)
 
 @dataclass(frozen=True)
 class TokenMarks:
-    """The marks of a text's tokens.
+    """The marks of a text's tokens."""
 
-    Attributes:
-        characters: index of each token's first character, and of the one after its last,
-            ``[T, 2]``; both are 0 for a token without characters.
-        is_special: whether the tokenizer added each token to the text.
-        starts_word: whether each token starts a word; None if no head needs words.
-    """
-
+    # Index of each token's first character, and of the one after its last, [T, 2]; both are 0 for
+    # a token without characters.
     characters: NDArray[np.uint32]
-    is_special: Mask
-    starts_word: Mask | None
+    is_special: Mask  # whether the tokenizer added each token to the text
+    starts_word: Mask | None  # None if no head needs words
 
     @property
     def decoding(self) -> Decoding:
@@ -50,10 +45,6 @@ class TokenMarker:
     tokenizer whose later parts of words have a prefix, such as WordPiece's ``##``, a token is such
     a part if its name is longer than its characters. With other tokenizers, a token starts a word
     at the beginning of the text and beside a space.
-
-    Args:
-        tokenizer: the tokenizer of the bundle.
-        with_words: whether a head needs the words.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, with_words: bool) -> None:

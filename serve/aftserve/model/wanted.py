@@ -29,22 +29,13 @@ DEFAULT_SPANS = 5
 
 @dataclass(frozen=True)
 class ChosenLogit:
-    """A logit with evidence.
-
-    Attributes:
-        head: name of its head.
-        number: its number in the graph, or that of the head's largest logit; see
-            ``aftexport.system.contract.EXPLAINED``.
-        index: its index in the head; None for the largest.
-        sign: -1 for the first of two labels of one logit, whose logit is the negative one.
-        must_hold: whether it has evidence only if its label holds.
-    """
+    """A logit with evidence."""
 
     head: str
-    number: int
-    index: int | None = None
-    sign: int = 1
-    must_hold: bool = False
+    number: int  # in the graph, or that of the head's largest logit; see contract.EXPLAINED
+    index: int | None = None  # in the head; None for the largest
+    sign: int = 1  # -1 for the first of two labels of one logit
+    must_hold: bool = False  # whether it has evidence only if its label holds
 
 
 @dataclass(frozen=True)
@@ -72,18 +63,11 @@ NO_HEAD = Wanted(heads=frozenset())
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The options of a request for its answers.
+    """The options of a request for its answers."""
 
-    Attributes:
-        spans: maximum number of evidence spans of each logit; 0 for no evidence, or for
-            ``DEFAULT_SPANS`` with ``explain``.
-        explain: labels, values or heads with evidence; empty for the largest logit of the first.
-        outputs: names of heads; empty for all.
-    """
-
-    spans: int = 0
-    explain: Sequence[str] = ()
-    outputs: Sequence[str] = ()
+    spans: int = 0  # maximum of each logit; 0 for no evidence, or for DEFAULT_SPANS with explain
+    explain: Sequence[str] = ()  # labels, values or heads; empty for the largest logit of the first
+    outputs: Sequence[str] = ()  # names of heads; empty for all
 
     def __post_init__(self) -> None:
         """Replace 0 spans of chosen logits."""
@@ -175,11 +159,7 @@ class _Choices:
         )
 
     def find(self, names: Sequence[str]) -> tuple[ChosenLogit, ...]:
-        """Return the logits of labels, values or heads, in their order.
-
-        Raises:
-            InputError: if a name has no logits with evidence, or there are too many logits.
-        """
+        """Return the logits of labels, values or heads, in their order."""
         found: dict[ChosenLogit, None] = {}
         for name in dict.fromkeys(names):
             found |= dict.fromkeys(self._logits(name))

@@ -33,22 +33,15 @@ class FileWatch(Generic[T]):
     unexpected exception has its traceback in the log, and the watch goes on.
     Polling finds changes also through links, as in a mounted Secret of Kubernetes, and on network
     file systems.
-
-    Args:
-        paths: the files. Their current content is taken as read.
-        read: function that reads them, in a thread; it raises UsageError if they cannot be used.
-        use: function that puts the content to use, and returns its description for the log.
-        name: name of the content in the plural, for the log.
-        logger: the log.
     """
 
     def __init__(
         self,
-        paths: Sequence[Path],
-        read: Callable[[], T],
-        use: Callable[[T], str],
+        paths: Sequence[Path],  # their current content is taken as read
+        read: Callable[[], T],  # runs in a thread; raises UsageError if they cannot be used
+        use: Callable[[T], str],  # returns the description of the content for the log
         *,
-        name: str,
+        name: str,  # of the content in the plural, for the log
         logger: logging.Logger,
     ) -> None:
         self._paths = paths

@@ -27,18 +27,11 @@ class Health:
 
 
 class ModelHealth:
-    """The health of one model: the phase of the process, and a breach of parity if there is one.
-
-    Args:
-        process: health of the process.
-
-    Attributes:
-        breach: reason why the answers cannot be trusted; None if there is none.
-    """
+    """The health of one model: the phase of the process, and a breach of parity if there is one."""
 
     def __init__(self, process: Health) -> None:
         self._process = process
-        self.breach: str | None = None
+        self.breach: str | None = None  # reason why the answers cannot be trusted
 
     @property
     def ready(self) -> bool:

@@ -33,11 +33,6 @@ def configure_logging(form: str, level: str = "info") -> None:
     """Send every log record of this level or above to standard error, one line each.
 
     The addresses of the server are written at every level.
-
-    Args:
-        form: ``text``, or ``json`` for one JSON object on each line.
-        level: name of the level, in lower case. Records of ``debug`` are those of the server and
-            of uvicorn, because other libraries would fill the log.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
@@ -83,18 +78,13 @@ class _OutputQueue(io.RawIOBase):
     """A stream whose bytes a daemon thread writes to a file descriptor.
 
     A write that does not fit into the queue beside others is dropped as a whole.
-
-    Args:
-        descriptor: file descriptor of a pipe, a terminal, a socket or a file.
-        name: name of the stream in the log.
-
-    Attributes:
-        dropped_lines: number of lines that were dropped, or could not be written.
     """
+
+    # descriptor: of a pipe, a terminal, a socket or a file
 
     def __init__(self, descriptor: int, name: str) -> None:
         super().__init__()
-        self.dropped_lines = 0
+        self.dropped_lines = 0  # also those that could not be written
         self._descriptor = descriptor
         self._name = name
         self._changed = threading.Condition()

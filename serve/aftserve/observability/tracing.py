@@ -34,24 +34,15 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class Traces:
-    """The spans of requests; none without a provider.
-
-    Args:
-        provider: provider of the SDK.
-    """
+    """The spans of requests; none without a provider."""
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self.provider = provider
         self._tracer = provider.get_tracer(_NAME, __version__) if provider is not None else None
 
     def record(self, name: str, start: float, end: float, **attributes: float) -> None:
-        """Make the span of a stage of the current request.
-
-        Args:
-            name: name of the stage.
-            start, end: start and end by ``time.monotonic``.
-            attributes: attributes of the span; their names get the prefix ``aftserve.``.
-        """
+        """Make the span of a stage of the current request."""
+        # Start and end are by time.monotonic().
         if self._tracer is None:
             return
         epoch = _epoch()
@@ -158,9 +149,6 @@ def exemplar_labels(trace_id: str | None) -> dict[str, str] | None:
     """Return the labels that find the current request in traces and logs; None without any.
 
     A label that does not fit is left out.
-
-    Args:
-        trace_id: number of the request's trace in hexadecimal digits; None without a trace.
     """
     labels, left = dict[str, str](), _MAX_CHARACTERS
     for name, value in (("trace_id", trace_id), ("request_id", request_id.get())):

@@ -1,4 +1,4 @@
-"""Comparison of the server's outputs with PyTorch's: at start, on demand, and on live traffic."""
+"""Live comparison of a bundle with PyTorch, and the reaction to a breach of parity."""
 
 import asyncio
 import logging
@@ -6,11 +6,12 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from aftexport.bundle.golden import Case
 from aftexport.errors import EngineError, StorageError
@@ -19,14 +20,146 @@ from aftexport.heads.token_classification import TokenLabels
 from aftexport.parity import Comparison, compare, worst
 from aftserve.errors import NotFoundError, RefusedError
 from aftserve.model.answers import Answer, Decoding
-from aftserve.model.inputs import TokenizedDocument
-from aftserve.model.load import ActiveBundle
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.model.documents import TokenizedDocument
+from aftserve.model.load import ActiveBundle, load_standard_ops_model
+from aftserve.model.reload import BundleLoader
+from aftserve.observability.health import ModelHealth
+from aftserve.observability.metrics import ModelMetrics
 from aftserve.parity.reference import ReferenceProcess
-from aftserve.parity.schemas import GoldenCase, HeadParity, OutputParity, ParityCheck, ParityReport
-from aftserve.scheduling.job import Result
+from aftserve.scheduling.batching import Result
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.settings import Settings
 
 logger = logging.getLogger("aftserve.parity")
+
+
+class GoldenCase(BaseModel):
+    """A golden case of the bundle, with PyTorch's outputs, run on this machine."""
+
+    case: str
+    subject: str = Field(description="model, or the name of a single operator.")
+    output: str = Field(description="Name of the compared output.")
+    shape: list[int]
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    bound: float
+    score_error: float | None = Field(
+        default=None, description="Error of the scores or values that the head makes of it."
+    )
+    label_flips: int
+    passed: bool
+
+
+class ParityReport(BaseModel):
+    """Comparison of the engine with PyTorch's stored outputs."""
+
+    golden: list[GoldenCase]
+    within: bool
+    reference: bool = Field(description="Whether POST /parity can run PyTorch itself.")
+    shadow: float = Field(description="Share of live documents that are also compared.")
+
+
+class OutputParity(BaseModel):
+    """One logit of the engine and of PyTorch."""
+
+    head: str
+    label: str
+    served: float
+    reference: float
+    difference: float
+
+
+class HeadParity(BaseModel):
+    """One output of the engine and of PyTorch, as a whole."""
+
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    score_error: float | None = Field(
+        description="Error of the scores, values or vectors made of it, by the same bound."
+    )
+    label_flips: int = Field(description="Number of tokens, or of documents, of another label.")
+    span_flips: int | None = Field(
+        description="Number of spans that only one of both has; null if the head has no spans."
+    )
+    within: bool
+
+
+class ParityCheck(BaseModel):
+    """Comparison of the engine with PyTorch on one document."""
+
+    tokens: int
+    outputs: list[OutputParity] = Field(description="Each logit of the heads for documents.")
+    heads: dict[str, HeadParity] = Field(description="Each output as a whole.")
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    bound: float
+    score_error: float | None = Field(
+        default=None, description="Error of the scores or values, by the same bound."
+    )
+    within: bool
+    label_flips: int
+
+
+class BreachHandler:
+    """The reaction to breaches of the active bundle, by the setting ``on_breach``."""
+
+    def __init__(
+        self, settings: Settings, health: ModelHealth, scheduler: Scheduler, loader: BundleLoader
+    ) -> None:
+        self._settings = settings
+        self._health = health
+        self._scheduler = scheduler
+        self._loader = loader
+        self._fallback: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    def handle(self, active: ActiveBundle, reason: str) -> None:
+        """Refuse requests, or begin a fallback; later breaches during a fallback are ignored."""
+        if self._settings.on_breach == "unready" or active.model.uses_standard_ops_only:
+            self._health.breach = reason
+        elif self._fallback is None:
+            self._fallback = asyncio.create_task(self._fall_back(active, reason))
+            self._running.add(self._fallback)
+            self._fallback.add_done_callback(self._running.discard)
+
+    async def wait(self) -> None:
+        """Wait for the end of all fallbacks."""
+        if self._running:
+            await asyncio.wait({*self._running})
+
+    def clear(self) -> None:
+        """Forget the breaches of the bundle before: another one is active.
+
+        A fallback of the bundle before goes on, because accepted requests wait for it.
+        """
+        self._fallback = None
+        self._health.breach = None
+
+    async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
+        """Continue with standard operators only, if their golden cases are within the bound."""
+        with self._scheduler.paused(active):
+            model = None
+            try:
+                async with self._loader.turn:
+                    model = await self._loader.run(
+                        partial(load_standard_ops_model, active.bundle, self._settings)
+                    )
+            except Exception:
+                logger.exception("the model cannot be loaded with portable bodies only")
+            is_active = self._fallback is asyncio.current_task()  # not of a bundle before
+            if model is None or model.breach is not None:
+                if is_active:
+                    self._health.breach = reason
+                return
+            self._scheduler.forget(active.model)
+            active.model = model
+            if is_active:
+                self._scheduler.measure(model)
+                logger.warning("serving with portable bodies only from now on")
+
 
 Outputs = Mapping[str, NDArray[Any]]
 """The logits ``[width]`` of each output of a document, or the rows ``[T, width]`` of its tokens."""
@@ -37,26 +170,17 @@ Spans = set[tuple[int, int, int]]
 
 
 class ParityMonitor:
-    """A monitor that compares a bundle's outputs with PyTorch's, and reports errors out of bound.
-
-    Args:
-        active: the bundle that is compared.
-        reference: the PyTorch model; None if there is no model file.
-        share: share of live documents that are sampled.
-        run_single: function that runs a document without others.
-        seconds: maximum time of a sampled check.
-        on_breach: called with the bundle and the reason if an error is out of bound.
-        metrics: metrics of the model.
-    """
+    """Compares a bundle's outputs with PyTorch's, and reports errors out of bound."""
 
     def __init__(
         self,
         active: ActiveBundle,
-        reference: ReferenceProcess | None,
+        reference: ReferenceProcess | None,  # None if there is no model file
         *,
-        share: float,
+        share: float,  # of live documents that are sampled
+        # Runs a document without others.
         run_single: Callable[[ActiveBundle, TokenizedDocument], Awaitable[Result]],
-        seconds: float,
+        seconds: float,  # maximum time of a sampled check
         on_breach: Callable[[ActiveBundle, str], None],
         metrics: ModelMetrics,
     ) -> None:
@@ -84,14 +208,11 @@ class ParityMonitor:
     async def check(self, one: TokenizedDocument, answer: Answer) -> ParityCheck:
         """Compare a document's outputs with PyTorch's.
 
-        Args:
-            one: the document.
-            answer: the answer for it, with the rows of its tokens.
-
         Raises:
             NotFoundError: if there is no PyTorch model.
             ReferenceError: if PyTorch fails.
         """
+        # answer: with the rows of its tokens
         if self._reference is None:
             raise NotFoundError(
                 "The server has no PyTorch model to compare with.",

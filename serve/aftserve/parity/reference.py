@@ -42,12 +42,7 @@ class ReferenceError(RefusedError):
 
 
 class ReferenceProcess:
-    """PyTorch's outputs for documents, from a separate process.
-
-    Args:
-        bundle: the bundle to compare with.
-        settings: settings of the server, with the model file.
-    """
+    """PyTorch's outputs for documents, from a separate process."""
 
     def __init__(self, bundle: Bundle, settings: Settings) -> None:
         assert settings.reference is not None  # checked by the caller
@@ -70,10 +65,6 @@ class ReferenceProcess:
         self, ids: Tokens, extras: ExtraValues = NO_EXTRAS
     ) -> dict[str, NDArray[np.float64]]:
         """Return each output of one document, in float64 unless the model is a program.
-
-        Args:
-            ids: tokens of the document.
-            extras: extra inputs of the document.
 
         Raises:
             ReferenceError: if the process cannot be started, dies or fails.

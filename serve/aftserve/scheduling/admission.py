@@ -8,7 +8,7 @@ from functools import partial
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
 from aftserve.http.clients import Client
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.job import Backlog
+from aftserve.scheduling.batching import Backlog
 from aftserve.scheduling.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005
@@ -26,11 +26,9 @@ class Admission:
     a client that is refused for it might never find another moment.
 
     Documents of other clients that arrive later may delay an accepted document by their shares.
-
-    Args:
-        scheduler: scheduler whose queue the request would join.
-        max_queue_seconds: maximum predicted time of the documents before it.
     """
+
+    # max_queue_seconds: predicted time of the documents before a request
 
     def __init__(self, scheduler: Scheduler, max_queue_seconds: float) -> None:
         self._scheduler = scheduler
@@ -61,9 +59,9 @@ class Admission:
     async def admit(
         self,
         model: LoadedModel,
-        tokens: Sequence[int],
-        deadline: float,
-        earlier: Backlog,
+        tokens: Sequence[int],  # of each document
+        deadline: float,  # by time.monotonic()
+        earlier: Backlog,  # of the same request, which the queue's limit does not count
         client: Client,
     ) -> float:
         """Return the predicted time until the documents of a request are answered.
@@ -72,14 +70,6 @@ class Admission:
         deadline wait for better ones, and are refused as too long only by complete measurements.
         If no better estimates are to come, because the model was replaced or its runs failed, the
         documents are admitted, and only their deadline limits their time.
-
-        Args:
-            model: model that classifies them.
-            tokens: length of each document.
-            deadline: deadline of the client by ``time.monotonic``.
-            earlier: queued documents of the same request. The limit of the queue does not count
-                them.
-            client: client of the request.
 
         Raises:
             DeadlineError: if the deadline has passed.
@@ -116,7 +106,7 @@ class Admission:
                 )
 
     def _own_seconds(self, model: LoadedModel, tokens: Sequence[int]) -> float:
-        seconds = sum(map(model.costs.single, tokens)) * model.slowdown.value
+        seconds = sum(map(model.measurement.costs.single, tokens)) * model.slowdown.value
         return seconds + _OVERHEAD_SECONDS
 
     def _admit(
@@ -132,7 +122,7 @@ class Admission:
         in_chunks = any(map(model.classifier.in_chunks, tokens))
 
         wait_seconds = partial(
-            predictions.wait_seconds, in_chunks=in_chunks, model=model, client=client, seconds=own
+            predictions.wait_seconds, in_chunks=in_chunks, client=client, seconds=own
         )
         # Of the others' shares, the limit leaves out as much as the request itself takes. A client
         # with one long document would otherwise never find a moment.
@@ -141,7 +131,6 @@ class Admission:
         others = wait_seconds(besides=earlier, counts_run=False) - mine
         self._check(mine + max(0.0, others - request))
         backlog_seconds = wait_seconds()
-        backlog_seconds += predictions.measurement_seconds(backlog_seconds)
         # An estimate over the deadline is a first one, which is too slow, so it does not count.
         needed = backlog_seconds + (own if own <= seconds_left else 0.0)
         if needed > seconds_left:

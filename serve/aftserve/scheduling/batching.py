@@ -1,15 +1,134 @@
-"""Runs of the engine: the documents that share one, and the engine's state between runs."""
+"""Documents on their way through the queue, the runs that they share, and the engine's state."""
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aftexport.engines import Stop
-from aftserve.model.answers import Answer
+from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
+from aftserve.model.answers import NO_MARKS, Answer, Decoding
 from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
-from aftserve.model.load import LoadedModel
-from aftserve.scheduling.job import Job
+from aftserve.model.load import ActiveBundle, LoadedModel
+from aftserve.model.wanted import EVERY_HEAD, Wanted
+from aftserve.types import Tokens
+
+if TYPE_CHECKING:
+    from aftserve.observability.metrics import ModelMetrics
+
+
+_NANOSECONDS = 1_000_000_000
+"""Nanoseconds of a second."""
+
+
+@dataclass(eq=False)
+class Progress:
+    """The state of a document that runs in chunks, one part in each run."""
+
+    parts: Generator[None, None, Answer]  # pauses after each part
+    left: int  # remaining parts, at least one
+    started: float = 0.0  # by time.monotonic(); 0 before the first part
+    seconds: float = 0.0  # of the parts so far
+
+
+@dataclass
+class BundleBacklog:
+    """The queued documents of one bundle, and the calibrated time of their runs."""
+
+    documents: int = 0
+    # Integers, so that sums of added and removed documents stay exact for the life of the process.
+    whole_nanoseconds: int = 0
+    chunked_nanoseconds: int = 0
+
+
+@dataclass(eq=False)
+class Backlog:
+    """The queued documents, of all requests or of one."""
+
+    # The model of a bundle may be replaced while its documents wait.
+    bundles: dict[ActiveBundle, BundleBacklog] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return sum(part.documents for part in self.bundles.values())
+
+    def count(self, job: "Job", sign: int) -> None:
+        """Add a job by the sign 1, or remove it by the sign -1."""
+        part = self.bundles.setdefault(job.active, BundleBacklog())
+        part.documents += sign
+        nanoseconds = sign * round(_NANOSECONDS * job.seconds)
+        if job.progress is None:
+            part.whole_nanoseconds += nanoseconds
+        else:
+            part.chunked_nanoseconds += nanoseconds
+        if not part.documents:
+            del self.bundles[job.active]  # otherwise it would keep a replaced model in memory
+
+    def seconds_without(self, part: "Backlog", *, in_chunks: bool) -> float:
+        """Return the predicted time of the rest, by the slowdown of each model."""
+        seconds = 0.0
+        for active, one in self.bundles.items():
+            nanoseconds = one.whole_nanoseconds + in_chunks * one.chunked_nanoseconds
+            if (other := part.bundles.get(active)) is not None:
+                nanoseconds -= other.whole_nanoseconds + in_chunks * other.chunked_nanoseconds
+            seconds += nanoseconds / _NANOSECONDS * active.model.slowdown.value
+        return seconds
+
+
+@dataclass(eq=False)
+class Job:
+    """A queued document."""
+
+    active: ActiveBundle
+    ids: Tokens
+    promised: float  # predicted time of the answer by time.monotonic()
+    metrics: "ModelMetrics"  # of the service that accepted it, also after an unload
+    future: "asyncio.Future[Result]" = field(  # cancelled once the client has left
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    seconds: float = 0.0  # calibrated, of a single run or of the remaining parts
+    single: bool = False  # must not share a run, for example after a shared one failed
+    progress: Progress | None = None  # None unless it runs in chunks
+    backlog: Backlog = field(default_factory=Backlog)  # of the same request, this document included
+    decoding: Decoding = NO_MARKS
+    extras: ExtraValues = NO_EXTRAS
+    wanted: Wanted = EVERY_HEAD
+    client: str = ""  # which has the document's share of the engine
+
+    @property
+    def turn_seconds(self) -> float:
+        """Predicted time of a single run, or of the next part."""
+        seconds = self.seconds * self.active.model.slowdown.value
+        return seconds / (self.progress.left if self.progress else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the document."""
+        return len(self.ids)
+
+
+def make_progress(job: Job) -> Progress | None:
+    """Return the state of a document in chunks before its first part; None for other documents."""
+    classifier = job.active.model.classifier
+    if not classifier.in_chunks(job.tokens):
+        return None
+    return Progress(
+        classifier.parts(job.ids, job.extras, decoding=job.decoding, wanted=job.wanted),
+        classifier.part_count(job.tokens, job.wanted),
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer for one document."""
+
+    answer: Answer
+    started: float  # by time.monotonic()
+    inference_seconds: float
+    batch_documents: int
+
 
 MAX_LENGTH_RATIO = 1.5
 """Maximum length of a batch's longest document over that of its shortest."""
@@ -18,32 +137,19 @@ _LOOK_AHEAD = 64
 
 @dataclass(eq=False)
 class Run:
-    """One run of the engine.
-
-    Attributes:
-        batch: jobs that the run answers. A run without jobs measures the model's costs, or
-            releases its engine's memory.
-        model: the model that runs them.
-        calibrated: calibrated seconds of the documents in single runs, or of one document's part.
-        predicted: predicted seconds of the run.
-        ended: the answers, None if parts are left, or the error; a future of the event loop.
-        stop: ends the run early.
-        started: start by ``time.monotonic``.
-        seconds: time of the run, known once it has ended.
-        unfinished: whether the run did one part of a document that has more.
-        measures: whether the run does a step of the measurement of the model's costs.
-    """
+    """One run of the engine."""
 
     batch: Sequence[Job]
     model: LoadedModel
-    calibrated: float
-    predicted: float
+    calibrated: float  # seconds of the documents in single runs, or of one document's part
+    predicted: float  # seconds
+    # The answers, or None if parts are left; of the event loop.
     ended: "asyncio.Future[list[Answer] | None]"
     stop: Stop = field(default_factory=Stop)
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    unfinished: bool = False
-    measures: bool = False
+    started: float = field(default_factory=time.monotonic)  # by time.monotonic()
+    seconds: float = 0.0  # known once it has ended
+    unfinished: bool = False  # whether it did one part of a document that has more
+    measures: bool = False  # whether it does a step of the measurement of the model's costs
 
     @property
     def client(self) -> str:
@@ -94,13 +200,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Idle:
-    """The engine waits for jobs.
+    """The engine waits for jobs."""
 
-    Attributes:
-        memory_of: the model whose engine keeps the memory of its last run; None once released.
-    """
-
-    memory_of: LoadedModel | None = None
+    memory_of: LoadedModel | None = None  # its engine keeps the memory of its last run
 
 
 @dataclass(frozen=True)
@@ -112,15 +214,9 @@ class Running:
 
 @dataclass(frozen=True)
 class Releasing:
-    """The engine gives the memory of its runs back.
-
-    Attributes:
-        run: a run without documents.
-        for_measurement: whether a measurement that is due needs the release.
-    """
+    """The engine gives the memory of its runs back."""
 
     run: Run
-    for_measurement: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,24 +231,17 @@ EngineState = Idle | Running | Releasing | Measuring
 
 
 def next_batch(
-    waiting: Iterable[Job],
-    costs: CostModel,
+    waiting: Iterable[Job],  # the oldest first; at least one
+    costs: CostModel,  # of the oldest job's model
     *,
-    budget_tokens: int,
+    budget_tokens: int,  # of a batch, padding included
     masks_padding: bool,
-    now: float,
+    now: float,  # by time.monotonic()
 ) -> list[Job]:
     """Return the oldest job, with younger ones that cost less in its run than in single runs.
 
     A younger job may overtake others only while these stay in time. Once a skipped job would be
     answered later than promised, the batch is complete.
-
-    Args:
-        waiting: jobs, the oldest first; at least one.
-        costs: cost model of the oldest job's model on this machine.
-        budget_tokens: maximum tokens of a batch, padding included.
-        masks_padding: whether jobs of several lengths may share a run.
-        now: current time by ``time.monotonic``.
     """
     jobs = iter(waiting)
     batch = [next(jobs)]
@@ -185,7 +274,7 @@ def document_run(
     model = next(iter(jobs)).active.model
     batch = next_batch(
         jobs,
-        model.costs,
+        model.measurement.costs,
         budget_tokens=budget_tokens,
         masks_padding=model.classifier.masks_padding,
         now=time.monotonic(),
@@ -193,6 +282,6 @@ def document_run(
     if (progress := batch[0].progress) is not None:
         calibrated = seconds = batch[0].seconds / progress.left
     else:
-        calibrated = sum(model.costs.single(job.tokens) for job in batch)
-        seconds = model.costs.batch(len(batch), max(job.tokens for job in batch))
+        calibrated = sum(model.measurement.costs.single(job.tokens) for job in batch)
+        seconds = model.measurement.costs.batch(len(batch), max(job.tokens for job in batch))
     return Run(batch, model, calibrated, seconds * model.slowdown.value, ended)

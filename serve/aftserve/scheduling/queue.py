@@ -1,32 +1,106 @@
-"""The queue of documents, their turns, and the engine's state behind the same lock."""
+"""The queue of documents, the turns of clients and of measurements, and the engine's state."""
 
+import asyncio
 import heapq
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
+from aftserve.model.answers import Answer
 from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.scheduling.batching import (
+    Backlog,
     EngineState,
     Idle,
+    Job,
     Measuring,
     Releasing,
     Run,
     Running,
 )
-from aftserve.scheduling.job import Backlog, Job
-from aftserve.scheduling.measuring import MeasurementTurns
+
+_SHARE = 0.1
+"""Maximum share of the engine's time for measurements while documents wait."""
+
+
+class MeasurementTurns:
+    """The measurements of the models' costs while the server answers documents.
+
+    Without documents in the queue, a measurement runs at once, and a document that arrives stops
+    it. A server whose gaps between documents are short would never measure anything, and then never
+    run batches. A measurement is therefore due once all of them take at most a tenth of the time.
+    It then runs even if documents wait, and a document that arrives does not stop it.
+
+    Only complete runs count against the tenth. Otherwise stopped runs in short gaps would use it
+    up, and no measurement would ever be due. The stopped runs end with the measurements, which take
+    at most ten times the predicted time of all complete ones.
+
+    The tenth belongs to all models together, which take turns: after each run, the next model
+    measures. While documents wait, the first model whose measurement is due has its turn, so that
+    a long measurement delays only itself.
+    """
+
+    def __init__(self) -> None:
+        # Replaced as a whole, because the event loop reads it while the engine's thread changes it.
+        self._models: tuple[LoadedModel, ...] = ()
+        self._since = self._now()
+        self._spent = 0.0
+        self._seconds_before = 0.0
+
+    def __contains__(self, model: LoadedModel) -> bool:
+        """Whether the model has turns, or its measurement is done."""
+        return model in self._models
+
+    def add(self, model: LoadedModel) -> None:
+        """Give turns to a model."""
+        if self.next() is None:  # the time without measurements must not count for later ones
+            self._since, self._spent = self._now(), 0.0
+        self._models = (*self._models, model)
+
+    def forget(self, model: LoadedModel) -> None:
+        """Give no further turns to a model."""
+        self._models = tuple(one for one in self._models if one is not model)
+
+    def next(self, held: Container[LoadedModel] = ()) -> LoadedModel | None:
+        """Return the first model that is due, or else the first; None without measurements."""
+        left = [one for one in self._models if not one.measurement.is_done and one not in held]
+        return next(filter(self.is_due, left), left[0] if left else None)
+
+    def is_due(self, model: LoadedModel) -> bool:
+        """Return whether the model's next measurement may run although documents wait."""
+        left = _SHARE * (self._now() - self._since) - self._spent
+        return left >= model.measurement.next_seconds
+
+    def make_run(
+        self,
+        model: LoadedModel,
+        create_future: "Callable[[], asyncio.Future[list[Answer] | None]]",
+    ) -> Run:
+        """Return a run of the model's next measurement."""
+        self._seconds_before = model.measurement.seconds
+        seconds = model.measurement.next_seconds
+        return Run((), model, 0.0, seconds, create_future(), measures=True)
+
+    def end_run(self, model: LoadedModel) -> None:
+        """End the run of a measurement, also of one that was stopped; the next model follows."""
+        self._spent += model.measurement.seconds - self._seconds_before
+        if model in self:
+            self.forget(model)
+            self._models = (*self._models, model)
+
+    def _now(self) -> float:
+        return time.monotonic()
+
 
 _NOTHING = Backlog()
-_RUN_SECONDS = 20.0
-"""Seconds of runs for each second of the release before them."""
-_LEAST_RUN_SECONDS = 4.0
-"""Seconds of runs for each second of the release before a late promise ends the tenure."""
-_MAX_SECONDS = 0.5
+_TENURE_RELEASES = 10
+"""Seconds of a model's runs before older documents of others, for each second of its release."""
+_MAX_TENURE_SECONDS = 0.5
 
 
 class JobQueue:
@@ -42,30 +116,27 @@ class JobQueue:
     order of their arrival.
 
     The models share one memory budget. Before a run of another model, the engine that keeps memory
-    of its last run releases it; see ``_Tenure``.
-
-    Args:
-        turns: turns of measurements beside the documents.
-
-    Attributes:
-        release_times: predicted times of the releases.
+    of its last run releases it, by a run of its shortest document. That takes 0.1 ms for a tiny
+    model and 3 ms for one of 6 layers of width 256: more than runs of few tokens. Documents of the
+    model that ran last therefore go before older ones of others, until their runs have taken ten
+    times as long as the last release, and for half a second at most.
     """
 
-    def __init__(self, turns: MeasurementTurns) -> None:
+    def __init__(self) -> None:
         self._jobs = ClientTurns()
         self._backlog = Backlog()
         self._changed = threading.Condition()
         self._paused = list[ActiveBundle]()
         self._closed = False
         self._state: EngineState = Idle()
-        self._turns = turns
-        self._tenure = _Tenure()
+        self._tenure_left = 0.0
         self._forgotten = WeakSet[LoadedModel]()
-        self.release_times = _ReleaseTimes()
+        self.turns = MeasurementTurns()
 
     def __len__(self) -> int:
         """Number of queued documents."""
-        return len(self._jobs)
+        with self._changed:  # the engine's thread may remove a client meanwhile
+            return len(self._jobs)
 
     @property
     def state(self) -> EngineState:
@@ -84,11 +155,6 @@ class JobQueue:
         run = state.run
         is_over = not run.unfinished and run.ended.done()
         return None if is_over else run
-
-    def backlog(self, besides: Backlog | None = None) -> Backlog:
-        """Return the queued documents, without the documents of the backlog ``besides``."""
-        with self._changed:
-            return self._backlog - (besides or Backlog())
 
     def seconds_before(
         self,
@@ -132,11 +198,7 @@ class JobQueue:
             return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for jobs, measurements or the end of the queue.
-
-        Returns:
-            False after ``seconds`` without any of them.
-        """
+        """Wait for jobs, measurements or the end; return False after ``seconds`` without any."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closed or bool(self._jobs) or self._to_measure() is not None,
@@ -145,20 +207,11 @@ class JobQueue:
 
     def take(
         self,
-        choose: Callable[[Iterable[Job]], Run],
-        measure: Callable[[LoadedModel], Run],
-        release: Callable[[LoadedModel], Run],
+        choose: Callable[[Iterable[Job]], Run],  # a run of some of the jobs
+        measure: Callable[[LoadedModel], Run],  # the run of a model's next measurement
+        release: Callable[[LoadedModel], Run],  # a run that releases the memory of a model's engine
     ) -> Run | None:
-        """Wait for jobs or measurements, and begin a run.
-
-        Args:
-            choose: function that returns a run of some of the jobs.
-            measure: function that returns the run of a model's next measurement.
-            release: function that returns a run that releases the memory of a model's engine.
-
-        Returns:
-            The run; None once the queue is closed.
-        """
+        """Wait for jobs or measurements, and begin a run; return None once the queue is closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or self._has_jobs() or self._to_measure() is not None
@@ -166,14 +219,13 @@ class JobQueue:
             if self._closed:
                 return None
             model, holder = self._to_measure(), self._memory_holder
-            release_seconds = self._release_before(model, holder) if model else 0.0
-            is_due = model is not None and self._turns.is_due(model, release_seconds)
+            is_due = model is not None and self.turns.is_due(model)
             if model is not None and (is_due or not self._has_jobs()):
                 run = measure(model)
             else:
                 run = choose(self._first_jobs())
             if holder is not None and holder is not run.model:
-                self._state = Releasing(release(holder), for_measurement=run.measures and is_due)
+                self._state = Releasing(release(holder))
                 return self._state.run
             if run.batch:
                 self._jobs.begin(run.batch)
@@ -196,8 +248,7 @@ class JobQueue:
     def end_run(self) -> Job | None:
         """End the current run; a document with parts left goes before others of its client.
 
-        Returns:
-            The document with parts left if its client has gone; it is not queued again.
+        If the client has gone, the document is returned instead.
         """
         with self._changed:
             state, self._state = self._state, Idle()
@@ -205,23 +256,20 @@ class JobQueue:
             match state:
                 case Running(run):
                     self._state = Idle(run.model)
-                    self._tenure.spend(run.seconds)
+                    self._tenure_left -= run.seconds
                     abandoned = self._requeue_rest(run) if run.unfinished else None
-                case Releasing(run, for_measurement):
-                    self._tenure.begin(run.seconds)
-                    self.release_times.observe(run.model, run.seconds)
-                    if for_measurement:
-                        self._turns.add_release(run.seconds)
+                case Releasing(run):
+                    self._tenure_left = min(_TENURE_RELEASES * run.seconds, _MAX_TENURE_SECONDS)
                 case Measuring(run):
                     self._state = Idle(run.model)
-                    self._turns.end_run(run.model)
+                    self.turns.end_run(run.model)
             self._forget_memory()
             return abandoned
 
     def measure(self, model: LoadedModel) -> None:
         """Give turns to the measurements of a model."""
         with self._changed:
-            self._turns.add(model)
+            self.turns.add(model)
             self._changed.notify()
 
     def forget(self, model: LoadedModel) -> None:
@@ -230,7 +278,7 @@ class JobQueue:
         Its accepted documents still run. Until they are done, it keeps its memory as others do.
         """
         with self._changed:
-            self._turns.forget(model)
+            self.turns.forget(model)
             self._forgotten.add(model)
             if isinstance(self._state, Measuring) and self._state.run.model is model:
                 self._state.run.stop.request()
@@ -261,22 +309,9 @@ class JobQueue:
         """The model whose engine keeps the memory of its last run while nothing runs."""
         return self._state.memory_of if isinstance(self._state, Idle) else None
 
-    def release_seconds(self, model: LoadedModel) -> float:
-        """Return the predicted time of the release before a document of a model that comes now."""
-        with self._changed:
-            if isinstance(self._state, Running | Measuring):
-                return self._release_before(model, self._state.run.model)
-            return self._release_before(model, self._memory_holder)
-
     def _to_measure(self) -> LoadedModel | None:
         """Return the model whose measurement has its turn; None without any."""
-        return self._turns.next({active.model for active in self._paused})
-
-    def _release_before(self, model: LoadedModel, holder: LoadedModel | None) -> float:
-        """Return the predicted time of the release before a run of a model, after another."""
-        if holder is None or holder is model:
-            return 0.0
-        return self.release_times.predict(holder)
+        return self.turns.next({active.model for active in self._paused})
 
     def _has_jobs(self) -> bool:
         """Return whether there are jobs that may run."""
@@ -290,14 +325,9 @@ class JobQueue:
         if self._paused:
             jobs = [job for job in jobs if job.active not in self._paused]
         holder = self._memory_holder
-        if holder is None or self._tenure.is_over:
+        if holder is None or self._tenure_left <= 0.0:
             return jobs
-        own = [job for job in jobs if job.active.model is holder]
-        other = next((job for job in jobs if job.active.model is not holder), None)
-        if own and other is not None and self._tenure.may_end:
-            before = own[0].predicted_seconds + self.release_times.predict(holder)
-            return jobs if other.misses_promise(before) else own
-        return own or jobs
+        return [job for job in jobs if job.active.model is holder] or jobs
 
     def _requeue_rest(self, run: Run) -> Job | None:
         """Requeue a document with parts left; return it instead if its client has gone."""
@@ -321,16 +351,10 @@ class JobQueue:
 
 @dataclass(eq=False)
 class _ClientJobs:
-    """The queued documents of one client.
+    """The queued documents of one client."""
 
-    Attributes:
-        start: virtual start of the first document: seconds of work of each busy client before it.
-        jobs: the documents, the oldest first.
-        backlog: their predicted time.
-    """
-
-    start: float
-    jobs: deque[Job] = field(default_factory=deque)
+    start: float  # virtual: seconds of work of each busy client before the first document
+    jobs: deque[Job] = field(default_factory=deque)  # the oldest first
     backlog: Backlog = field(default_factory=Backlog)
 
     def finishes(self) -> Iterator[tuple[float, Job]]:
@@ -407,21 +431,14 @@ class ClientTurns:
     def seconds_before(
         self,
         client: str,
-        seconds: float = math.inf,
+        seconds: float = math.inf,  # of its documents; infinite to count all queued ones
         *,
-        besides: Backlog | None = None,
+        besides: Backlog | None = None,  # documents of the client that are left out
         in_chunks: bool,
+        # Client and predicted time of the remaining parts of the document that runs.
         unfinished: tuple[str, float] = ("", 0.0),
     ) -> float:
-        """Return the predicted time of the documents that come before those of a request.
-
-        Args:
-            client: client of the request.
-            seconds: predicted time of its documents; infinite to count all queued documents.
-            besides: queued documents of the client that are left out.
-            in_chunks: whether its documents run in chunks; see ``Backlog.seconds_without``.
-            unfinished: client and predicted time of the remaining parts of the document that runs.
-        """
+        """Return the predicted time of the documents that come before those of a request."""
         runner, left = unfinished
         own = self._clients.get(client)
         before = left if runner == client else 0.0
@@ -455,63 +472,3 @@ class ClientTurns:
     def _next_start(self, client: str) -> float:
         """Return the virtual start of a client without queued documents."""
         return max(self._now, self._ahead.get(client, 0.0))
-
-
-class _ReleaseTimes:
-    """The time of each model's last release of memory, which predicts its next one."""
-
-    def __init__(self) -> None:
-        self._last = WeakKeyDictionary[LoadedModel, float]()
-
-    def observe(self, model: LoadedModel, seconds: float) -> None:
-        """Count a release."""
-        self._last[model] = seconds
-
-    def predict(self, model: LoadedModel) -> float:
-        """Return the predicted seconds of a model's next release.
-
-        Before the first one, the prediction is that of its shortest document, whose run releases
-        the memory.
-        """
-        if (last := self._last.get(model)) is not None:
-            return last
-        return model.costs.single(model.classifier.min_tokens) * model.slowdown.value
-
-
-class _Tenure:
-    """The time for which documents of one model go before older documents of other models.
-
-    Before a run of another model, the engine releases its memory by a run of its shortest document.
-    That takes 0.1 ms for a tiny model, 3 ms for one of 6 layers of width 256, and 30 ms for one of
-    12 layers of width 768: little against runs of hundreds of tokens, and more than runs of few.
-    While the queue has documents of the same model, these therefore go first until their runs have
-    taken 20 times as long as the last release. Half a second is the limit, so that one slow release
-    does not delay other models for long. Then the oldest document of the queue goes first.
-
-    The time may also end before another model's document misses its promise, but not before runs
-    took four times as long as the release. Otherwise a server whose promises are all late would
-    release memory between any two documents, and be later still.
-    """
-
-    def __init__(self) -> None:
-        self._left = self._least_left = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the oldest document goes first."""
-        return self._left <= 0.0
-
-    @property
-    def may_end(self) -> bool:
-        """Whether a document that would miss its promise may go first."""
-        return self._least_left <= 0.0
-
-    def begin(self, release_seconds: float) -> None:
-        """Begin after a release of memory that took this time."""
-        self._left = min(_RUN_SECONDS * release_seconds, _MAX_SECONDS)
-        self._least_left = min(_LEAST_RUN_SECONDS * release_seconds, _MAX_SECONDS)
-
-    def spend(self, seconds: float) -> None:
-        """Count the time of a run of documents."""
-        self._left -= seconds
-        self._least_left -= seconds

@@ -1,28 +1,141 @@
-"""The order of runs on the engine, the predicted wait for one, and the outcome of each."""
+"""The engine's thread, the order of its runs, the predicted wait for one, and their outcomes."""
 
 import asyncio
 import logging
 import math
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
-from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftserve.errors import UnavailableError
-from aftserve.model.answers import NO_MARKS, Answer, Decoding
+from aftserve.model.answers import Answer
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.observability.model_metrics import ModelMetrics
-from aftserve.scheduling.batching import Idle, Measuring, Releasing, Run, Running, document_run
-from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, wait_for_end
-from aftserve.scheduling.job import Backlog, Job, Result, make_progress
-from aftserve.scheduling.measuring import MeasurementTurns
+from aftserve.scheduling.batching import (
+    Backlog,
+    Idle,
+    Job,
+    Measuring,
+    Releasing,
+    Result,
+    Run,
+    Running,
+    document_run,
+    make_progress,
+)
 from aftserve.scheduling.queue import JobQueue
-from aftserve.types import Tokens
+from aftserve.scheduling.watchdog import PARTS
 
 logger = logging.getLogger("aftserve.scheduler")
+
+_STALL_FACTOR = 10
+_STOP_SHARE = 0.5
+"""Share of the allowed delay in which a run must end after the request to stop."""
+
+
+class EngineThreadError(Exception):
+    """The thread that runs the engine has ended."""
+
+
+class EngineThread:
+    """A thread that executes runs one after the other and tells the event loop.
+
+    There is one thread, because the engine uses every core for a run. It is a daemon, because a
+    run that hangs must not keep the process alive.
+    """
+
+    def __init__(
+        self,
+        next_run: Callable[[], Run | None],  # waits on the thread for a run; None to end
+        begun: Callable[[Run], None],  # called on the event loop at the start of every run
+        ended: Callable[[], None],  # called on the event loop once the thread ends
+    ) -> None:
+        self._next_run = next_run
+        self._begun = begun
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (run := self._next_run()) is not None:
+                self._tell(self._begun, run)
+                self._answer(run)
+                del run  # free its documents before the wait for the next run
+        finally:
+            self._tell(self._ended)
+
+    def _answer(self, run: Run) -> None:
+        answers: list[Answer] | None = []
+        failure: BaseException | None = EngineThreadError("The engine's thread has ended.")
+        try:
+            answers = run.work()
+            run.unfinished = answers is None
+            failure = None
+        except Exception as error:
+            _clear_frames(error)
+            failure = error
+        finally:
+            run.seconds = time.monotonic() - run.started
+            self._tell(_settle, run.ended, answers, failure)
+            del run, failure  # the error refers to this frame, too
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the variables of an error's frames.
+
+    They refer to the run and its model, and the run refers to the error. Such a ring would keep the
+    memory of an unloaded model until the next full garbage collection.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def _settle(
+    ended: "asyncio.Future[list[Answer] | None]",
+    answers: list[Answer] | None,
+    failure: BaseException | None,
+) -> None:
+    if ended.done():
+        return
+    if failure is None:
+        ended.set_result(answers)
+    else:
+        ended.set_exception(failure)
+        ended.exception()  # mark it as read: the scheduler may have ended
+
+
+class StalledError(Exception):
+    """A run goes on far beyond its prediction and cannot be stopped."""
+
+
+async def wait_for_end(run: Run, stall_seconds: float) -> None:
+    """Wait for the end of a run; stop it if it makes no progress.
+
+    Raises:
+        StalledError: if the run neither ends nor can be stopped.
+    """
+    await _wait(run, stall_seconds + _STALL_FACTOR * run.predicted)
+    if not run.ended.done():
+        logger.error("a run predicted to take %.3f s does not end", run.predicted)
+        run.stop.request()
+        await _wait(run, _STOP_SHARE * stall_seconds)
+    if not run.ended.done():
+        raise StalledError("A run of the engine does not end and cannot be stopped.")
+
+
+async def _wait(run: Run, seconds: float) -> None:
+    for _ in range(PARTS):
+        if not run.ended.done():
+            await asyncio.wait({run.ended}, timeout=seconds / PARTS)
 
 
 class Scheduler:
@@ -32,26 +145,21 @@ class Scheduler:
     fails. A run is stopped once all its clients have left. Between documents, the costs of the
     models are measured; see ``MeasurementTurns``. After a while without jobs, or before a run of
     another model, the engine releases the memory of its runs.
-
-    Args:
-        budget_tokens: maximum tokens of a batch, padding included.
-        stall_seconds: allowed delay of a run, beside ten times its predicted time.
-        idle_seconds: time without jobs after which the engine releases its memory.
     """
 
     def __init__(
         self,
         *,
-        budget_tokens: int,
-        stall_seconds: float,
-        idle_seconds: float,
+        budget_tokens: int,  # of a batch, padding included
+        stall_seconds: float,  # delay of a run, beside ten times its predicted time
+        idle_seconds: float,  # without jobs, until the engine releases its memory
     ) -> None:
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
         self._idle_seconds = idle_seconds
-        self._turns = MeasurementTurns()
-        self._queue = JobQueue(self._turns)
-        self.predictions = Predictions(self._queue, self._turns)
+        self._queue = JobQueue()
+        self._turns = self._queue.turns
+        self.predictions = Predictions(self._queue)
         self._outcomes = _RunOutcomes(self._queue)
         self._others_first = False
         self._measured: asyncio.Event = asyncio.Event()
@@ -83,13 +191,7 @@ class Scheduler:
         return model in self._turns and not model.measurement.is_done
 
     async def wait_for_measurement(self, seconds: float) -> bool:
-        """Wait for the end of a run that measures, or for a model that is forgotten.
-
-        Args:
-            seconds: maximum time of the wait.
-
-        Returns:
-            False after ``seconds`` without either.
+        """Wait for the end of a run that measures, or of a model; return False after ``seconds``.
 
         Raises:
             UnavailableError: if the scheduler ends.
@@ -131,67 +233,24 @@ class Scheduler:
         self._queue.forget(model)
         self._wake_waiting()
 
-    async def wait_for_run_of(self, model: LoadedModel) -> None:
-        """Wait for the end of the current run if it is one of this model, also a measurement."""
-        run = self._queue.current_run
-        if run is not None and run.model is model:
-            await asyncio.wait({run.ended})
+    def submit(self, job: Job) -> "asyncio.Future[Result]":
+        """Put a checked document in the queue, and return the future of its result.
 
-    def submit(
-        self,
-        active: ActiveBundle,
-        ids: Tokens,
-        promised: float,
-        metrics: ModelMetrics,
-        *,
-        single: bool = False,
-        backlog: Backlog | None = None,
-        decoding: Decoding = NO_MARKS,
-        extras: ExtraValues = NO_EXTRAS,
-        wanted: Wanted = EVERY_HEAD,
-        client: str = "",
-    ) -> "asyncio.Future[Result]":
-        """Put a checked document in the queue.
+        Cancel the future once the answer is no longer wanted.
 
-        Args:
-            active: the bundle that classifies it.
-            ids: its tokens.
-            promised: predicted time of the answer by ``time.monotonic``.
-            metrics: metrics that count its run.
-            single: whether the document must not share a run.
-            backlog: queued documents of the same request; this one is added.
-            decoding: decoding of the rows of its tokens.
-            extras: extra inputs of the document.
-            wanted: wanted part of the answer.
-            client: client that has the document's share of the engine.
-
-        Returns:
-            A future of the result. Cancel it once the answer is no longer wanted. It raises
-            EngineError if the engine fails on this document, StorageError if a document in chunks
-            finds no space, and UnavailableError if the scheduler ends.
+        Raises:
+            EngineError: in the future, if the engine fails on this document.
+            StorageError: in the future, if a document in chunks finds no space.
+            UnavailableError: in the future, if the scheduler ends.
         """
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._closed is not None:
-            future.set_exception(self._closed)
-            return future
-        job = Job(
-            active,
-            ids,
-            active.model.costs.single(len(ids)),
-            promised,
-            future,
-            metrics,
-            single,
-            backlog=backlog or Backlog(),
-            decoding=decoding,
-            extras=extras,
-            wanted=wanted,
-            client=client,
-        )
+            job.future.set_exception(self._closed)
+            return job.future
+        job.seconds = job.active.model.measurement.costs.single(job.tokens)
         job.progress = make_progress(job)
-        future.add_done_callback(lambda _: self._settle(job))
+        job.future.add_done_callback(lambda _: self._settle(job))
         self._queue.put(job)
-        return future
+        return job.future
 
     async def serve(self) -> None:
         """Run until cancelled; at the end or a failure, every waiting client gets an error.
@@ -221,7 +280,8 @@ class Scheduler:
         self._end_run()
 
         def release(model: LoadedModel) -> Run:
-            predicted = self._queue.release_times.predict(model)
+            # A release is a run of the model's shortest document.
+            predicted = model.measurement.costs.single(1) * model.slowdown.value
             return Run((), model, 0.0, predicted, loop.create_future())
 
         if not self._queue.wait(self._idle_seconds):
@@ -301,81 +361,52 @@ class Scheduler:
 
 
 class Predictions:
-    """Predictions from the queue and the current run; each model has its own slowdown.
+    """Predictions from the queue and the current run; each model has its own slowdown."""
 
-    Args:
-        queue: queue of the documents.
-        turns: turns of measurements beside the documents.
-    """
-
-    def __init__(self, queue: JobQueue, turns: MeasurementTurns) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._turns = turns
 
     @property
     def backlog_seconds(self) -> float:
         """Predicted time until every accepted document is answered."""
-        return self.wait_seconds(in_chunks=True)
+        run = self._queue.current_run
+        has_documents = len(self._queue) or (run is not None and run.batch)
+        return self.wait_seconds(in_chunks=True) if has_documents else 0.0
 
     def wait_seconds(
         self,
         *,
+        # Whether the document waits for all parts of others in chunks, or runs between them.
         in_chunks: bool,
-        besides: Backlog | None = None,
-        model: LoadedModel | None = None,
-        client: str = "",
-        seconds: float = math.inf,
-        counts_run: bool = True,
+        besides: Backlog | None = None,  # documents that are left out
+        client: str = "",  # whose own documents come first, and of others their share until then
+        seconds: float = math.inf,  # of the request's documents; infinite to count all work
+        counts_run: bool = True,  # whether a run without documents of the client counts
     ) -> float:
-        """Return the predicted time until a document that arrives now has its turn.
-
-        Args:
-            in_chunks: whether the document runs in chunks. Then it waits for all parts of other
-                such documents; otherwise it runs between their parts.
-            besides: documents that are left out of the prediction.
-            model: model of the document; adds the release of another model's memory before it.
-            client: client of the document, whose own documents come before it. Of others, only the
-                share that they have of the engine until then.
-            seconds: predicted time of the documents of the request; infinite to count all work.
-            counts_run: whether a run without documents of the client counts.
-        """
-        run = self._queue.current_run
-        if run is not None and run.measures:
-            run = None  # see measurement_seconds
+        """Return the predicted time until a document that arrives now has its turn."""
+        state, run = self._queue.state, self._queue.current_run
+        if isinstance(state, Measuring) and state.yields and state.run is run:
+            run = None  # a document that arrives stops it
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
         if run is not None and not (counts_run or any(job.client == client for job in run.batch)):
             run = None
         before, runner, after = 0.0, "", 0.0
-        if model is not None:
-            before += self._queue.release_seconds(model)
         if run is not None:
             # A run that is late by some time is expected to take as long again.
             before += abs(run.started + run.predicted - time.monotonic())
             runner, after = run.client, run.seconds_after * run.model.slowdown.value
             if after and not in_chunks:
                 # At most one part of a long document runs before each document.
-                most = self._queue.backlog(besides).documents * run.calibrated
-                after = min(after, most * run.model.slowdown.value)
+                others = len(self._queue) - (besides.documents if besides else 0)
+                after = min(after, others * run.calibrated * run.model.slowdown.value)
         return before + self._queue.seconds_before(
             client, seconds, besides=besides, in_chunks=in_chunks, unfinished=(runner, after)
         )
 
-    def measurement_seconds(self, seconds: float) -> float:
-        """Return the maximum time of measurements within the next ``seconds`` of documents."""
-        state, now = self._queue.state, time.monotonic()
-        delay = self._turns.delay(seconds)
-        if isinstance(state, Measuring) and not state.yields:
-            delay += abs(state.run.started + state.run.predicted - now)
-        return delay
-
 
 class _RunOutcomes:
-    """The outcomes of runs of documents, and of releases of memory.
-
-    Args:
-        queue: queue that gets the documents of a failed batch again.
-    """
+    """The outcomes of runs of documents, and of releases of memory."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -390,11 +421,6 @@ class _RunOutcomes:
             EngineThreadError: if the engine's thread has ended.
         """
         batch = run.batch
-        self._settle(run, batch)
-        if not run.unfinished:
-            run.batch = ()
-
-    def _settle(self, run: Run, batch: Sequence[Job]) -> None:
         match run.ended.exception():
             case EngineThreadError() as error:
                 raise error
@@ -411,6 +437,8 @@ class _RunOutcomes:
                 batch[0].metrics.failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._retry_or_fail(batch, error)
+        if not run.unfinished:
+            run.batch = ()
 
     def _answer_batch(self, run: Run) -> None:
         run.model.slowdown.observe(run.calibrated, run.seconds)

@@ -15,17 +15,11 @@ _CHECK = "Check the folder and its permissions."
 
 @dataclass(frozen=True)
 class FoundBundles:
-    """The bundles on the disk at one time.
+    """The bundles on the disk at one time."""
 
-    Attributes:
-        paths: the paths of each name; a model with several cannot be loaded.
-        refused: the reasons why bundles cannot be loaded, with their paths.
-        unread: the folders that cannot be read, each with its error.
-    """
-
-    paths: Mapping[str, Sequence[Path]]
-    refused: Sequence[UsageError]
-    unread: Mapping[Path, OSError]
+    paths: Mapping[str, Sequence[Path]]  # of each name; a model with several cannot be loaded
+    refused: Sequence[UsageError]  # with their paths
+    unread: Mapping[Path, OSError]  # folders
 
     @property
     def problems(self) -> Sequence[UsageError]:
@@ -55,15 +49,8 @@ class BundlePaths:
 
     A folder of bundles has at least one bundle at the start; it may become empty later.
 
-    Args:
-        settings: settings of the server.
-
     Raises:
         UsageError: if a folder has no bundle, or the settings fit one bundle only.
-
-    Attributes:
-        default_name: name of the only or first bundle that the settings name themselves; None if
-            they name only folders of bundles.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -82,6 +69,7 @@ class BundlePaths:
         self._settings = settings
         if self._folders or len(self._single) > 1:
             _check_fits_several(settings)
+        # None if the settings name only folders of bundles.
         self.default_name = model_name(self._single[0], settings) if self._single else None
 
     def find(self) -> FoundBundles:

@@ -18,8 +18,7 @@ from aftserve.model.load import ActiveBundle
 from aftserve.model.reload import Reloader, ReloadError
 from aftserve.schemas import Reload
 from aftserve.serving.bundle_paths import BundlePaths, FoundBundles
-from aftserve.serving.resources import SharedResources
-from aftserve.serving.service import Service
+from aftserve.serving.service import Service, SharedResources
 from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -41,25 +40,16 @@ class ModelState:
 
 @dataclass(eq=False)
 class ModelEntry:
-    """A model that the server knows.
-
-    Attributes:
-        name: name of the model.
-        settings: settings of the model.
-        reloader: the loads of its bundle.
-        service: its service; None while it is not loaded.
-        is_unloaded: whether an administrator unloaded it, so that only an administrator loads it.
-        endings: tasks that end its services, which answer their last requests.
-        problem: reason why no bundle can be chosen for it; None if one can.
-    """
+    """A model that the server knows."""
 
     name: str
     settings: Settings
     reloader: Reloader
-    service: Service | None = None
-    is_unloaded: bool = False
+    service: Service | None = None  # None while it is not loaded
+    is_unloaded: bool = False  # by an administrator, so that only an administrator loads it
+    # Of its services, which answer their last requests.
     endings: "set[asyncio.Task[None]]" = field(default_factory=set)
-    problem: str | None = None
+    problem: str | None = None  # reason why no bundle can be chosen for it
 
     @property
     def path(self) -> Path:
@@ -93,10 +83,6 @@ class ModelRepository:
 
     Their names come from the bundles and the folders of the settings, never from a path in a
     request. Loads and reloads take turns, in a thread while the models answer.
-
-    Args:
-        paths: the paths of the bundles.
-        shared: the parts that all models share.
     """
 
     def __init__(self, paths: BundlePaths, shared: SharedResources) -> None:

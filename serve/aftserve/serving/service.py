@@ -1,4 +1,4 @@
-"""One model: from the documents of a request to their results, with the active bundle."""
+"""One model: from the documents of a request to their results; and what all models share."""
 
 import asyncio
 import logging
@@ -9,51 +9,86 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from aftserve.errors import DocumentTooLongError, UnavailableError
-from aftserve.http.clients import current_client
+from aftserve.http.clients import LoopTurns, current_client
 from aftserve.model.answers import Answer, Decoding, InlineTokens
+from aftserve.model.documents import (
+    DocumentAnswer,
+    TokenizedDocument,
+    TokenizerPool,
+    document_answer,
+    tokenize_document,
+    tokenize_documents,
+)
 from aftserve.model.evidence import add_evidence, explain
-from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
+from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.load import ActiveBundle, LoadedModel
-from aftserve.model.reload import Reloader
-from aftserve.model.results import DocumentAnswer, document_answer
+from aftserve.model.reload import BundleLoader, Reloader
 from aftserve.model.wanted import EVERY_HEAD, NO_HEAD, NO_OPTIONS, AnswerOptions, Wanted
-from aftserve.observability.health import ModelHealth
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.health import Health, ModelHealth
+from aftserve.observability.metrics import Metrics, ModelMetrics
 from aftserve.observability.tracing import Traces, exemplar_labels
-from aftserve.parity.breach_handler import BreachHandler
-from aftserve.parity.monitor import ParityMonitor
+from aftserve.parity.monitor import BreachHandler, ParityCheck, ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
-from aftserve.parity.schemas import ParityCheck
-from aftserve.scheduling.job import Backlog, Result
+from aftserve.scheduling.admission import Admission
+from aftserve.scheduling.batching import Backlog, Job, Result
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Timings
-from aftserve.serving.resources import SharedResources
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
 
 logger = logging.getLogger(__name__)
 
 
+class SharedResources:
+    """The settings, the queue, the engine's thread and the observability of all models."""
+
+    def __init__(self, settings: Settings, traces: Traces | None = None) -> None:
+        self.settings = settings
+        self.traces = traces or Traces()
+        self.health = Health()
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(
+            budget_tokens=settings.budget_tokens,
+            stall_seconds=settings.stall_seconds,
+            idle_seconds=settings.idle_seconds,
+        )
+        self.admission = Admission(self.scheduler, settings.max_queue_seconds)
+        self.turns = LoopTurns()  # of requests on the event loop
+        self.tokenizers = TokenizerPool(self.turns)
+        self.feature_space = FeatureSpace(settings.spill, settings.max_arrays_bytes)
+        self.loader = BundleLoader()  # the turns in which bundles are loaded
+        self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
+        self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
+        self.metrics.idle.set_function(lambda: self.scheduler.idle)
+        self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the scheduler within the block, and watch the event loop."""
+        scheduling = asyncio.create_task(self.scheduler.serve())
+        scheduling.add_done_callback(self._end_with_scheduler)
+        # When the scheduler ends, it gives every waiting client an error.
+        self.health.when_failed(scheduling.cancel)
+        self.health.phase = "ready"
+        async with watched_loop(self.settings.stall_seconds):
+            yield
+        scheduling.cancel()
+
+    def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            logger.critical("the scheduler has ended", exc_info=task.exception())
+            self.health.fail()
+
+
 class Service:
-    """One model behind the interfaces of the server.
-
-    Args:
-        name: name of the model.
-        active: its bundle and the loaded model.
-        settings: settings of the model: those of the server, and its own.
-        shared: the parts that all models share.
-        reloader: the reloads of its bundle.
-
-    Attributes:
-        health: health of this model.
-        metrics: metrics of this model.
-        holders: requests that an unload waits for.
-    """
+    """One model behind the interfaces of the server."""
 
     def __init__(
         self,
         name: str,
         active: ActiveBundle,
-        settings: Settings,
+        settings: Settings,  # those of the server, and the model's own
         shared: SharedResources,
         reloader: Reloader,
     ) -> None:
@@ -66,7 +101,7 @@ class Service:
         self.metrics = shared.metrics.of(name)
         self.scheduler = shared.scheduler
         self.traces = shared.traces
-        self.holders = _Holders()
+        self.holders = _Holders()  # an unload waits for them
         self.parity = self._monitor(active)
         self._breaches = BreachHandler(settings, self.health, self.scheduler, shared.loader)
         self._retired = False
@@ -110,24 +145,17 @@ class Service:
 
     async def classify(
         self,
-        documents: Sequence[Document],
-        deadline: float,
+        documents: Sequence[Document],  # all of the request, or some, in order
+        deadline: float,  # by time.monotonic()
         given: Sequence[ExtraFields] | None = None,
         *,
         options: AnswerOptions = NO_OPTIONS,
+        # Of the same request, if its documents arrive one after the other.
         backlog: Backlog | None = None,
+        # None if answers for tokens are not part of JSON objects.
         inline: InlineTokens | None = None,
     ) -> list[DocumentAnswer]:
         """Classify documents of a request; cancellation removes them from the queue.
-
-        Args:
-            documents: all documents of the request, or some, in order.
-            deadline: the client's deadline by ``time.monotonic``.
-            given: the extra inputs of each document; None for none.
-            options: options of the request for its answers.
-            backlog: queued documents of the same request, if they arrive one after the other.
-            inline: the tokens of the request whose answers are part of JSON objects; None if
-                answers for tokens are sent in another form.
 
         Raises:
             InputError: if a document cannot be classified, or the model lacks an option's head.
@@ -163,10 +191,7 @@ class Service:
         return results
 
     async def check(self, documents: Sequence[Document]) -> float:
-        """Check documents without running the model on them.
-
-        Returns:
-            The longest time of the tokenizer for a document, in seconds.
+        """Check documents without a run; return the tokenizer's longest seconds for one.
 
         Raises:
             InputError: if a document cannot be classified.
@@ -264,16 +289,18 @@ class Service:
         now = time.monotonic()
         futures = [
             self.scheduler.submit(
-                active,
-                one.used,
-                now + predicted,
-                self.metrics,
-                backlog=backlog,
-                decoding=decoding,
-                extras=one.extras,
-                # Samples are compared in every head.
-                wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
-                client=client.name,
+                Job(
+                    active,
+                    one.used,
+                    now + predicted,
+                    self.metrics,
+                    backlog=backlog,
+                    decoding=decoding,
+                    extras=one.extras,
+                    # Samples are compared in every head.
+                    wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
+                    client=client.name,
+                )
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]
@@ -286,16 +313,9 @@ class Service:
     async def _run_single(self, active: ActiveBundle, one: TokenizedDocument) -> Result:
         """Run a document again without others, and keep the rows of its tokens."""
         promised = time.monotonic() + self.scheduler.backlog_seconds
-        decoding = one.decoding.with_rows()
-        return await self.scheduler.submit(
-            active,
-            one.used,
-            promised,
-            self.metrics,
-            single=True,
-            decoding=decoding,
-            extras=one.extras,
-        )
+        job = Job(active, one.used, promised, self.metrics, single=True, extras=one.extras)
+        job.decoding = one.decoding.with_rows()
+        return await self.scheduler.submit(job)
 
     def _result(
         self,
@@ -369,18 +389,11 @@ def _part(result: Result, wanted: Wanted) -> Result:
 
 @dataclass(frozen=True)
 class _RequestRecord:
-    """The times of an answered request: points by ``time.monotonic``, and a prediction.
+    """The times of an answered request: points by ``time.monotonic``, and a prediction."""
 
-    Attributes:
-        began: start of tokenization.
-        admitted: end of tokenization, and start of the wait for the engine.
-        predicted: predicted seconds from ``admitted`` to the answer.
-        ended: end of the last stage.
-    """
-
-    began: float
-    admitted: float
-    predicted: float
+    began: float  # start of tokenization
+    admitted: float  # end of tokenization, and start of the wait for the engine
+    predicted: float  # seconds from admitted to the answer
     ended: float
 
     def count(

@@ -11,7 +11,7 @@ from token_answers import TAGS, answer_of
 from aftexport.heads import FeatureExtraction
 from aftexport.heads.token_classification import TokenLabels
 from aftserve.api.document_answers import answer_lines
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 
 
 def lines_of(answer: DocumentAnswer, deadline: float = math.inf) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from token_answers import TAGS, answer_of
 from aftserve.api.document_answers import complete_json, run_until_disconnect
 from aftserve.errors import DeadlineError
 from aftserve.http.clients import LoopTurns
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 
 
 def test_answer_is_complete() -> None:

@@ -23,7 +23,7 @@ from aftserve.api.error_responses import handle_problems
 from aftserve.api.infer import LINES, classify_lines
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
-from aftserve.serving.resources import SharedResources
+from aftserve.serving.service import SharedResources
 from aftserve.settings import Settings
 
 LATE = "The request was not answered by its deadline"

@@ -22,7 +22,7 @@ from aftexport.extra_inputs import ExtraValues, sample_values
 from aftexport.pipeline.export import export
 from aftserve.client import Client, InvalidRequestError, Result, ServerError
 from aftserve.model.classifier import Classifier
-from aftserve.model.inputs import cut_document
+from aftserve.model.documents import cut_document
 from aftserve.settings import Settings
 
 TEXTS = ["An invoice.", "a", "Pay this by Friday, or the contract ends. " * 9]

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import tiny_models
 import tritonclient.grpc as triton
+import tritonclient.grpc.service_pb2 as official
 from clients import eventually, http, metric
 from grpc_servers import GrpcServer, serving_grpc
 from tritonclient.utils import InferenceServerException
+
+from aftexport.errors import InputError
+from aftserve.grpc.wire_types import MESSAGES, parse
 
 MODEL = "model"
 TEXTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
@@ -132,3 +136,30 @@ def test_calls_are_counted_and_logged(
     (line,) = found()
     assert "gRPC /inference.GRPCInferenceService/ModelInfer OK" in line
     assert "documents=1" in line
+
+
+def described(message: Any) -> dict[str, Any]:
+    """Name, number, type and repetition of every field, and the fields of inner messages."""
+    return {
+        one.name: (
+            one.number,
+            one.type,
+            one.is_repeated,
+            one.containing_oneof.name if one.containing_oneof else None,
+            described(one.message_type) if one.message_type else None,
+        )
+        for one in message.fields
+    }
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message_follows_official_definition(name: str) -> None:
+    ours = MESSAGES[name].DESCRIPTOR
+    theirs = official.DESCRIPTOR.message_types_by_name[name]
+    assert ours.full_name == theirs.full_name
+    assert described(ours) == described(theirs)
+
+
+def test_other_bytes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"Expected a message inference\.ModelInferRequest"):
+        parse("ModelInferRequest", b"\xff\xff\xff")

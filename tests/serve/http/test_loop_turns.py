@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from aftserve.http.clients import Client, LoopTurns, current_client
-from aftserve.model.inputs import TokenizerPool
+from aftserve.model.documents import TokenizerPool
 
 
 def work(steps: int, seconds: float) -> Generator[None, None, int]:

@@ -25,8 +25,8 @@ from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.model.classifier import Classifier
+from aftserve.model.documents import check_evidence
 from aftserve.model.evidence import explain, passages
-from aftserve.model.inputs import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
 ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(

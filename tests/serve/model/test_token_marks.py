@@ -15,7 +15,7 @@ from transformers.pipelines.token_classification import (
 
 from aftexport.bundle.tokenizer import byte_tokenizer
 from aftexport.heads import TokenClassification
-from aftserve.model.results import TokenAnswers
+from aftserve.model.documents import TokenAnswers
 from aftserve.model.token_marks import TokenMarker, TokenMarks
 
 LABELS = ("O", "B-name", "I-name", "B-date", "I-date")

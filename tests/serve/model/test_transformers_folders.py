@@ -20,7 +20,7 @@ from aftexport.pipeline.export import export
 from aftexport.verify.reference_model import load_source, torch_engine
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.classifier import Classifier
-from aftserve.model.results import TokenAnswers
+from aftserve.model.documents import TokenAnswers
 
 NAMED = folders.named(folders.LABELS)
 MULTI_LABEL = {**folders.named(("urgent", "legal")), "problem_type": "multi_label_classification"}

@@ -18,7 +18,7 @@ from aftexport.system.contract import EXPLAINED
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import InlineTokens
 from aftserve.model.classifier import Classifier
-from aftserve.model.inputs import check_evidence
+from aftserve.model.documents import check_evidence
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, ChosenLogit, Wanted, choices
 
 

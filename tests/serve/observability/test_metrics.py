@@ -5,8 +5,7 @@ import weakref
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from aftserve.observability.metrics import Metrics
-from aftserve.observability.model_metrics import ModelMetrics
+from aftserve.observability.metrics import Metrics, ModelMetrics
 from aftserve.observability.tracing import exemplar_labels, request_id
 
 

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clients import http
@@ -99,6 +100,16 @@ def test_request_span_has_stage_spans(
         assert infer["aftserve.actual_seconds"] > 0  # type: ignore[operator]
 
 
+def exported(named: dict[str, str]) -> dict[str, Any]:
+    """Return the attributes of a span after their redaction."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(QueryRedaction())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.get_tracer("a").start_span("a", attributes=named).end()
+    (span,) = exporter.get_finished_spans()
+    return {**(span.attributes or {})}
+
+
 @pytest.mark.parametrize(
     ("query", "left"),
     [
@@ -114,27 +125,14 @@ def test_request_span_has_stage_spans(
 )
 def test_unknown_query_parameters_are_redacted(query: str, left: str) -> None:
     assert redacted(query) == left
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(QueryRedaction())
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
     named = {"url.query": query, "url.full": f"http://a/infer?{query}", "http.target": "/infer"}
-    provider.get_tracer("a").start_span("a", attributes=named).end()
-    (span,) = exporter.get_finished_spans()
     expected = {"url.query": left, "url.full": f"http://a/infer?{left}", "http.target": "/infer"}
-    assert span.attributes == expected
+    assert exported(named) == expected
 
 
 @pytest.mark.parametrize("path", ["/infer?key=s", "/infer%3Fkey=s", "/infer;key=s", "/a%3bs"])
 def test_query_behind_encoded_mark_is_redacted(path: str) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(QueryRedaction())
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    named = {"url.path": path, "http.target": path}
-    provider.get_tracer("a").start_span("a", attributes=named).end()
-    (span,) = exporter.get_finished_spans()
-    for value in (span.attributes or {}).values():
+    for value in exported({"url.path": path, "http.target": path}).values():
         assert "key=s" not in str(value)
         assert str(value).endswith("REDACTED")
 
@@ -153,50 +151,37 @@ def test_silent_collector_does_not_block_shutdown(
     assert "the last traces are lost" in log.read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    "variables", [{}, {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
+CONFIGURED = "from aftserve.observability.tracing import configure; print(configure().provider)"
+LOADED = (
+    "; import sys; print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
 )
-def test_sdk_is_not_imported_without_collector(variables: dict[str, str], tmp_path: Path) -> None:
-    outcome = run_python(
-        "-c", "import sys; from aftserve.server import Server; "
-        "from aftserve.observability import tracing; "
-        "assert tracing.configure().provider is None; "
-        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])",
-        cwd=tmp_path, **variables,
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.strip() == "[]"
+NO_SDK = "import sys; sys.modules['opentelemetry.sdk'] = None; "
+ANY_ENDPOINT = {ENDPOINT: "http://127.0.0.1:1"}
 
 
 @pytest.mark.parametrize(
-    "variables", [{ENDPOINT: "http://127.0.0.1:1"}, {"OTEL_TRACES_EXPORTER": "zipkin"}]
-)
-def test_missing_extra_is_logged(variables: dict[str, str], tmp_path: Path) -> None:
-    outcome = run_python(
-        "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
-        "from aftserve.observability import tracing; assert tracing.configure().provider is None",
-        cwd=tmp_path, **variables,
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    assert install_command("otel") in outcome.err
-
-
-@pytest.mark.parametrize(
-    "variables",
+    ("before", "variables", "problem"),
     [
-        {"OTEL_TRACES_EXPORTER": "zipkin"},
-        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+        ("", {}, ""),
+        ("", {**ANY_ENDPOINT, "OTEL_SDK_DISABLED": "true"}, ""),
+        (NO_SDK, ANY_ENDPOINT, install_command("otel")),
+        (NO_SDK, {"OTEL_TRACES_EXPORTER": "zipkin"}, install_command("otel")),
+        ("", {"OTEL_TRACES_EXPORTER": "zipkin"}, "zipkin"),
+        ("", {**ANY_ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "grpc"),
+        ("", {**ANY_ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "grpc"),
     ],
 )
-def test_unsupported_exporter_is_logged(variables: dict[str, str], tmp_path: Path) -> None:
-    outcome = run_python(
-        "-c", "from aftserve.observability import tracing; "
-        "assert tracing.configure().provider is None",
-        cwd=tmp_path, **variables,
-    )  # fmt: skip
+def test_server_without_traces_says_why(
+    before: str, variables: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    """Without a receiver, the SDK is not even imported."""
+    program = f"{before}from aftserve.server import Server; {CONFIGURED}{LOADED}"
+    outcome = run_python("-c", program, cwd=tmp_path, **variables)
     assert outcome.code == 0, outcome.err
-    assert list(variables.values())[-1] in outcome.err
+    provider, loaded = outcome.out.splitlines()
+    assert provider == "None"
+    assert problem in outcome.err
+    assert problem or loaded == "[]"
 
 
 @pytest.mark.parametrize(

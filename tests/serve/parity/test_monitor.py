@@ -50,6 +50,10 @@ def post(address: str, ids: list[int]) -> httpx.Response:
     return http.post(f"{address}/infer", json={"input_ids": [ids]}, timeout=60)
 
 
+def wait_until_unready(address: str) -> None:
+    eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready")
+
+
 def reference_of(server_id: int) -> int | None:
     """Return the process of a server's PyTorch reference; None if none runs."""
     for entry in Path("/proc").glob("[0-9]*"):
@@ -188,29 +192,17 @@ def test_live_breach_makes_server_unready(
         assert post(address, [5] * 65_537).status_code == 200
         assert metric(address, "aftserve_skipped_parity_checks_total") == 1
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(
-            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
-        )
+        wait_until_unready(address)
         assert "PyTorch" in http.get(f"{address}/readyz").json()["status"]
         assert post(address, [5]).status_code == 503
 
 
 def test_shared_run_is_compared_with_single(bundle_copy: Path, tmp_path: Path) -> None:
-    with serving(
-        large_batches(bundle_copy),
-        tmp_path / "log",
-        "--shadow",
-        "1",
-        "--threads",
-        "1",
-        measured=True,
-    ) as (address, _):
-        http.post(
-            f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
-        )
-        eventually(
-            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
-        )
+    options, ids = ("--shadow", "1", "--threads", "1"), [[7] * 100_000, *[[5] * 16] * 16]
+    bundle = large_batches(bundle_copy)
+    with serving(bundle, tmp_path / "log", *options, measured=True) as (address, _):
+        http.post(f"{address}/infer", json={"input_ids": ids}, timeout=60)
+        wait_until_unready(address)
         assert "single run" in http.get(f"{address}/readyz").json()["status"]
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
@@ -248,9 +240,7 @@ def test_live_breach_falls_back_if_configured(
         assert post(address, [5]).status_code == 200
         # The portable bodies are wrong too, and no other fallback is left.
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(
-            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
-        )
+        wait_until_unready(address)
 
 
 def test_failed_fallback_makes_server_unready(
@@ -262,9 +252,7 @@ def test_failed_fallback_makes_server_unready(
         assert compare(address, text="a").status_code == 200
         (bundle / "model.onnx").unlink()
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(
-            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
-        )
+        wait_until_unready(address)
         assert post(address, [5]).status_code == 503
 
 

@@ -1,18 +1,15 @@
 """The choice of documents that share a run."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aftserve.model.costs import CostModel, Measurement
-from aftserve.scheduling.batching import next_batch
-from aftserve.scheduling.job import Job
+from aftserve.scheduling.batching import Job, next_batch
 
 RUN, TOKEN = 1e-3, 1e-6
 """Seconds of a run, and seconds for each of its tokens: short documents gain by sharing."""
@@ -28,23 +25,12 @@ NO_GAIN = CostModel(
 )
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
-
 def waiting(
-    loop: asyncio.AbstractEventLoop,
-    *tokens: int,
-    costs: CostModel = COSTS,
-    promised: float = 1e9,
-    active: Any = None,
+    *tokens: int, costs: CostModel = COSTS, promised: float = 1e9, active: Any = None
 ) -> list[Job]:
+    future: Any = Future()
     return [
-        Job(active, np.zeros(n, np.int64), costs.single(n), promised, loop.create_future(), ANY)
-        for n in tokens
+        Job(active, np.zeros(n, np.int64), promised, ANY, future, costs.single(n)) for n in tokens
     ]
 
 
@@ -55,63 +41,48 @@ def chosen(
     return [jobs.index(job) for job in next_batch(jobs, costs, **options)]  # type: ignore[arg-type]
 
 
-def test_documents_of_similar_length_share_run(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 22, 18)) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("tokens", "options", "expected"),
+    [
+        ((20, 22, 18), {}, [0, 1, 2]),
+        ((20, 20, 20), {"costs": NO_GAIN}, [0]),
+        ((20, 4000, 21), {}, [0, 2]),
+        ([20] * 20, {}, [*range(8)]),
+        ((20, 30, 20), {"budget": 60}, [0, 1]),
+        ((20, 21, 20), {"masks_padding": False}, [0, 2]),
+    ],
+    ids=["similar", "no gain", "other length", "measured size", "budget", "equal lengths"],
+)
+def test_batch_has_documents_that_gain(
+    tokens: Sequence[int], options: dict[str, Any], expected: list[int]
+) -> None:
+    jobs = waiting(*tokens, costs=options.get("costs", COSTS))
+    assert chosen(jobs, **options) == expected
 
 
-def test_documents_of_two_models_run_apart(loop: asyncio.AbstractEventLoop) -> None:
-    before, after = (waiting(loop, 20, 20, 20, active=object()) for _ in range(2))
+def test_documents_of_two_models_run_apart() -> None:
+    before, after = (waiting(20, 20, 20, active=object()) for _ in range(2))
     assert chosen([before[0], after[0], before[1], after[1]]) == [0, 2]
     assert chosen([after[0], before[0], after[1]]) == [0, 2]
 
 
-def test_no_batch_is_made_without_gain(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 20, 20, costs=NO_GAIN), NO_GAIN) == [0]
-
-
-def test_document_of_other_length_waits(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 4000, 21)) == [0, 2]
-
-
-def test_batch_size_stays_within_measurements(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, *[20] * 20)) == list(range(8))
-
-
-def test_padding_counts_towards_the_budget(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 30, 20), budget=60) == [0, 1]
-
-
-def test_failed_document_is_retried_alone(loop: asyncio.AbstractEventLoop) -> None:
-    jobs = waiting(loop, 20, 20, 20)
+def test_failed_document_is_retried_alone() -> None:
+    jobs = waiting(20, 20, 20)
     jobs[1].single = True
     assert chosen(jobs) == [0, 2]
     assert chosen(jobs[1:]) == [0]
 
 
-def test_late_document_is_not_overtaken(loop: asyncio.AbstractEventLoop) -> None:
-    jobs = waiting(loop, 20, 4000, 21)
+def test_late_document_is_not_overtaken() -> None:
+    jobs = waiting(20, 4000, 21)
     jobs[1].promised = 0.001
     assert chosen(jobs) == [0]
 
 
-def test_unmasked_batch_has_equal_lengths(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 21, 20), masks_padding=False) == [0, 2]
-
-
-@given(
-    tokens=st.lists(st.integers(1, 5000), min_size=1, max_size=90),
-    promised=st.floats(0, 1),
-    budget=st.integers(1, 20_000),
-    masks_padding=st.booleans(),
-)
 def test_batch_has_oldest_and_keeps_limits(
-    tokens: list[int],
-    promised: float,
-    budget: int,
-    masks_padding: bool,
-    loop: asyncio.AbstractEventLoop,
+    tokens: list[int], promised: float, budget: int, masks_padding: bool
 ) -> None:
-    jobs = waiting(loop, *tokens, promised=promised)
+    jobs = waiting(*tokens, promised=promised)
     batch = [jobs[i] for i in chosen(jobs, budget=budget, masks_padding=masks_padding)]
     assert batch[0] is jobs[0]
     width = max(job.tokens for job in batch)
@@ -121,9 +92,9 @@ def test_batch_has_oldest_and_keeps_limits(
     assert len(batch) == 1 or COSTS.batch(len(batch), width) < single
 
 
-def test_overtaking_delays_one_batch_at_most(loop: asyncio.AbstractEventLoop) -> None:
+def test_overtaking_delays_one_batch_at_most() -> None:
     tokens = np.random.default_rng(0).integers(1, 3000, 200).tolist()
-    jobs = waiting(loop, *tokens)
+    jobs = waiting(*tokens)
     total = list(accumulate(job.seconds for job in jobs))
     for job, seconds in zip(jobs, total, strict=True):
         job.promised = seconds

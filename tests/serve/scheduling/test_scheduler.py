@@ -6,10 +6,13 @@ import json
 import math
 import shutil
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -17,17 +20,24 @@ import pytest
 from bundles import changed_manifest
 from clients import eventually, head, http, metric, raw_connection
 from endless_model import DEAF, ENDLESS, hanging_bundle
+from hypothesis import given
+from hypothesis import strategies as st
+from model_states import running_service, until
+from queued_jobs import MeasuringQueue, first, job, make_bundle, release
 from rich.console import Console
 from servers import serving
 
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines import RunStoppedError, Stop
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
 from aftserve.errors import UnavailableError
 from aftserve.model.classifier import Classifier
-from aftserve.scheduling.batching import Running
-from aftserve.scheduling.job import Job
+from aftserve.model.load import ActiveBundle, load_model
+from aftserve.observability.metrics import Metrics
+from aftserve.scheduling.batching import Backlog, Job, Measuring, Progress, Result, Run, Running
 from aftserve.scheduling.queue import JobQueue
-from aftserve.scheduling.scheduler import Scheduler
-from aftserve.server import load
+from aftserve.scheduling.scheduler import EngineThread, Predictions, Scheduler
 from aftserve.serving.service import Service
 from aftserve.settings import Settings
 from aftserve.types import Tokens
@@ -274,68 +284,50 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
-    models = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
-    (service,) = models.loaded()
-    async with models.running():
+    async with running_service(bundle) as service:
         begun.clear()
         go_on.clear()
         yield service
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("never happened")
-
-
-def test_abandoned_texts_are_not_tokenized(
+async def test_abandoned_texts_are_not_tokenized(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
-
-    async def scenario() -> None:
-        async with running(bundle_folder, tokenizing) as service:
-            for letter in "ab":
-                leaving = asyncio.create_task(service.classify([letter * 1000], math.inf))
-                await until(lambda: bool(begun) and begun[-1][0] == letter)  # noqa: B023
-                leaving.cancel()
-                await asyncio.wait({leaving})
-            waiting = [
-                asyncio.create_task(service.classify([letter * 1000], math.inf)) for letter in "cde"
-            ]
-            await asyncio.sleep(0.5)
-            waiting[1].cancel()
-            await asyncio.wait({waiting[1]})
-            assert [text[0] for text in begun] == ["a", "b"]
-            go_on.set()
-            await asyncio.wait(waiting)
-            assert [task.cancelled() for task in waiting] == [False, True, False]
-            assert sorted(text[0] for text in begun) == ["a", "b", "c", "e"]
-
-    asyncio.run(scenario())
+    async with running(bundle_folder, tokenizing) as service:
+        for letter in "ab":
+            leaving = asyncio.create_task(service.classify([letter * 1000], math.inf))
+            await until(lambda: bool(begun) and begun[-1][0] == letter)  # noqa: B023
+            leaving.cancel()
+            await asyncio.wait({leaving})
+        waiting = [
+            asyncio.create_task(service.classify([letter * 1000], math.inf)) for letter in "cde"
+        ]
+        await asyncio.sleep(0.5)
+        waiting[1].cancel()
+        await asyncio.wait({waiting[1]})
+        assert [text[0] for text in begun] == ["a", "b"]
+        go_on.set()
+        await asyncio.wait(waiting)
+        assert [task.cancelled() for task in waiting] == [False, True, False]
+        assert sorted(text[0] for text in begun) == ["a", "b", "c", "e"]
 
 
-def test_short_texts_overtake_waiting_long_texts(
+async def test_short_texts_overtake_waiting_long_texts(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
     texts = ["a" * 100_000, "b" * 100_000, "c" * 100_000, "d" * 1000]
-
-    async def scenario() -> None:
-        async with running(bundle_folder, tokenizing) as service:
-            tasks = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
-            await until(lambda: len(begun) >= 2)
-            assert sorted(text[0] for text in begun) == ["a", "d"]
-            go_on.set()
-            for text, answers in zip(texts, await asyncio.gather(*tasks), strict=True):
-                assert answers[0].result.tokens_total == len(text)
-
-    asyncio.run(scenario())
+    async with running(bundle_folder, tokenizing) as service:
+        tasks = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
+        await until(lambda: len(begun) >= 2)
+        assert sorted(text[0] for text in begun) == ["a", "d"]
+        go_on.set()
+        for text, answers in zip(texts, await asyncio.gather(*tasks), strict=True):
+            assert answers[0].result.tokens_total == len(text)
 
 
-def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's next request may come before the engine's thread notes the end of the run."""
     go_on, end_run = threading.Event(), Scheduler._end_run
 
@@ -344,24 +336,18 @@ def test_answered_run_is_over(bundle_folder: Path, monkeypatch: pytest.MonkeyPat
             assert go_on.wait(60)
         end_run(self)
 
-    async def scenario() -> None:
-        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-        (service,) = models.loaded()
-        service.model.measurement.measure_all()
-        async with models.running():
-            try:
-                await service.classify([[1, 2, 3]], math.inf)
-                assert isinstance(service.scheduler._queue.state, Running)
-                assert service.scheduler.running_documents == 0
-                assert service.scheduler.predictions.wait_seconds(in_chunks=False) == 0
-            finally:
-                go_on.set()
-
     monkeypatch.setattr(Scheduler, "_end_run", late)
-    asyncio.run(scenario())
+    async with running_service(bundle_folder, measured=True) as service:
+        try:
+            await service.classify([[1, 2, 3]], math.inf)
+            assert isinstance(service.scheduler._queue.state, Running)
+            assert service.scheduler.running_documents == 0
+            assert service.scheduler.predictions.wait_seconds(in_chunks=False) == 0
+        finally:
+            go_on.set()
 
 
-def test_cancellation_at_run_start_stops_run(
+async def test_cancellation_at_run_start_stops_run(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove, stops = JobQueue.remove, list[Stop]()
@@ -376,25 +362,19 @@ def test_cancellation_at_run_start_stops_run(
         eventually(lambda: bool(stops), "the run has begun")
         return remove(self, job)
 
-    async def scenario() -> None:
-        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-        (service,) = models.loaded()
-        service.model.measurement.measure_all()  # its runs would hang as well
-        async with models.running():
-            monkeypatch.setattr(service.model.classifier, "classify", hang)
-            monkeypatch.setattr(JobQueue, "remove", late)
-            service.scheduler._queue.pause(service.active)
-            asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
-            await until(lambda: service.scheduler.waiting_documents == 1)
-            asking.cancel()
-            await asyncio.wait({asking})
-            await until(lambda: bool(stops))
-            await until(lambda: stops[0].is_requested)
-
-    asyncio.run(scenario())
+    async with running_service(bundle_folder, measured=True) as service:
+        monkeypatch.setattr(service.model.classifier, "classify", hang)
+        monkeypatch.setattr(JobQueue, "remove", late)
+        service.scheduler._queue.pause(service.active)
+        asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+        await until(lambda: service.scheduler.waiting_documents == 1)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await until(lambda: bool(stops))
+        await until(lambda: stops[0].is_requested)
 
 
-def test_run_that_fails_after_end_logs_nothing(
+async def test_run_that_fails_after_end_logs_nothing(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """asyncio logs a traceback if an exception of a future is never read."""
@@ -405,21 +385,298 @@ def test_run_that_fails_after_end_logs_nothing(
         assert go_on.wait(60)
         raise RunStoppedError
 
-    async def scenario() -> None:
-        models = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
-        (service,) = models.loaded()
-        service.model.measurement.measure_all()  # its runs would hang as well
+    async with running_service(bundle_folder, measured=True) as service:
         monkeypatch.setattr(service.model.classifier, "classify", hang)
-        async with models.running():
-            asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
-            await until(begun.is_set)
-        with pytest.raises(UnavailableError):
-            await asking
-        run = service.scheduler._queue.current_run
-        assert run is not None
-        go_on.set()
-        await until(run.ended.done)
-
-    asyncio.run(scenario())
+        asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+        await until(begun.is_set)
+    with pytest.raises(UnavailableError):
+        await asking
+    run = service.scheduler._queue.current_run
+    assert run is not None
+    go_on.set()
+    await until(run.ended.done)
+    del service, asking, run  # they refer to the future of the run
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+NAMES = "abc"
+
+
+@pytest.fixture(scope="module")
+def paced() -> list[ActiveBundle]:
+    """Bundles whose models are about as fast as measured, half as fast, and a fifth as fast."""
+    bundles = [make_bundle(name) for name in NAMES]
+    for active, factor in zip(bundles, (1, 2, 5), strict=True):
+        active.model.slowdown.observe(1e3, 1e3 * factor)
+    return bundles
+
+
+def predicted(jobs: list[Job]) -> float:
+    return sum(one.seconds * one.active.model.slowdown.value for one in jobs)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(NAMES) - 1), st.booleans(), st.booleans(), st.floats(0, 1e3)),
+        max_size=30,
+    )
+)
+def test_each_job_counts_by_its_model(
+    paced: list[ActiveBundle], documents: list[tuple[int, bool, bool, float]]
+) -> None:
+    queue, own, jobs = JobQueue(), Backlog(), list[Job]()
+    for number, in_chunks, is_own, seconds in documents:
+        jobs.append(job(seconds, paced[number]))
+        if in_chunks:
+            jobs[-1].progress = Progress(None, left=1)  # type: ignore[arg-type]
+        if is_own:
+            jobs[-1].backlog = own
+        queue.put(jobs[-1])
+    predictions = Predictions(queue)
+    whole = [one for one in jobs if one.progress is None]
+    others = [one for one in jobs if one.backlog is not own]
+    for found, counted in [
+        (predictions.backlog_seconds, jobs),
+        (predictions.wait_seconds(in_chunks=False), whole),
+        (predictions.wait_seconds(in_chunks=True, besides=own), others),
+    ]:
+        assert found == pytest.approx(predicted(counted), rel=1e-9, abs=1e-6)
+        assert counted or found == 0
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_measurement_that_stays_delays_documents(yields: bool) -> None:
+    queue, future = MeasuringQueue(), Future[Any]()
+    queue.measured_bundle()
+    run = queue.next_run()
+    run.predicted, run.ended = 30.0, future  # type: ignore[assignment]
+    queue._state = Measuring(run, yields)
+    predictions = Predictions(queue)
+    assert predictions.wait_seconds(in_chunks=False) == pytest.approx(0 if yields else 30, abs=10)
+    assert predictions.wait_seconds(in_chunks=False, counts_run=False) == 0
+    assert predictions.backlog_seconds == 0  # of no document
+
+
+def test_replaced_model_predicts_waiting_documents() -> None:
+    """A fallback replaces the model of a bundle while its documents wait."""
+    queue, active, slow = JobQueue(), make_bundle(), make_bundle().model
+    predictions, one = Predictions(queue), job(3.0, active)
+    queue.put(one)
+    assert predictions.backlog_seconds == pytest.approx(3.0)
+    slow.slowdown.observe(1e3, 4e3)
+    active.model = slow
+    assert predictions.backlog_seconds == pytest.approx(3.0 * slow.slowdown.value)
+    run = queue.take(first, None, release)  # type: ignore[arg-type]
+    assert run is not None
+    assert run.model is slow
+    assert queue._backlog.bundles == {}
+
+
+LONG = np.random.default_rng(0).integers(0, 250, 30_000)
+"""A document that runs in chunks within a memory budget of 1 MiB."""
+
+
+@pytest.fixture(scope="module")
+def bundles(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ActiveBundle]:
+    folder, bundles = tmp_path_factory.mktemp("models"), list[ActiveBundle]()
+    for name in "ab":
+        place = Path(shutil.copytree(bundle_folder, folder / f"{name}.bundle"))
+        settings = Settings.read([str(place), "--threads", "1", "--memory-budget-mib", "1"])
+        bundle = Bundle.open(place)
+        model = load_model(bundle, settings, Console(quiet=True))
+        bundles.append(ActiveBundle(bundle, model))
+    assert [active.model.name for active in bundles] == ["a", "b"]
+    return bundles
+
+
+@asynccontextmanager
+async def serving_runs(scheduler: Scheduler) -> AsyncIterator[None]:
+    task = asyncio.create_task(scheduler.serve())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def make_scheduler() -> Scheduler:
+    return Scheduler(budget_tokens=16_384, stall_seconds=300.0, idle_seconds=math.inf)
+
+
+def submit(
+    scheduler: Scheduler,
+    active: ActiveBundle,
+    ids: Sequence[int],
+    metrics: Metrics | None = None,
+) -> "asyncio.Future[Result]":
+    of_model = (metrics or Metrics()).of(active.model.name)
+    return scheduler.submit(Job(active, np.array(ids), math.inf, of_model))
+
+
+def scores(result: Result) -> list[float]:
+    return list(result.answer.heads["logits"].scores.values())
+
+
+async def test_engine_releases_memory_for_other_model(
+    bundles: list[ActiveBundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every run, no other engine keeps the memory of an earlier one."""
+    holders, order = set[OnnxRuntimeEngine](), list[OnnxRuntimeEngine]()
+    run, release = OnnxRuntimeEngine.run, OnnxRuntimeEngine.release
+
+    def checked_run(self: OnnxRuntimeEngine, *given: object) -> object:
+        assert holders <= {self}
+        holders.add(self)
+        order.append(self)
+        return run(self, *given)  # type: ignore[arg-type]
+
+    def checked_release(self: OnnxRuntimeEngine) -> None:
+        holders.discard(self)
+        release(self)
+
+    documents = [[number] * 16 for number in range(40)]
+    expected = [
+        list(
+            bundles[0].model.classifier.classify([np.array(ids)])[0].heads["logits"].scores.values()
+        )
+        for ids in documents
+    ]
+
+    metrics = Metrics()
+    for name in "ab":
+        metrics.of(name)
+    monkeypatch.setattr(OnnxRuntimeEngine, "run", checked_run)
+    monkeypatch.setattr(OnnxRuntimeEngine, "release", checked_release)
+    scheduler = make_scheduler()
+    futures = [
+        submit(scheduler, bundles[number % 2], ids, metrics) for number, ids in enumerate(documents)
+    ]
+    async with serving_runs(scheduler):
+        for future, one in zip(futures, expected, strict=True):
+            np.testing.assert_allclose(scores(await future), one, atol=1e-5)
+    assert set(order) == {active.model.classifier.engine for active in bundles}
+    text = metrics.exposition()[0].decode()
+    for name in "ab":
+        assert f'aftserve_run_documents_sum{{model="{name}"}} 20.0' in text
+
+
+async def test_other_models_run_between_parts(bundles: list[ActiveBundle]) -> None:
+    """Also the memory that a short document leaves is released before its model's next part."""
+    answered = list[str]()
+    assert bundles[0].model.classifier.in_chunks(len(LONG))
+    scheduler = make_scheduler()
+    futures = {
+        "kept memory": submit(scheduler, bundles[0], [5] * 16),
+        "long": submit(scheduler, bundles[0], LONG),  # type: ignore[arg-type]
+        "short": submit(scheduler, bundles[1], [5] * 16),
+    }
+    for name, future in futures.items():
+        future.add_done_callback(lambda _, name=name: answered.append(name))  # type: ignore[misc]
+    async with serving_runs(scheduler):
+        await asyncio.gather(*futures.values())
+    assert answered == ["kept memory", "short", "long"]
+
+
+async def test_run_after_unload_counts_nothing(
+    bundles: list[ActiveBundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client leaves during a run, and the model's metrics are forgotten before its end."""
+    begun, go_on, metrics = threading.Event(), threading.Event(), Metrics()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        raise RunStoppedError
+
+    monkeypatch.setattr(bundles[1].model.classifier, "classify", hang)
+    scheduler = make_scheduler()
+    async with serving_runs(scheduler):
+        left = submit(scheduler, bundles[1], [5], metrics)
+        assert await asyncio.to_thread(begun.wait, 60)
+        left.cancel()
+        metrics.forget("b")
+        go_on.set()
+        run = scheduler._queue.current_run
+        assert run is not None
+        await asyncio.wait({run.ended})
+        await submit(scheduler, bundles[0], [5], metrics)
+    text = metrics.exposition()[0]
+    assert b'model="a"' in text
+    assert b'model="b"' not in text
+
+
+async def test_pause_holds_only_one_bundle(bundles: list[ActiveBundle]) -> None:
+    scheduler = make_scheduler()
+    async with serving_runs(scheduler):
+        with scheduler.paused(bundles[0]):
+            held = submit(scheduler, bundles[0], [5])
+            await submit(scheduler, bundles[1], [5])
+            assert not held.done()
+            assert scheduler.waiting_documents == 1
+        await held
+
+
+async def test_measurements_of_all_models_end(bundles: list[ActiveBundle]) -> None:
+    scheduler = make_scheduler()
+    for active in bundles * 2:  # the second time has no effect
+        scheduler.measure(active.model)
+    async with serving_runs(scheduler):
+        while any(scheduler.is_measuring(active.model) for active in bundles):
+            assert await scheduler.wait_for_measurement(60)
+    assert all(active.model.measurement.is_complete for active in bundles)
+    scheduler.forget(bundles[0].model)
+    assert not scheduler.is_measuring(bundles[0].model)
+
+
+async def test_failed_release_is_named(
+    bundles: list[ActiveBundle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: OnnxRuntimeEngine) -> None:
+        raise EngineError("no memory", "Restart the process.")
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "release", fail)
+    scheduler = make_scheduler()
+    async with serving_runs(scheduler):
+        for active in bundles:
+            await submit(scheduler, active, [5])
+    assert "the model a did not release its memory: no memory" in caplog.text
+    assert "0 documents" not in caplog.text
+
+
+class FailingMeasurement:
+    """A measurement whose step fails after another error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+
+    def step(self, stop: Stop) -> None:
+        error, self._error = self._error, None
+        assert error is not None
+        try:
+            raise ValueError("the first error")
+        except ValueError:
+            raise error from None
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    "kind", [RunStoppedError, lambda: EngineError("no memory", "Use less."), RuntimeError]
+)
+async def test_failed_run_is_freed_at_once(kind: Any, no_collection: None) -> None:
+    """Without this, an unloaded model keeps its memory until the next full garbage collection."""
+    model: Any = SimpleNamespace(measurement=FailingMeasurement(kind()))
+    future = asyncio.get_running_loop().create_future()
+    runs = [Run((), model, 0.0, 0.0, future, measures=True)]
+    left, over = weakref.ref(runs[0]), asyncio.Event()
+    del model, future
+    EngineThread(lambda: runs.pop() if runs else None, lambda run: None, over.set)
+    await asyncio.wait_for(over.wait(), 60)
+    assert left() is None

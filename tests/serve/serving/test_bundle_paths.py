@@ -1,6 +1,5 @@
 """The paths of bundles that a server is given, and the names of their models."""
 
-import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bundle_swaps import damage, load_models
-from model_states import names, states
+from model_states import names, running_models, states
 
 from aftexport.errors import AftexportError, BundleError, UsageError
 from aftserve.settings import Settings
@@ -42,19 +41,15 @@ def test_path_that_cannot_be_read_is_a_bundle() -> None:
         load_models(Path("x" * 300))
 
 
-def test_unusable_name_is_left_out(
+async def test_unusable_name_is_left_out(
     folder: Path, bundle_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        models = load_models(folder)
-        async with models.running():
-            shutil.copytree(bundle_folder, os.fsdecode(bytes(folder) + b"/x\xff.bundle"))
-            assert await states(models) == {"a": "READY", "b": "READY"}
-            await models.rescan()
-            assert "a name of printable characters, got 'x\\udcff'" in caplog.text
-            assert names(models) == ["a", "b"]
-
-    asyncio.run(scenario())
+    async with running_models(folder) as models:
+        shutil.copytree(bundle_folder, os.fsdecode(bytes(folder) + b"/x\xff.bundle"))
+        assert await states(models) == {"a": "READY", "b": "READY"}
+        await models.rescan()
+        assert "a name of printable characters, got 'x\\udcff'" in caplog.text
+        assert names(models) == ["a", "b"]
 
 
 def clash(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from aftexport.heads import BinaryClassification, Head, SingleLabelClassification
 from aftserve.api.adapters.output_choice import WITH_LABELS
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 
 MAX_QUESTIONS = 400
 """Maximum number of questions in a request."""

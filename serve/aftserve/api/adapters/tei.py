@@ -43,7 +43,7 @@ from aftserve.api.model_choice import ChosenModel, read_and_answer
 from aftserve.api.request_body import read_json
 from aftserve.errors import RefusedError
 from aftserve.model.classifier import Classifier
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service

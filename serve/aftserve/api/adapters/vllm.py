@@ -37,7 +37,7 @@ from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import read_and_answer, requested
 from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 

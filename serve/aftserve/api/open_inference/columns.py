@@ -11,7 +11,7 @@ from aftexport.heads import Head, is_one_label
 from aftexport.heads.answer import Field
 from aftserve.api.open_inference import tensors
 from aftserve.api.open_inference.schemas import Datatype, TensorMetadata
-from aftserve.model.results import DocumentAnswer, TokenAnswers
+from aftserve.model.documents import DocumentAnswer, TokenAnswers
 
 _DATATYPES: dict[Field, Datatype] = {
     "name": "BYTES",

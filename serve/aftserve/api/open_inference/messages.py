@@ -36,7 +36,7 @@ from aftserve.api.open_inference.tensors import Array
 from aftserve.api.request_body import invalid
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import InlineTokens
-from aftserve.model.results import DocumentAnswer
+from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
 from aftserve.types import Document, ExtraFields
 

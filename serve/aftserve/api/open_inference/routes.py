@@ -41,8 +41,8 @@ from aftserve.api.open_inference.schemas import (
     ServerMetadata,
 )
 from aftserve.api.request_body import parse_json, receive
-from aftserve.model.results import DocumentAnswer
-from aftserve.observability.model_metrics import InferenceStats, TotalTime
+from aftserve.model.documents import DocumentAnswer
+from aftserve.observability.metrics import InferenceStats, TotalTime
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 

@@ -12,7 +12,7 @@ from aftserve.api.document_answers import PartsResponse
 from aftserve.api.open_inference import columns, messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.model.results import DocumentAnswer, TokenAnswers
+from aftserve.model.documents import DocumentAnswer, TokenAnswers
 
 BINARY = InferenceRequest.model_validate(
     {

@@ -1,5 +1,6 @@
 """Clients of gRPC that do not read their answer, or leave before it."""
 
+import asyncio
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from grpc_servers import GrpcServer, ids_request, method, serving_grpc
 from http2_client import PING, call_unread, frames, read_more, reset
 
 from aftserve.api.api_keys import make_key
+from aftserve.grpc.call import MessageBuffer
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
 
 MODEL = "endless_model"
@@ -119,3 +121,40 @@ def test_unread_answer_leaves_orderly_end(bundle_folder: Path, tmp_path: Path) -
         )
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
+
+
+async def _settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_caller_waits_for_free_bytes() -> None:
+    buffer = MessageBuffer(10)
+    await buffer.reserve(10, "a")
+    first, second = (asyncio.create_task(buffer.reserve(6, "a")) for _ in range(2))
+    await _settle()
+    assert not first.done()
+    buffer.release(10, "a")
+    await _settle()
+    assert (first.done(), second.done()) == (True, False)
+    buffer.release(6, "a")
+    await second
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_cancelled_caller_holds_no_bytes(is_late: bool) -> None:
+    """The cancellation comes before the bytes, or at the same moment."""
+    buffer = MessageBuffer(10)
+    await buffer.reserve(10, "a")
+    waiting = asyncio.create_task(buffer.reserve(6, "a"))
+    await _settle()
+    if is_late:
+        buffer.release(10, "a")
+        waiting.cancel()
+    else:
+        waiting.cancel()
+        await _settle()
+        buffer.release(10, "a")
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    await asyncio.wait_for(buffer.reserve(10, "a"), 5)

@@ -6,18 +6,24 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import onnx_texts
 import pytest
 from clients import http
 from grpc_servers import GrpcServer, ids_request, serving_grpc
+from onnx_texts import LABELS, VOCABULARY
 from rich.console import Console
 from softmax_bundle import softmax_bundle
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import UsageError
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import InputError, UsageError
+from aftexport.pipeline.export import export
 from aftserve import Predictor
 from aftserve.batch.answering import shared_runs
 from aftserve.errors import DocumentTooLongError
 from aftserve.grpc.wire_types import SERVICE
+from aftserve.model.classifier import Classifier
 from aftserve.model.load import LoadedModel, load_model
 from aftserve.settings import Settings
 
@@ -67,11 +73,13 @@ def test_remedy_of_refusal_works(softmax: Path) -> None:
 def test_measured_runs_fit_budget(model: LoadedModel) -> None:
     """No measurement and no batch takes more than the longest document."""
     limit = model.classifier.max_tokens
-    shapes = [(one.documents, one.tokens) for one in model.costs.measurements]
+    shapes = [(one.documents, one.tokens) for one in model.measurement.costs.measurements]
     assert max(tokens for _, tokens in shapes) <= limit
     assert all(documents * tokens**2 <= 1.1 * limit**2 for documents, tokens in shapes)
     lengths = [64, 200, 250, 300] * 20
-    for run in shared_runs(lengths, model.costs, budget_tokens=16_384, masks_padding=True):
+    for run in shared_runs(
+        lengths, model.measurement.costs, budget_tokens=16_384, masks_padding=True
+    ):
         longest = max(lengths[index] for index in run)
         assert len(run) * longest**2 <= 1.1 * limit**2
 
@@ -118,3 +126,28 @@ def test_long_document_gets_413(server: GrpcServer) -> None:
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as refusal:
         channel.unary_unary(f"/{SERVICE}/ModelInfer")(request, timeout=60)
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+TEXTS = ("w3 w1 w4 w1 w5", "w9", "w2 w6 w5 w3 w5 w8 w9 w7 w9")
+
+
+def test_labels_are_those_of_the_file(tmp_path: Path) -> None:
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    path = onnx_texts.saved(tmp_path, onnx_texts.text_model(inputs))
+    bundle = export(path, labels=list(LABELS), tokenizer=tmp_path / "tokenizer.json")
+    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    ids = [classifier.encode(text) for text in TEXTS]
+    for given, answer in zip(ids, classifier.classify(ids), strict=True):
+        logits = onnx_texts.answers(path, given.tolist())
+        scores = np.exp(logits) / np.exp(logits).sum()
+        head = answer.heads["logits"]
+        np.testing.assert_allclose(list(head.scores.values()), scores, atol=1e-6)
+        assert head.label == LABELS[int(logits.argmax())]
+    with pytest.raises(DocumentTooLongError, match="at most 16 tokens"):
+        classifier.encode("w1 " * 17)
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        classifier.check_ids([VOCABULARY])
