@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_models
+from calibrations import labelled, write_lines
 from commands import environment
-from labelled_documents import labelled, write_lines
 from servers import serving
 
 import aftplugins

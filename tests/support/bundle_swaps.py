@@ -2,14 +2,20 @@
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 from clients import http
+from grpc_servers import GrpcServer, serving_grpc
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
+from aftserve.api.api_keys import make_key
 from aftserve.server import load
 from aftserve.serving.repository import ModelRepository
 from aftserve.settings import Settings
@@ -67,3 +73,66 @@ def last_reload(address: str) -> dict[str, object] | None:
 
 def served_digest(address: str) -> str:
     return str(http.get(f"{address}/info").json()["bundle"])
+
+
+TEXTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
+
+
+@dataclass(frozen=True)
+class RepositoryServer:
+    """A server of the models ``a`` and ``b``.
+
+    Attributes:
+        server: its addresses and its process.
+        folder: the folder of the bundles.
+        admin_key: the key of an administrator.
+        user_key: a key without this right.
+    """
+
+    server: GrpcServer
+    folder: Path
+    admin_key: str
+    user_key: str
+
+    @property
+    def admin(self) -> dict[str, str]:
+        """The header of an administrator; Triton's client adds others to the mapping."""
+        return {"x-api-key": self.admin_key}
+
+    @property
+    def user(self) -> dict[str, str]:
+        """The header of a client without this right."""
+        return {"x-api-key": self.user_key}
+
+
+@contextmanager
+def serving_models(first: Path, second: Path, folder: Path) -> Iterator[RepositoryServer]:
+    """Yield a server of copies of two bundles, which are the models ``a`` and ``b``."""
+    (admin, one), (user, two) = make_key("admin", None, admin=True), make_key("user", None)
+    (folder / "keys").write_text(f"{one}\n{two}\n")
+    a, b = deploy(first, folder / "a.bundle"), deploy(second, folder / "b.bundle")
+    options = ("--api-keys", str(folder / "keys"), "--threads", "1")
+    with serving_grpc(a, folder / "log", str(b), *options) as server:
+        yield RepositoryServer(server, folder, admin, user)
+
+
+def text_input(triton: Any) -> Any:
+    """Return the input of a client of Triton: a module for HTTP or gRPC."""
+    tensor = triton.InferInput("text", [len(TEXTS)], "BYTES")
+    tensor.set_data_from_numpy(np.array(TEXTS, dtype=object))
+    return tensor
+
+
+async def states(models: ModelRepository) -> dict[str, str]:
+    return {one.name: one.state for one in await models.index()}
+
+
+async def reason(models: ModelRepository, name: str) -> str:
+    """Return the reason why a model is not ready."""
+    (state,) = [one for one in await models.index() if one.name == name]
+    assert state.state == "UNAVAILABLE"
+    return state.reason
+
+
+def names(models: ModelRepository) -> list[str]:
+    return [service.name for service in models.loaded()]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import linear_code
 import numpy as np
 import onnx
 import onnx.parser
 import onnx_texts
 import pytest
 import torch
+import transformers_folders
 from commands import run_here, run_python
 from onnx import TensorProto, helper
 from onnx_texts import ALL_INPUTS, LABELS, VOCABULARY, Builder, bundle_of, saved, text_model
@@ -215,7 +215,7 @@ def test_weights_beside_the_file_are_read(tmp_path: Path) -> None:
 def test_linear_attention_is_fused(tmp_path: Path) -> None:
     """A model of torch.onnx.export with linear attention gets the operator and equals PyTorch."""
     namespace: dict[str, Any] = {"__name__": "written"}
-    exec(linear_code.CODE, namespace)
+    exec(transformers_folders.LINEAR_CODE, namespace)
     torch.manual_seed(0)
     config = namespace["LinearConfig"](num_labels=3)
     module = Logits(namespace["LinearForSequenceClassification"](config)).eval()

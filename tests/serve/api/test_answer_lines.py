@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from token_answers import TAGS, answer_of
+from served_heads import TAGS, answer_of
 
 from aftexport.heads import FeatureExtraction
 from aftexport.heads.token_classification import TokenLabels

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from token_answers import TAGS, answer_of
+from served_heads import TAGS, answer_of
 
 from aftserve.api.document_answers import complete_json, run_until_disconnect
 from aftserve.errors import DeadlineError

@@ -16,8 +16,8 @@ import recurrent_models as models
 import transformers_folders as folders
 from clients import http, metric
 from commands import run_here
+from naive_linear_attention import check_bundle
 from numpy.typing import NDArray
-from recurrent_bundles import check_bundle
 from sampling import RUN_ALL, part_of
 from servers import serving
 from torch import Tensor, nn

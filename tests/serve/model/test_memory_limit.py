@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from altered_bundles import softmax_bundle
 from clients import http
 from grpc_servers import GrpcServer, ids_request, serving_grpc
 from rich.console import Console
-from softmax_bundle import softmax_bundle
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import environment
-from ports import free_port
+from servers import free_port
 
 UNBLOCKED = "from aftserve.observability.logging import *\nunblock_output()\n"
 _STALLING = """

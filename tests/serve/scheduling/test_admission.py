@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from altered_bundles import ENDLESS, hanging_bundle
 from clients import eventually, head, http, measured_info, metric, raw_connection, response
-from endless_model import ENDLESS, hanging_bundle
 from servers import serving
 
 import aftplugins

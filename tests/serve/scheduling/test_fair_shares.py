@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from altered_bundles import hanging_bundle
 from clients import eventually
-from endless_model import hanging_bundle
 from grpc_servers import GrpcServer, ids_request, serving_grpc
 
 from aftserve.api.api_keys import make_key

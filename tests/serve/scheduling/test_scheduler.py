@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from altered_bundles import DEAF, ENDLESS, hanging_bundle
 from bundles import changed_manifest
 from clients import eventually, head, http, metric, raw_connection
-from endless_model import DEAF, ENDLESS, hanging_bundle
 from rich.console import Console
 from servers import serving
 

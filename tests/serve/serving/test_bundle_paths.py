@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bundle_swaps import damage, load_models
-from model_states import names, states
+from bundle_swaps import damage, load_models, names, states
 
 from aftexport.errors import AftexportError, BundleError, UsageError
 from aftserve.settings import Settings

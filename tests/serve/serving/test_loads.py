@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bundle_swaps import damage, digest, load_models
-from model_states import names, reason, states
+from bundle_swaps import damage, digest, load_models, names, reason, states
 
 from aftserve.errors import NotFoundError
 from aftserve.model.reload import ReloadError

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_swaps import digest, documents, expected_scores, load_models
-from model_states import names, reason, states
+from bundle_swaps import digest, documents, expected_scores, load_models, names, reason, states
 
 from aftserve.errors import NotFoundError, UnavailableError
 

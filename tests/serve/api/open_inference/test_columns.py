@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
+from served_heads import TAGS, answer_of
 from starlette.responses import Response
-from token_answers import TAGS, answer_of
 
 from aftexport.bundle.bundle import Bundle
 from aftserve.api.document_answers import PartsResponse

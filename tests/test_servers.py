@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ports
 import pytest
+import servers
 
 SUPPORT = Path(__file__).parent / "support"
 SAME_START = """
 import os, sys
 
 os.getpid = lambda: 7
-from ports import free_port
+from servers import free_port
 
 print(*(free_port() for _ in range(5)), flush=True)
 sys.stdin.read()
@@ -47,8 +47,8 @@ def test_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
         taken = next(port for port in range(29_000, 30_000) if is_taken_by(server, port))
         server.listen()
-        monkeypatch.setattr(ports, "_numbers", itertools.count(taken - 20_000))
-        assert ports.free_port() != taken
+        monkeypatch.setattr(servers, "_numbers", itertools.count(taken - 20_000))
+        assert servers.free_port() != taken
 
 
 def is_taken_by(server: socket.socket, port: int) -> bool:
