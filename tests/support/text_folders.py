@@ -1,4 +1,4 @@
-"""Folders of text files, the input of ``aftserve batch``."""
+"""Files that ``aftserve batch`` reads: folders of texts, and columns of a Parquet file."""
 
 from collections.abc import Sequence
 from pathlib import Path
