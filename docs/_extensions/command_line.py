@@ -21,11 +21,7 @@ class _ParserFoundError(Exception):
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """Return the parser that a command builds.
-
-    Args:
-        command: program and subcommand, such as ``aftexport verify``.
-    """
+    """Return the parser that a command such as ``aftexport verify`` builds."""
     program, _, subcommand = command.partition(" ")
     run: Callable[[list[str]], int]
     if subcommand:

@@ -20,11 +20,7 @@ _LIMITS = {
 
 
 def describe_type(schema: Schema) -> str:
-    """Return the type of a setting in words.
-
-    Args:
-        schema: the JSON Schema of one property.
-    """
+    """Return the type of a setting in words, from the JSON Schema of the property."""
     if "anyOf" in schema:
         return ", or ".join(describe_type(s) for s in schema["anyOf"] if s.get("type") != "null")
     if "enum" in schema:

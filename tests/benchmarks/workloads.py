@@ -34,12 +34,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """One operator at one size.
-
-    Attributes:
-        mechanism: the stem.
-        batch, tokens, dim: of query, key and value.
-    """
+    """One operator at one size, that of query, key and value."""
 
     mechanism: str
     batch: int

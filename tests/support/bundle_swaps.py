@@ -80,14 +80,7 @@ TEXTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
 
 @dataclass(frozen=True)
 class RepositoryServer:
-    """A server of the models ``a`` and ``b``.
-
-    Attributes:
-        server: its addresses and its process.
-        folder: the folder of the bundles.
-        admin_key: the key of an administrator.
-        user_key: a key without this right.
-    """
+    """A server of the models ``a`` and ``b``, with a key of an administrator and one of a user."""
 
     server: GrpcServer
     folder: Path

@@ -10,12 +10,6 @@ import pytest
 def replace_time(
     patch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., object]
 ) -> None:
-    """Replace functions of ``time`` in a module that imports it as a whole.
-
-    Args:
-        patch: the patch, which ends with the test.
-        module: the module under test.
-        functions: functions by their names in ``time``.
-    """
+    """Replace functions of ``time`` in a module that imports it as a whole."""
     assert module.__dict__["time"] is time or isinstance(module.__dict__["time"], SimpleNamespace)
     patch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))

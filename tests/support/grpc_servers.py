@@ -20,14 +20,7 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class GrpcServer:
-    """A server.
-
-    Attributes:
-        http: its URL.
-        grpc: its address for gRPC.
-        process: its process.
-        log: the file of its log.
-    """
+    """A server: its URL, its address for gRPC, its process and the file of its log."""
 
     http: str
     grpc: str
@@ -88,12 +81,7 @@ def call_unread(
 ) -> socket.socket:
     """Return the connection of a call of gRPC, whose window for the answer is 0 bytes.
 
-    Args:
-        address: host and port.
-        path: full name of the method.
-        message: bytes of the message.
-        metadata: further headers, short ones.
-        announced_bytes: size of the message by its prefix, if more of it is to come.
+    ``announced_bytes`` is the size of the message by its prefix, if more of it is to come.
     """
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=60)

@@ -212,10 +212,7 @@ def check_bundle(
 ) -> None:
     """Compare a bundle with its model, which runs its own loops over chunks.
 
-    Args:
-        bundle: the bundle.
-        logits_of: the model.
-        masked: whether it takes the mask of a batch instead of the lengths.
+    A ``masked`` model takes the mask of a batch instead of the lengths.
     """
     assert bundle.manifest.operators.keys() >= RECURRENT_OPERATORS.keys()
     vocabulary = bundle.manifest.vocab_size

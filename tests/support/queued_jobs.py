@@ -57,10 +57,7 @@ def release(model: LoadedModel) -> Run:
 class MeasuringQueue(JobQueue):
     """A queue beside measurements, which run on a clock of the test.
 
-    Attributes:
-        turns: turns of the measurements.
-        now: time of the clock.
-        arrival: called 70 ms after the start of each run that measures.
+    ``arrival`` is called 70 ms after the start of each run that measures.
     """
 
     def __init__(self) -> None:

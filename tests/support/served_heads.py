@@ -55,10 +55,7 @@ def exported(
 ) -> Path:
     """Export the model to ``heads.bundle``, and return its path; the source is ``model.pt``.
 
-    Args:
-        folder: an empty folder.
-        aggregation: the rule for the spans.
-        tokenizer: the tokenizer; None for that of bytes.
+    Without a tokenizer it is that of bytes.
     """
     torch.save(EveryHead().state_dict(), folder / "model.pt")
     heads = folder / "heads.json"

@@ -65,13 +65,8 @@ def serving(
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Yields the address and the process once it answers; ends it if the block does not.
 
-    Args:
-        bundle: the bundle.
-        log: file for the server's output.
-        options: options of the command.
-        program: arguments of Python.
-        measured: whether to wait until the costs are measured, without which nothing is batched.
-        variables: changes of the environment.
+    A ``measured`` server has measured its costs, without which nothing is batched. ``variables``
+    change the environment.
     """
     words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
@@ -175,9 +170,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="open
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """Return the files of a self-signed certificate for loopback, and of its private key.
 
-    Args:
-        folder: folder for the files.
-        name: name of the organization in the certificate, and of the files.
+    ``name`` is that of the organization in the certificate, and of the files.
     """
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(

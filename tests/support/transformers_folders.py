@@ -140,14 +140,7 @@ def named(labels: tuple[str, ...]) -> dict[str, Any]:
 
 
 def save(folder: Path, class_name: str, config: Any, **settings: Any) -> Any:
-    """Write a model with random weights and its tokenizer; return the model.
-
-    Args:
-        folder: the folder.
-        class_name: a model class of transformers.
-        config: its configuration.
-        settings: arguments of ``save_pretrained`` of the model.
-    """
+    """Write a model with random weights and its tokenizer; return the model."""
     torch.manual_seed(0)
     model = getattr(transformers, class_name)(config).eval()
     model.save_pretrained(folder, **settings)

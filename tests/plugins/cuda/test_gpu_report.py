@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gpu import report
-from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.report import Outcome
 from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
 from benchmarks.gpu.workloads import Workload
 
