@@ -41,3 +41,11 @@ def test_register_rates_count_work(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seconds = dict.fromkeys(rates, 0.5)
     found = limits.in_billions(rates, seconds)
     assert found["fp32"] == pytest.approx(rates["fp32"].work / 0.5e9)
+
+
+def test_least_time_is_by_best_rate_of_slowest_kind() -> None:
+    kinds = ("copy", "copy", "gemm", "exp")
+    rates = {str(i): limits.Rate(kind, lambda: None, 10.0) for i, kind in enumerate(kinds)}
+    seconds = {"0": 2.0, "1": 1.0, "2": 1.0, "3": 1.0}
+    work = {"bytes_moved": 40.0, "flops": 30.0, "exps": 0.0}
+    assert limits.least_seconds(rates, seconds, **work) == (4.0, "copy")

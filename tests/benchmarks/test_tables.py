@@ -1,6 +1,7 @@
 from typing import Any
 
 from benchmarks import aarch64, tables
+from benchmarks.pictures import softmax_points
 from benchmarks.table_parts import best_peer, grouped
 
 FACTS = {
@@ -80,3 +81,9 @@ def test_marked_table_is_replaced() -> None:
     assert "old" not in filled
     assert filled.startswith("before\n<!-- table: peers -->\n")
     assert tables.filled(filled) == filled
+
+
+def test_plot_has_best_softmax_by_length() -> None:
+    rows = [row("softmax", "fast_int8", 1.0), row("softmax", "slow", 2.0)]
+    rows.append(row("softmax", "fast_int8", 9.0) | {"tokens": 128})
+    assert softmax_points({"rows": rows}) == [(64, 1000.0), (128, 9000.0)]

@@ -1,4 +1,4 @@
-"""Bundles that replace each other under a server, and their answers."""
+"""Bundles that replace each other under a server, servers of several, and their answers."""
 
 import shutil
 import time

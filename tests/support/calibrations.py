@@ -1,4 +1,4 @@
-"""Calibrations with chosen scalings and plain numbers in all other fields."""
+"""Calibrations with chosen scalings, and labelled documents of known posteriors."""
 
 import json
 from pathlib import Path

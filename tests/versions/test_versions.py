@@ -20,8 +20,8 @@ TESTS, ENVIRONMENTS = read_matrix()
 
 
 def extension() -> ModuleType:
-    path = ROOT / "docs" / "_extensions" / "version_table.py"
-    spec = importlib.util.spec_from_file_location("version_table", path)
+    path = ROOT / "docs" / "_extensions" / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
