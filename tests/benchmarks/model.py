@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from aftexport.bench.timing import peak_mib
 from benchmarks.contenders import MISSING
@@ -23,7 +22,8 @@ from benchmarks.contenders.contender import (
 from benchmarks.limits import Rate, in_billions, interleave, register_rates
 from benchmarks.processor import read_processor
 from benchmarks.record import Refusals, Row, start
-from benchmarks.table_parts import Facts, best_peer, grouped
+from benchmarks.table_parts import best_peer, grouped
+from benchmarks.tables import record_parts
 from benchmarks.task import Task, build, logits
 from benchmarks.workloads import OP_TYPES, SOFTMAX, Workload
 
@@ -59,8 +59,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
                 task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
                 rows += measure(task, contenders, options.threads, rounds, limits, refusals)
         # A run that is stopped keeps the mechanisms before, and another run adds the rest.
-        out.write(rows, refusals)
-    console.print(table(rows, facts))
+        record = out.write(rows, refusals)
+    for part in record_parts(record):
+        console.print(part, "", sep="\n", markup=False, soft_wrap=True)
     console.print(f"{read_processor().title}, {options.threads} threads; rows in {out.path}")
     refusals.show(console)
 
@@ -202,33 +203,3 @@ def relative_error(output: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, An
     """Return the largest error, relative to the largest expected value."""
     scale = float(np.abs(expected).max())
     return float(np.abs(output.astype(np.float64) - expected).max()) / scale
-
-
-def table(rows: Sequence[Row], contenders: Facts) -> Table:
-    """Return every row, with the best peer of its precision for ours."""
-    shown = Table("mechanism", "tokens", "contender", "ms", "best peer", "best peer / ours",
-                  "of fp32 register rate", "error to float32", "to float64", "MiB")  # fmt: skip
-    for column in shown.columns[3:]:
-        column.justify = "right"
-    groups = grouped(rows)
-    for row in rows:
-        facts = contenders[row["contender"]]
-        best = best_peer(
-            groups[row["mechanism"], row["tokens"]].values(), contenders, facts["precision"]
-        )
-        compared = ["", ""]
-        if best and facts["is_ours"]:
-            title = contenders[best["contender"]]["title"]
-            compared = [title, f"{best['seconds'] / row['seconds']:.2f}"]
-        exact, peak = row["error_float64"], row["peak_mib"]
-        # Products in bf16 and int8 may run by another method, whose rate would be another.
-        rate = row["limits"].get("fp32") if facts["precision"] == "fp32" else None
-        reached = row["product_multiply_adds"] / row["seconds"] / 1e9
-        shown.add_row(
-            row["mechanism"], f"{row['tokens']:,}", facts["title"],
-            f"{row['seconds'] * 1e3:.1f}", *compared,
-            f"{reached / rate:.0%}" if rate else "",
-            f"{row['error_float32']:.1e}", "" if exact is None else f"{exact:.1e}",
-            "" if peak is None else f"{peak:.0f}",
-        )  # fmt: skip
-    return shown

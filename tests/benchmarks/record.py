@@ -63,9 +63,11 @@ class Output:
     setting: dict[str, Any]
     earlier: dict[str, Any] | None
 
-    def write(self, rows: Sequence[Row], refusals: Refusals, **further: Any) -> None:
-        """Write all that tables and pictures need."""
-        write_record(make_record(self.setting, rows, refusals, self.earlier) | further, self.path)
+    def write(self, rows: Sequence[Row], refusals: Refusals, **further: Any) -> dict[str, Any]:
+        """Write and return all that tables and pictures need."""
+        record = make_record(self.setting, rows, refusals, self.earlier) | further
+        write_record(record, self.path)
+        return record
 
 
 def start(

@@ -63,7 +63,7 @@ def speed_table() -> str:
 
 def model_tables() -> str:
     """Return, for every record of models, its ratios, times and errors."""
-    return "\n\n".join("\n\n".join(_record_parts(r)) for r in read_records("models").values())
+    return "\n\n".join("\n\n".join(record_parts(r)) for r in read_records("models").values())
 
 
 def peers_table() -> str:
@@ -169,7 +169,8 @@ def filled(text: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[4]}", text)
 
 
-def _record_parts(record: Record) -> Iterator[str]:
+def record_parts(record: Record) -> Iterator[str]:
+    """Yield the parts of a page that show a record of models."""
     yield f"### {record['processor']['title']}"
     yield f"Measured on {setting(record)}.{versions(record)}"
     if "note" in record:

@@ -151,6 +151,18 @@ def save(folder: Path, class_name: str, config: Any, **settings: Any) -> Any:
     return model
 
 
+class Logits(torch.nn.Module):
+    """A model of transformers that returns only its logits."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids, attention_mask=attention_mask).logits
+        return logits
+
+
 LINEAR_CODE = """
 import torch
 from torch import nn

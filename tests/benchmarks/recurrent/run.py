@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from aftexport.bench.timing import Run, peak_mib
 from aftexport.parity import TOLERANCES
@@ -29,7 +28,7 @@ from benchmarks.recurrent.contenders import (
     preparation,
     session,
 )
-from benchmarks.recurrent.tables import bound_of, with_best_rates
+from benchmarks.recurrent.tables import record_parts, with_best_rates
 
 SHAPES = ((1, 16_384, 8, 32), (1, 16_384, 1, 256), (32, 512, 8, 32))
 """Documents, tokens, heads and channels of a head."""
@@ -61,9 +60,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
     rows = with_best_rates(rows)
     earlier = (out.earlier or {"memory": []})["memory"]
     kept = [row for row in earlier if row["contender"] not in watched]
-    out.write(rows, refusals, memory=kept + memory)
-    console.print(time_table(rows))
-    console.print(memory_table(memory))
+    record = out.write(rows, refusals, memory=kept + memory)
+    for part in record_parts(record):
+        console.print(part, "", sep="\n", markup=False, soft_wrap=True)
     refusals.show(console)
     console.print(f"{read_processor().title}; rows in {out.path}")
 
@@ -157,28 +156,6 @@ def _limits(workload: Recurrence, threads: int) -> dict[str, Rate]:
 def mechanism_of(workload: Recurrence) -> str:
     """Return the name of the update rule in a record."""
     return f"recurrent_linear_attention {workload.rule}"
-
-
-def time_table(rows: list[Row]) -> Table:
-    """Return milliseconds, and how far they are from the bound."""
-    table = Table("rule", "size", "threads", "contender", "ms", "bound", "over the bound")
-    for row in rows:
-        size = "x".join(str(row[name]) for name in ("batch", "tokens", "heads", "width"))
-        bound, kind = bound_of(row)
-        times = f"{row['seconds'] * 1e3:.2f}", f"{bound * 1e3:.2f} {kind}"
-        over = f"{row['seconds'] / bound:.2f}"
-        threads = f"{row['threads']} ({row['clock']})"
-        table.add_row(row["rule"], size, threads, row["contender"], *times, over)
-    return table
-
-
-def memory_table(rows: list[Row]) -> Table:
-    """Return the memory beyond inputs and output."""
-    table = Table("rule", "tokens", "contender", "MiB beyond inputs and output")
-    for row in rows:
-        found = "" if row["beyond_mib"] is None else f"{row['beyond_mib']:.1f}"
-        table.add_row(row["rule"], f"{row['tokens']:,}", row["contender"], found)
-    return table
 
 
 def measure_memory(

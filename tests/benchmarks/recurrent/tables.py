@@ -16,10 +16,14 @@ Group = Mapping[tuple[str, str], Mapping[str, Any]]
 def recurrent_tables() -> str:
     """Return, for every record, its times, ratios, bounds and memory."""
     records = read_records("recurrent").values()
-    return "\n\n".join("\n\n".join(_parts(record)) for record in records) or "No record exists yet."
+    return (
+        "\n\n".join("\n\n".join(record_parts(record)) for record in records)
+        or "No record exists yet."
+    )
 
 
-def _parts(record: Record) -> Iterator[str]:
+def record_parts(record: Record) -> Iterator[str]:
+    """Yield the parts of a page that show a record."""
     yield f"#### {record['processor']['title']}"
     yield (
         f"Measured on {setting(record)}.{versions(record)} Load of the machine over 15 minutes: "
