@@ -13,11 +13,11 @@ from statistics import median
 from typing import NamedTuple
 
 import onnx
-import onnxruntime
 import torch
 
 from aftexport.bench.timing import Run, sample
 from benchmarks.processor import read_processor
+from benchmarks.workloads import open_session, single_node
 
 _GEMM_SHAPES = ((512, 512, 512), (4096, 256, 1024))
 _EXP_ELEMENTS = (1 << 16, 1 << 18)
@@ -82,27 +82,12 @@ def _products(threads: int) -> list[Rate]:
         left, right = torch.rand(rows, inner), torch.rand(inner, columns)
         out, flops = torch.empty(rows, columns), 2.0 * rows * inner * columns
         measured.append(Rate("gemm", partial(torch.mm, left, right, out=out), flops))
-        session = _matmul_session(right, threads)
-        run = partial(session.run, None, {"left": left.numpy()})
+        node = onnx.helper.make_node("MatMul", ["left", "right"], ["output"])
+        feeds = {"left": left.numpy()}
+        session = open_session(single_node(node, feeds, {"right": right.numpy()}), threads)
+        run = partial(session.run, None, feeds)
         measured.append(Rate("gemm", run, flops))
     return measured
-
-
-def _matmul_session(right: torch.Tensor, threads: int) -> onnxruntime.InferenceSession:
-    make, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    graph = make.make_graph(
-        [make.make_node("MatMul", ["left", "right"], ["out"])],
-        "product",
-        [make.make_tensor_value_info("left", float32, [None, right.shape[0]])],
-        [make.make_tensor_value_info("out", float32, [None, right.shape[1]])],
-        [onnx.numpy_helper.from_array(right.numpy(), "right")],
-    )
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 @cache

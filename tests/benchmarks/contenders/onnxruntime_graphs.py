@@ -4,16 +4,14 @@ import tempfile
 from pathlib import Path
 
 import onnx
-import onnxruntime
 from onnxruntime.quantization import quantize_dynamic
 
-import aftplugins
 from aftexport.bench.timing import Run
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.engine import operator_shares
 from benchmarks.contenders.contender import ModelContender, OperatorContender, Prepared
 from benchmarks.task import Task
-from benchmarks.workloads import OP_TYPES, Tensors, Workload, single_operator
+from benchmarks.workloads import OP_TYPES, Tensors, Workload, open_session, single_operator
 
 _PRODUCTS = ("LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual",
              "MatMul", "Gemm")  # fmt: skip
@@ -45,20 +43,11 @@ class GraphAndOperator(Graph, OperatorContender):
         Raises:
             RuntimeError: if it is ours and the kernels were not built.
         """
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        # Its threads would otherwise spin for 45 ms after a call, on cores the next one needs.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        # An arena would hide the memory that a call takes.
-        options.enable_cpu_mem_arena = False
-        if self.is_ours:
-            if why := aftplugins.missing("onnxruntime"):
-                raise RuntimeError(why)
-            options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
         model, feeds = single_operator(workload, tensors)
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        # An arena would hide the memory that a call takes, and threads that spin for 45 ms after
+        # a call would do so on cores that the next one needs.
+        session = open_session(
+            model, threads, has_kernels=self.is_ours, has_arena=False, spins=False
         )
         return lambda: session.run(None, feeds)
 

@@ -10,12 +10,12 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-import aftplugins
 from aftexport.bench.timing import Run
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
 from aftexport.operators.torch_ops import RECURRENT_OPERATORS
 from benchmarks.recurrent.chunked_form import ChunkedForm, Compiler, compile_static
+from benchmarks.workloads import open_session, single_node
 
 OPERATOR = RECURRENT_OPERATORS["RecurrentLinearAttention"]
 RULES = ("linear", "gated", "delta", "gated_delta")
@@ -110,17 +110,8 @@ def session(
         lengths = torch.full((workload.batch,), workload.tokens).numpy()
         feeds = feeds | {"lengths": lengths}
         node, functions = _own_node(workload, feeds)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.enable_cpu_mem_arena = has_arena
-    options.log_severity_level = 4
-    if name == OURS:
-        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
-    model = _model(node, feeds, functions)
-    providers = ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=providers
-    ), feeds
+    model = single_node(node, feeds, functions=functions)
+    return open_session(model, threads, has_kernels=name == OURS, has_arena=has_arena), feeds
 
 
 def _chunked(workload: Recurrence, feeds: Feeds, compiler: Compiler) -> Run:
@@ -161,20 +152,3 @@ def _own_node(
     )
     settings = {a.name: workload.attributes[a.name] for a in OPERATOR.settings}
     return node, [OPERATOR.function(settings, 20, frozenset(feeds))]
-
-
-def _model(
-    node: onnx.NodeProto, feeds: Feeds, functions: list[onnx.FunctionProto]
-) -> onnx.ModelProto:
-    make = onnx.helper
-    inputs = [
-        make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
-        for name, x in feeds.items()
-    ]
-    outputs = [make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, None)]
-    return make.make_model(
-        make.make_graph([node], "operator", inputs, outputs),
-        functions=functions,
-        opset_imports=[make.make_opsetid("", 20), make.make_opsetid(node.domain, VERSION)],
-        ir_version=10,
-    )
