@@ -4,7 +4,7 @@ import argparse
 import multiprocessing
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -14,7 +14,6 @@ from rich.progress import track
 from rich.table import Table
 
 from aftexport.bench.timing import Run, peak_mib
-from aftexport.parity import TOLERANCES
 from benchmarks.contenders import MISSING
 from benchmarks.contenders import OPERATORS as CONTENDERS
 from benchmarks.contenders.contender import CannotReadError
@@ -23,7 +22,7 @@ from benchmarks.processor import read_processor
 from benchmarks.record import Refusals, Row, start
 from benchmarks.setup import COMPILED
 from benchmarks.table_parts import Facts, best_peer, grouped
-from benchmarks.workloads import OP_TYPES, Workload
+from benchmarks.workloads import OP_TYPES, Workload, check_agreement
 
 LENGTHS = (4_096, 16_384, 65_536, 262_144)
 QUICK_LENGTHS = (4_096, 16_384)
@@ -119,7 +118,10 @@ def measure(
             runs[name] = CONTENDERS[name].prepare_operator(workload, tensors, threads)
         except CannotReadError as error:
             refusals.add(workload.mechanism, workload.tokens, name, f"cannot read: {error}")
-    check_agreement(workload, runs)
+    outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
+    same = {name: x for name, x in outputs.items() if CONTENDERS[name].is_same_function}
+    check_agreement(workload, same)
+    del outputs, same
     for run in runs.values() if workload.tokens > QUICK_LENGTHS[-1] else ():
         settle(run)
     work = workload.work()
@@ -155,18 +157,6 @@ def settle(run: Run) -> None:
         quiet = quiet + 1 if taken < FEW_FAULTS else 0
         if quiet == SETTLED_CALLS:
             return
-
-
-def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
-    """Calls every contender once; raises ArithmeticError where one computes something else."""
-    outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
-    outputs = {n: output for n, output in outputs.items() if CONTENDERS[n].is_same_function}
-    expected_from, expected = next(iter(outputs.items()))
-    scale = max(1.0, float(np.abs(expected).max()))
-    for name, output in outputs.items():
-        error = float(np.abs(output.reshape(expected.shape) - expected).max()) / scale
-        if not error < TOLERANCES["fp32"].bound:
-            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {expected_from}")
 
 
 def table(rows: Sequence[Row], contenders: Facts) -> Table:

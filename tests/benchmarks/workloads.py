@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 import aftplugins
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import OPERATORS, Operator, aft_conv, aft_full, aft_local
+from aftexport.parity import TOLERANCES
 
 HEADS = 8
 TAPS = 31
@@ -190,3 +192,17 @@ def open_session(
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+
+
+def check_agreement(subject: object, outputs: Mapping[str, NDArray[Any]]) -> None:
+    """Compare the outputs of all contenders with the first.
+
+    Raises:
+        ArithmeticError: if a contender computes something else.
+    """
+    first, expected = next(iter(outputs.items()))
+    scale = max(1.0, float(np.abs(expected).max()))
+    for name, output in outputs.items():
+        error = float(np.abs(output.reshape(expected.shape) - expected).max()) / scale
+        if not error < TOLERANCES["fp32"].bound:
+            raise ArithmeticError(f"{subject}: {name} is {error:.1e} off {first}")

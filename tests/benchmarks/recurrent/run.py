@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import track
 
 from aftexport.bench.timing import Run, peak_mib
-from aftexport.parity import TOLERANCES
 from benchmarks.contenders.contender import last_line
 from benchmarks.limits import Rate, copies, interleave, register_rate
 from benchmarks.processor import read_processor
@@ -29,6 +28,7 @@ from benchmarks.recurrent.contenders import (
     session,
 )
 from benchmarks.recurrent.tables import record_parts, with_best_rates
+from benchmarks.workloads import check_agreement
 
 SHAPES = ((1, 16_384, 8, 32), (1, 16_384, 1, 256), (32, 512, 8, 32))
 """Documents, tokens, heads and channels of a head."""
@@ -85,7 +85,7 @@ def measure(
         ways = {name: ways[name] for name in runs}
         if not runs:
             break  # the caller reports the refusals
-        _check_agreement(workload, outputs)
+        check_agreement(workload, outputs)
         rows += _timed_rows(workload, runs, threads, rounds)
     return rows
 
@@ -109,15 +109,6 @@ def _first_runs(
         else:
             runs[name] = run
     return runs, outputs
-
-
-def _check_agreement(workload: Recurrence, outputs: Outputs) -> None:
-    first, expected = next(iter(outputs.items()))
-    scale = max(1.0, float(np.abs(expected).max()))
-    for name, output in outputs.items():
-        error = float(np.abs(output - expected).max()) / scale
-        if not error < TOLERANCES["fp32"].bound:
-            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {first}")
 
 
 def _timed_rows(
