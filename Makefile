@@ -231,7 +231,6 @@ bench-quick: $(VENV)/installed build/peers/installed  ## core operators, the two
 # or commit is replaced only by BENCH=--replace.
 bench-record: $(VENV)/installed build/peers/installed  ## models into this processor's record, tables and pictures
 	$(BENCHMARKS) --model --record --tokens 1024 4096 16384 --rounds 5 $(BENCH)
-	$(BENCHMARKS).registry
 	$(BENCHMARKS).tables
 
 # Apart from .venv, and without the packages that .venv has. NNCF would send statistics by openvino-telemetry;

@@ -16,10 +16,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "command_line",
-    "onnx_schema",
-    "settings_table",
-    "version_table",
+    "reference",
 ]
 smartquotes = False  # it would join the dashes of options
 html_theme = "furo"

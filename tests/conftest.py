@@ -1,23 +1,24 @@
 """One tiny model, exported once and served once for the whole session."""
 
+import gc
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-import extra_models
-import feature_models
 import httpx
+import input_models
 import pytest
 import tiny_models
 import torch
 from commands import Outcome, run_python
+from filelock import FileLock
 from hypothesis import settings
 from ray_cluster import ray_running
 from servers import serving
-from shared_folders import made_once
 
 import aftexport
 from aftexport.capture.capture import capture
@@ -26,13 +27,50 @@ from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.pipeline.export import export
 
-pytest_plugins = ["sampling", "budget", "garbage", "markers", "skips"]
+pytest_plugins = ["sampling", "budget", "markers", "skips"]
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random", derandomize=False)
 settings.load_profile("fixed")
+
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave the objects that exist once the tests are collected out of garbage collection.
+
+    Tens of thousands of tests and the imported modules are over a million objects, which live until
+    the end. Every full collection would visit all of them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session")
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """Return a function that fills a folder, by its name, in the first worker that needs it."""
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        folder, draft = root / "shared" / name, root / "drafts" / name
+        with FileLock(root / f"{name}.lock"):
+            if not folder.is_dir():
+                shutil.rmtree(draft, ignore_errors=True)  # of a worker that failed
+                draft.mkdir(parents=True)
+                make(draft)
+                folder.parent.mkdir(exist_ok=True)
+                draft.rename(folder)
+        return folder
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")
@@ -41,15 +79,13 @@ def classifier() -> DocumentClassifier:
 
 
 @pytest.fixture(scope="session")
-def checkpoint_file(
-    classifier: DocumentClassifier, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def checkpoint_file(classifier: DocumentClassifier, make_once: MakeOnce) -> Path:
     def make(folder: Path) -> None:
         tokenizer = tiny_models.byte_tokenizer().to_str()
         path = folder / "model.pt"
         aftexport.save(path, model=classifier, labels=tiny_models.LABELS, tokenizer=tokenizer)
 
-    return made_once(tmp_path_factory, "checkpoint", make) / "model.pt"
+    return make_once("checkpoint", make) / "model.pt"
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +96,7 @@ def program_file(classifier: DocumentClassifier, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def exporting(
-    checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Outcome, Path]:
+def exporting(checkpoint_file: Path, make_once: MakeOnce) -> tuple[Outcome, Path]:
     """What ``aftexport model.pt --to onnx`` said, and the folder it was typed in."""
 
     def make(folder: Path) -> None:
@@ -74,7 +108,7 @@ def exporting(
         )
         (folder / "outcome.json").write_text(json.dumps(asdict(outcome)), "utf-8")
 
-    folder = made_once(tmp_path_factory, "exporting", make)
+    folder = make_once("exporting", make)
     said = json.loads((folder / "outcome.json").read_text("utf-8"))
     return Outcome(**said), folder / "exported"
 
@@ -87,38 +121,38 @@ def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def feature_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def feature_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a model of features, which are normalized, with ``model.pt`` beside it."""
 
     def make(folder: Path) -> None:
-        torch.save(feature_models.Sensors().state_dict(), folder / "model.pt")
+        torch.save(input_models.Sensors().state_dict(), folder / "model.pt")
         export(
             folder / "model.pt",
-            factory="feature_models:Sensors",
-            feature_file=feature_models.feature_file(folder),
+            factory="input_models:Sensors",
+            feature_file=input_models.feature_file(folder),
             out=folder / "model.bundle",
             labels=tiny_models.LABELS,
         )
 
-    return made_once(tmp_path_factory, "features", make) / "model.bundle"
+    return make_once("features", make) / "model.bundle"
 
 
 @pytest.fixture(scope="session")
-def extra_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def extra_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a model with extra inputs of each kind but one, with ``model.pt`` beside it."""
 
     def make(folder: Path) -> None:
-        torch.save(extra_models.Events().state_dict(), folder / "model.pt")
+        torch.save(input_models.Events().state_dict(), folder / "model.pt")
         export(
             folder / "model.pt",
-            factory="extra_models:Events",
-            inputs=extra_models.INPUTS,
+            factory="input_models:Events",
+            inputs=input_models.INPUTS,
             out=folder / "model.bundle",
             labels=tiny_models.LABELS,
             tokenizer="bytes",
         )
 
-    return made_once(tmp_path_factory, "extra", make) / "model.bundle"
+    return make_once("extra", make) / "model.bundle"
 
 
 @pytest.fixture
@@ -128,14 +162,14 @@ def bundle_copy(bundle_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rtx_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rtx_bundle(checkpoint_file: Path, make_once: MakeOnce) -> Path:
     """A bundle with a portable TensorRT engine."""
 
     def make(folder: Path) -> None:
         out = folder / "rtx.bundle"
         export(checkpoint_file, to="trt-rtx", precision="fp16", max_length=500, out=out)
 
-    return made_once(tmp_path_factory, "rtx", make) / "rtx.bundle"
+    return make_once("rtx", make) / "rtx.bundle"
 
 
 @pytest.fixture

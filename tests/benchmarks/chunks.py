@@ -17,18 +17,10 @@ from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.finish import finish
 from benchmarks.contenders.contender import Contender
+from benchmarks.limits import interleave
 from benchmarks.processor import read_processor
-from benchmarks.record import (
-    Refusals,
-    Row,
-    make_record,
-    read_earlier,
-    read_setting,
-    record_path,
-    write_record,
-)
+from benchmarks.record import Refusals, Row, start
 from benchmarks.task import build
-from benchmarks.timing import interleave
 from benchmarks.workloads import OP_TYPES, Workload
 
 CONTENDERS: dict[str, Contender] = {}  # a model whole and in chunks, always
@@ -38,34 +30,25 @@ BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000
 def run(options: argparse.Namespace, console: Console) -> None:
     """Measures the mechanisms that ``options`` name; writes ``build/bench_chunks.json``."""
     rounds = options.rounds or 3
-    default = record_path("chunks") if options.record else Path("build/bench_chunks.json")
-    out = options.out or default
-    setting = read_setting({}, threads=options.threads, rounds=rounds)
-    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    out = start("chunks", options, {}, rounds)
     both, long = options.tokens or (BOTH_TOKENS, LONG_TOKENS)
     mechanisms = [m for m in options.mechanism or OP_TYPES if m != "aft_full"]
     rows = [
         measure(mechanism, both, long, options.dim, options.threads, rounds)
         for mechanism in track(mechanisms, "Documents in chunks", console=console)
     ]
-    write_record(make_record(setting, rows, Refusals(), earlier), out)
+    out.write(rows, Refusals())
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
-    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out.path}")
 
 
 def measure(mechanism: str, both: int, long: int, dim: int, threads: int, rounds: int) -> Row:
-    """One model of four layers.
+    """Return the row of a model of four layers.
 
-    Args:
-        mechanism: of its attention.
-        both: tokens of a document that runs whole as well.
-        long: tokens of a document that does not.
-        dim: channels.
-        threads: of the engine.
-        rounds: timed runs of each.
+    A document of ``both`` tokens runs whole as well, one of ``long`` tokens only in chunks.
     """
     task = build(Workload(mechanism, 1, both, dim))
     lowered = task.model.lowered

@@ -1,15 +1,23 @@
-"""What the machine can do at best, measured in the same run as the contenders."""
+"""The medians of contenders that take turns, and of what the machine can do at best."""
 
+import ctypes
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import onnx
-import onnxruntime
 import torch
 
-from aftexport.bench.timing import Run
+from aftexport.bench.timing import Run, sample
+from benchmarks.processor import read_processor
+from benchmarks.workloads import open_session, single_node
 
 _GEMM_SHAPES = ((512, 512, 512), (4096, 256, 1024))
 _EXP_ELEMENTS = (1 << 16, 1 << 18)
@@ -25,24 +33,16 @@ class Rate(NamedTuple):
 
 
 def rates(bytes_moved: float, threads: int) -> dict[str, Rate]:
-    """What to time along with the contenders of a workload, so that a slow moment hits all alike.
+    """Return the rates to time along with the contenders of a workload, by a name of each.
 
-    copy: bytes read plus bytes written, by PyTorch's ``copy_`` and ``addcmul`` (three arrays
-    read, one written, as the operators do), at the workload's own size: what fits into the
-    last cache moves several times faster than what does not.
+    copy: bytes read plus bytes written, at the workload's own size: what fits into the last cache
+    moves several times faster than what does not. ``addcmul`` reads three arrays and writes one, as
+    the operators do.
 
     gemm: float32 operations, by PyTorch and ONNX Runtime in several shapes; which library
     wins depends on the processor.
 
-    exp: float32 exponentials, by PyTorch's ``exp`` and ``sigmoid`` (one exponential and a
-    division), in cache; the sigmoid is often the faster one.
-
-    Args:
-        bytes_moved: by the workload.
-        threads: of every measurement; PyTorch has been told.
-
-    Returns:
-        By a name of each.
+    exp: float32 exponentials in cache, by PyTorch's ``exp`` and ``sigmoid``, which is often faster.
     """
     measured = [*copies(bytes_moved), *_products(threads), *_exponentials()]
     return {f"{rate.kind} {number}": rate for number, rate in enumerate(measured)}
@@ -56,13 +56,7 @@ def least_seconds(
     flops: float,
     exps: float,
 ) -> tuple[float, str]:
-    """The least time for some work at the best rate of each kind, and the kind that bounds it.
-
-    Args:
-        rates: what was timed, by name.
-        seconds: median seconds of a run, by name.
-        bytes_moved, flops, exps: the work.
-    """
+    """Return the least time for some work at the best rates, and the kind that bounds it."""
     best = dict.fromkeys(("copy", "gemm", "exp"), 0.0)
     for name, rate in rates.items():
         best[rate.kind] = max(best[rate.kind], rate.work / seconds[name])
@@ -88,27 +82,12 @@ def _products(threads: int) -> list[Rate]:
         left, right = torch.rand(rows, inner), torch.rand(inner, columns)
         out, flops = torch.empty(rows, columns), 2.0 * rows * inner * columns
         measured.append(Rate("gemm", partial(torch.mm, left, right, out=out), flops))
-        session = _matmul_session(right, threads)
-        run = partial(session.run, None, {"left": left.numpy()})
+        node = onnx.helper.make_node("MatMul", ["left", "right"], ["output"])
+        feeds = {"left": left.numpy()}
+        session = open_session(single_node(node, feeds, {"right": right.numpy()}), threads)
+        run = partial(session.run, None, feeds)
         measured.append(Rate("gemm", run, flops))
     return measured
-
-
-def _matmul_session(right: torch.Tensor, threads: int) -> onnxruntime.InferenceSession:
-    make, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    graph = make.make_graph(
-        [make.make_node("MatMul", ["left", "right"], ["out"])],
-        "product",
-        [make.make_tensor_value_info("left", float32, [None, right.shape[0]])],
-        [make.make_tensor_value_info("out", float32, [None, right.shape[1]])],
-        [onnx.numpy_helper.from_array(right.numpy(), "right")],
-    )
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 @cache
@@ -127,3 +106,91 @@ def _exponential(function: Callable[..., torch.Tensor], elements: int) -> Run:
             function(inputs, out=out)
 
     return run
+
+
+def interleave(
+    runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the median seconds of each contender, which take turns; see ``sample``."""
+    return {name: median(taken) for name, taken in sample(runs, rounds, clock=clock).items()}
+
+
+SOURCE = Path(__file__).with_name("register_rates.cc")
+LIBRARY = Path("build/register_rates.so")
+_INSTRUCTIONS = {
+    "fp32": "AVX2 and FMA",
+    "bf16": "AVX512_BF16 or the BF16 instructions of Arm",
+    "int16": "AVX2",
+    "int8": "AVX512_VNNI or the I8MM instructions of Arm",
+}
+KINDS = tuple(_INSTRUCTIONS)
+_ROUNDS = 4_000_000
+_COPY_BYTES = 128 * 2**20
+
+
+def register_rates(threads: int) -> dict[str, Rate]:
+    """Return the calls to time along with contenders, by kind; threads have the same work each.
+
+    A kind whose instruction the processor lacks is absent. The rate of AMX tiles is not measured.
+    """
+    found = {kind: rate for kind in KINDS if (rate := _rate(kind, threads)) is not None}
+    memory = torch.ones(_COPY_BYTES // 4)
+    source, target = memory.chunk(2)
+    found["copy"] = Rate("copy", partial(target.copy_, source), float(_COPY_BYTES))
+    return found
+
+
+def register_rate(kind: str, threads: int) -> Rate:
+    """Return the call to time for one kind of product.
+
+    Raises:
+        RuntimeError: if the processor lacks the instruction.
+    """
+    rate = _rate(kind, threads)
+    if rate is None:
+        raise RuntimeError(
+            f"Expected a processor with {_INSTRUCTIONS[kind]} for the rate of {kind} products, "
+            f"got {read_processor().title}. Run the benchmark on another machine."
+        )
+    return rate
+
+
+def _rate(kind: str, threads: int) -> Rate | None:
+    """Return the call to time; None if the processor lacks the instruction."""
+    function = getattr(compile_library(), kind)
+    per_round = function(1)
+    if not per_round:
+        return None
+    pool = ThreadPoolExecutor(threads)
+
+    def run() -> None:
+        # ctypes releases the interpreter, so the threads run side by side.
+        list(pool.map(function, [_ROUNDS] * threads))
+
+    return Rate(kind, run, float(threads * _ROUNDS * per_round))
+
+
+def in_billions(rates: Mapping[str, Rate], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return billions of multiply-adds a second, and for copies of bytes read plus written."""
+    return {kind: rate.work / seconds[kind] / 1e9 for kind, rate in rates.items()}
+
+
+@cache
+def compile_library() -> ctypes.CDLL:
+    """Compile the loops for this processor.
+
+    Raises:
+        RuntimeError: if a compiler is missing.
+    """
+    if not (compiler := shutil.which("c++")):
+        raise RuntimeError(
+            "Expected a C++ compiler for the rates of registers, got none. Install g++."
+        )
+    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+    options = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"]
+    subprocess.run([compiler, *options, str(SOURCE), "-o", str(LIBRARY)], check=True)
+    library = ctypes.CDLL(str(LIBRARY.absolute()))
+    for kind in KINDS:
+        function = getattr(library, kind)
+        function.argtypes, function.restype = [ctypes.c_long], ctypes.c_long
+    return library

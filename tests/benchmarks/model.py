@@ -3,14 +3,12 @@
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from aftexport.bench.timing import peak_mib
 from benchmarks.contenders import MISSING
@@ -21,21 +19,12 @@ from benchmarks.contenders.contender import (
     Prepared,
     last_line,
 )
-from benchmarks.limits import Rate
-from benchmarks.peers import Facts, best_peer, grouped
+from benchmarks.limits import Rate, in_billions, interleave, register_rates
 from benchmarks.processor import read_processor
-from benchmarks.record import (
-    Refusals,
-    Row,
-    make_record,
-    read_earlier,
-    read_setting,
-    record_path,
-    write_record,
-)
-from benchmarks.register_rates import in_billions, register_rates
+from benchmarks.record import Refusals, Row, start
+from benchmarks.table_parts import best_peer, grouped
+from benchmarks.tables import record_parts
 from benchmarks.task import Task, build, logits
-from benchmarks.timing import interleave
 from benchmarks.workloads import OP_TYPES, SOFTMAX, Workload
 
 LENGTHS = (4_096, 16_384)
@@ -58,11 +47,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     chosen = [CONTENDERS[name] for name in options.contender or CONTENDERS]
     refusals = Refusals(left_out=[f"{name}: {reason}" for name, reason in MISSING.items()])
     facts = {contender.name: contender.facts for contender in chosen}
-    out = options.out or Path("build/bench_model.json")
-    if options.record and not options.out:
-        out = record_path("models")
-    setting = read_setting(facts, threads=options.threads, rounds=rounds)
-    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    out = start("models", options, facts, rounds)
     limits = register_rates(options.threads)
     rows: list[Row] = []
     for mechanism in track(options.mechanism or MECHANISMS, "Timing models", console=console):
@@ -74,13 +59,11 @@ def run(options: argparse.Namespace, console: Console) -> None:
                 task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
                 rows += measure(task, contenders, options.threads, rounds, limits, refusals)
         # A run that is stopped keeps the mechanisms before, and another run adds the rest.
-        write_record(make_record(setting, rows, refusals, earlier), out)
-    console.print(table(rows, facts))
-    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
-    for row in refusals.rows:
-        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
-    for line in dict.fromkeys(refusals.left_out):
-        console.print(f"left out: {line}")
+        record = out.write(rows, refusals)
+    for part in record_parts(record):
+        console.print(part, "", sep="\n", markup=False, soft_wrap=True)
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out.path}")
+    refusals.show(console)
 
 
 def allowed(
@@ -91,11 +74,7 @@ def allowed(
 ) -> list[ModelContender]:
     """Return the contenders of a workload; the reason for the others goes to ``refusals``.
 
-    Args:
-        workload: mechanism and length.
-        chosen: the contenders of the run.
-        rows: the rows so far, with those of shorter documents.
-        refusals: the run's.
+    ``rows`` are those so far, with those of shorter documents.
     """
     if workload.mechanism == "aft_full" and workload.tokens > FULL_MAX_TOKENS:
         refusals.left_out.append(
@@ -119,14 +98,7 @@ def without_slow_peers(
     rows: Sequence[Row],
     refusals: Refusals,
 ) -> list[ModelContender]:
-    """Return the contenders without the peers that were far behind at the length before.
-
-    Args:
-        workload: mechanism and length.
-        chosen: the contenders of the run.
-        rows: the rows so far.
-        refusals: those that are left out are added here.
-    """
+    """Return the contenders without the peers that were far behind at the length before."""
     groups = [g for (mechanism, _), g in grouped(rows).items() if mechanism == workload.mechanism]
     if workload.tokens <= ALL_PEERS_MAX_TOKENS or not groups:
         return list(chosen)
@@ -169,15 +141,9 @@ def measure(
     limits: Mapping[str, Rate],
     refusals: Refusals,
 ) -> list[Row]:
-    """Return a row for each contender that can run the task.
+    """Return a row for each contender that can run the task; the others go to ``refusals``.
 
-    Args:
-        task: a model and a document.
-        contenders: those to try.
-        threads: number of threads of each.
-        rounds: timed rounds, A B C A B C.
-        limits: calls that measure the processor, timed in the same rounds.
-        refusals: the reasons of those that cannot run are added here.
+    ``limits`` are calls that measure the processor, timed in the same rounds.
     """
     torch.compiler.reset()
     expected = logits(task.model.module, task)
@@ -237,33 +203,3 @@ def relative_error(output: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, An
     """Return the largest error, relative to the largest expected value."""
     scale = float(np.abs(expected).max())
     return float(np.abs(output.astype(np.float64) - expected).max()) / scale
-
-
-def table(rows: Sequence[Row], contenders: Facts) -> Table:
-    """Return every row, with the best peer of its precision for ours."""
-    shown = Table("mechanism", "tokens", "contender", "ms", "best peer", "best peer / ours",
-                  "of fp32 register rate", "error to float32", "to float64", "MiB")  # fmt: skip
-    for column in shown.columns[3:]:
-        column.justify = "right"
-    groups = grouped(rows)
-    for row in rows:
-        facts = contenders[row["contender"]]
-        best = best_peer(
-            groups[row["mechanism"], row["tokens"]].values(), contenders, facts["precision"]
-        )
-        compared = ["", ""]
-        if best and facts["is_ours"]:
-            title = contenders[best["contender"]]["title"]
-            compared = [title, f"{best['seconds'] / row['seconds']:.2f}"]
-        exact, peak = row["error_float64"], row["peak_mib"]
-        # Products in bf16 and int8 may run by another method, whose rate would be another.
-        rate = row["limits"].get("fp32") if facts["precision"] == "fp32" else None
-        reached = row["product_multiply_adds"] / row["seconds"] / 1e9
-        shown.add_row(
-            row["mechanism"], f"{row['tokens']:,}", facts["title"],
-            f"{row['seconds'] * 1e3:.1f}", *compared,
-            f"{reached / rate:.0%}" if rate else "",
-            f"{row['error_float32']:.1e}", "" if exact is None else f"{exact:.1e}",
-            "" if peak is None else f"{peak:.0f}",
-        )  # fmt: skip
-    return shown

@@ -4,9 +4,8 @@ import argparse
 import multiprocessing
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,26 +14,15 @@ from rich.progress import track
 from rich.table import Table
 
 from aftexport.bench.timing import Run, peak_mib
-from aftexport.parity import TOLERANCES
 from benchmarks.contenders import MISSING
 from benchmarks.contenders import OPERATORS as CONTENDERS
 from benchmarks.contenders.contender import CannotReadError
-from benchmarks.limits import least_seconds, rates
-from benchmarks.peers import Facts, best_peer, grouped
-from benchmarks.plot import Panel, compared_styles, draw
+from benchmarks.limits import interleave, least_seconds, rates
 from benchmarks.processor import read_processor
-from benchmarks.record import (
-    Refusals,
-    Row,
-    make_record,
-    read_earlier,
-    read_setting,
-    record_path,
-    write_record,
-)
+from benchmarks.record import Refusals, Row, start
 from benchmarks.setup import COMPILED
-from benchmarks.timing import interleave
-from benchmarks.workloads import OP_TYPES, Workload
+from benchmarks.table_parts import Facts, best_peer, grouped
+from benchmarks.workloads import OP_TYPES, Workload, check_agreement
 
 LENGTHS = (4_096, 16_384, 65_536, 262_144)
 QUICK_LENGTHS = (4_096, 16_384)
@@ -45,7 +33,7 @@ SDPA_MAX_TOKENS = {False: 16_384, True: 4_096}  # by --quick: two seconds a call
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    """Time the workloads that ``options`` name; write a record and, unless quick, a plot."""
+    """Time the workloads that ``options`` name; write a record."""
     rounds = options.rounds or (3 if options.quick else 11)
     lengths = options.tokens or (QUICK_LENGTHS if options.quick else LENGTHS)
     mechanisms = options.mechanism or list(OP_TYPES)
@@ -56,42 +44,17 @@ def run(options: argparse.Namespace, console: Console) -> None:
         for (mechanism, tokens), names in chosen.items()
     }
     facts = {name: CONTENDERS[name].facts for name in options.contender or CONTENDERS}
-    default = record_path("operators") if options.record else Path("build/bench.json")
-    out = options.out or default
-    setting = read_setting(facts, threads=options.threads, rounds=rounds)
-    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    out = start("operators", options, facts, rounds)
     if not COMPILED.exists():
         compiled = [w for w, n in workloads.items() if "torch_compile" in n]
         compile_all(compiled, console)
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
         rows += measure(workload, names, options.threads, rounds, refusals)
-    write_record(make_record(setting, rows, refusals, earlier), out)
+    out.write(rows, refusals)
     console.print(table(rows, facts))
-    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out}")
-    for row in refusals.rows:
-        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
-    for line in refusals.left_out:
-        console.print(f"left out: {line}")
-    if not options.quick:
-        picture = Path("build") / out.with_suffix(".svg").name
-        draw_operators(rows, picture)
-        console.print(f"plot in {picture}")
-
-
-def draw_operators(rows: Sequence[Row], path: Path) -> None:
-    """Draw time and memory against the length: ours, and torch.compile."""
-    nanoseconds, memory = Panel("nanoseconds a token"), Panel("peak MiB of a call")
-    names = {"aftexport_fp32": "", "torch_compile": ", torch.compile"}
-    for row in sorted(rows, key=lambda each: int(each["tokens"])):
-        if row["contender"] in names:
-            tokens, name = row["tokens"], row["mechanism"] + names[row["contender"]]
-            per_token = row["seconds"] / tokens * 1e9
-            nanoseconds.curves.setdefault(name, []).append((tokens, per_token))
-            if row["peak_mib"]:
-                memory.curves.setdefault(name, []).append((tokens, row["peak_mib"]))
-    styles = compared_styles(list(dict.fromkeys(r["mechanism"] for r in rows)), "torch.compile")
-    draw("", [nanoseconds, memory], styles, path, columns=3, has_common_y=False)
+    console.print(f"{read_processor().title}, {options.threads} threads; rows in {out.path}")
+    refusals.show(console)
 
 
 def choose(
@@ -155,7 +118,10 @@ def measure(
             runs[name] = CONTENDERS[name].prepare_operator(workload, tensors, threads)
         except CannotReadError as error:
             refusals.add(workload.mechanism, workload.tokens, name, f"cannot read: {error}")
-    check_agreement(workload, runs)
+    outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
+    same = {name: x for name, x in outputs.items() if CONTENDERS[name].is_same_function}
+    check_agreement(workload, same)
+    del outputs, same
     for run in runs.values() if workload.tokens > QUICK_LENGTHS[-1] else ():
         settle(run)
     work = workload.work()
@@ -191,18 +157,6 @@ def settle(run: Run) -> None:
         quiet = quiet + 1 if taken < FEW_FAULTS else 0
         if quiet == SETTLED_CALLS:
             return
-
-
-def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
-    """Calls every contender once; raises ArithmeticError where one computes something else."""
-    outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
-    outputs = {n: output for n, output in outputs.items() if CONTENDERS[n].is_same_function}
-    expected_from, expected = next(iter(outputs.items()))
-    scale = max(1.0, float(np.abs(expected).max()))
-    for name, output in outputs.items():
-        error = float(np.abs(output.reshape(expected.shape) - expected).max()) / scale
-        if not error < TOLERANCES["fp32"].bound:
-            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {expected_from}")
 
 
 def table(rows: Sequence[Row], contenders: Facts) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from aftexport.parity.plots import LogAxis
 from benchmarks.plot import MARKERS, Panel, Style, draw, svg, text
 from benchmarks.record import FOLDER
-from benchmarks.titles import TITLES, label
+from benchmarks.table_parts import TITLES, label
 from benchmarks.workloads import SOFTMAX
 
 Row = Mapping[str, Any]
@@ -72,11 +72,7 @@ def _styles(record: Mapping[str, Any]) -> dict[str, Style]:
 
 
 def speedups(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return, for each mechanism at its longest document, the time of each contender over ours.
-
-    Args:
-        rows: the rows of a record.
-    """
+    """Return, for each mechanism at its longest document, the time of each contender over ours."""
     found = {}
     for mechanism in TITLES:
         own = [row for row in rows if row["mechanism"] == mechanism]
@@ -87,12 +83,7 @@ def speedups(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def draw_speedups(rows: Sequence[Row], path: Path) -> None:
-    """Draw two bars for each mechanism.
-
-    Args:
-        rows: the rows of a record.
-        path: the SVG file.
-    """
+    """Draw two bars for each mechanism."""
     found = speedups(rows)
     ticks = (1, 2, 5, 10, 20, 50)
     bottom = 40.0 + 40 * len(TITLES)

@@ -37,14 +37,7 @@ text {{ fill: var(--ink); }} .m {{ text-anchor: middle; }} .e {{ text-anchor: en
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a curve in every panel.
-
-    Attributes:
-        color: a key of ``COLORS``.
-        dash: a key of ``DASHES``.
-        marker: a key of ``MARKERS``.
-        width: width of the line in pixels.
-    """
+    """The look of a curve in every panel, by keys of the tables above."""
 
     color: str
     dash: str = "solid"
@@ -97,16 +90,7 @@ def draw(
     columns: int,
     has_common_y: bool = True,
 ) -> None:
-    """Draw panels of the same lengths, and the legend in a place of its own.
-
-    Args:
-        title: the line above.
-        panels: at least one, with at least one point in all.
-        styles: the looks of the curves by their names, in the order of the legend.
-        path: the SVG file.
-        columns: number of panels in a row.
-        has_common_y: whether all panels show the same range.
-    """
+    """Draw panels of the same lengths, with the same range if ``has_common_y``, and the legend."""
     shown = [name for name in styles if any(name in panel.curves for panel in panels)]
     lengths = sorted({x for panel in panels for curve in panel.curves.values() for x, _ in curve})
     width, height, top = 300.0, max(240.0, 18.0 * len(shown) + 60), 36.0

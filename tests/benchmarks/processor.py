@@ -39,12 +39,8 @@ _ARM_PARTS = {
 class Processor:
     """A model of processors.
 
-    Attributes:
-        title: the generation, or the numbers where it is not in the table.
-        name: the name that the system gives.
-        vendor, family, model, stepping: the numbers of CPUID. On aarch64, the implementer, 0, the
-            part and the revision.
-        flags: those of ``FLAGS`` that the processor has.
+    The title is the generation, or the numbers where it is not in the table. The numbers are those
+    of CPUID; on aarch64, the implementer, 0, the part and the revision.
     """
 
     title: str
@@ -62,11 +58,7 @@ class Processor:
 
 
 def read_processor(cpuinfo: Path = CPUINFO) -> Processor:
-    """Return the processor that the kernel describes.
-
-    Args:
-        cpuinfo: the kernel's description.
-    """
+    """Return the processor that the kernel describes."""
     text = cpuinfo.read_text("utf-8") if cpuinfo.exists() else ""
     fields: dict[str, str] = {}
     for line in text.splitlines():

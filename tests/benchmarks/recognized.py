@@ -66,15 +66,7 @@ IMAGES = {
 
 @dataclass(frozen=True)
 class Form:
-    """A layer of one form.
-
-    Attributes:
-        title: the form in words.
-        module: the layer.
-        example: an input for the export.
-        axes: the dynamic axes of the input.
-        x: the input of the timed runs.
-    """
+    """A layer of one form, an input for the export with its dynamic axes, and one to time."""
 
     title: str
     module: nn.Module

@@ -1,5 +1,6 @@
 """The record of a run: its processor, its contenders, their versions and its rows."""
 
+import argparse
 import json
 import os
 import shlex
@@ -12,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+
 from benchmarks.processor import read_processor
 
 Row = dict[str, Any]
@@ -20,6 +23,8 @@ FOLDER = Path(__file__).with_name("records")
 ROOT = Path(__file__).parents[2]
 MEASURED_FOLDERS = ("export", "plugins", "pyproject.toml")
 """The paths that a commit names in a record: changes in others do not change what is measured."""
+REGISTRY = FOLDER / "contenders.json"
+"""The contenders for models that this checkout knows: tables need no peer installed."""
 PACKAGES = ("torch", "onnxruntime", "openvino", "nncf")
 
 
@@ -29,15 +34,12 @@ class RecordError(Exception):
 
 @dataclass
 class Refusals:
-    """The runs that a contender cannot do, and those that were left out on purpose.
-
-    Attributes:
-        rows: mechanism, tokens, contender and reason of each refusal.
-        left_out: a sentence for each group of runs that were not tried.
-    """
+    """The runs that a contender cannot do, and those that were left out on purpose."""
 
     rows: list[Row] = field(default_factory=list)
+    """Mechanism, tokens, contender and reason of each refusal."""
     left_out: list[str] = field(default_factory=list)
+    """A sentence for each group of runs that were not tried."""
 
     def add(self, mechanism: str, tokens: int, contender: str, reason: str) -> None:
         """Add a refusal, such as ``cannot read: ...``."""
@@ -45,17 +47,51 @@ class Refusals:
             {"mechanism": mechanism, "tokens": tokens, "contender": contender, "reason": reason}
         )
 
+    def show(self, console: Console) -> None:
+        """Print every refusal."""
+        for row in self.rows:
+            console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
+        for line in dict.fromkeys(self.left_out):
+            console.print(f"left out: {line}")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The file of a run, the properties that its rows share, and the record that it continues."""
+
+    path: Path
+    setting: dict[str, Any]
+    earlier: dict[str, Any] | None
+
+    def write(self, rows: Sequence[Row], refusals: Refusals, **further: Any) -> dict[str, Any]:
+        """Write and return all that tables and pictures need."""
+        record = make_record(self.setting, rows, refusals, self.earlier) | further
+        write_record(record, self.path)
+        return record
+
+
+def start(
+    kind: Kind,
+    options: argparse.Namespace,
+    contenders: Mapping[str, Mapping[str, Any]],
+    rounds: int,
+) -> Output:
+    """Return the output of a run: this processor's record, or a file of the build folder.
+
+    Raises:
+        RecordError: if the record has rows of another setting, which stay.
+    """
+    build = {"operators": "bench", "models": "bench_model"}.get(kind, f"bench_{kind}")
+    path = options.out or (record_path(kind) if options.record else Path(f"build/{build}.json"))
+    setting = read_setting(contenders, threads=options.threads, rounds=rounds)
+    earlier = read_earlier(path, setting, replace=options.replace) if options.record else None
+    return Output(path, setting, earlier)
+
 
 def read_setting(
     contenders: Mapping[str, Mapping[str, Any]], *, threads: int, rounds: int
 ) -> dict[str, Any]:
-    """Return the properties that all rows of a record share.
-
-    Args:
-        contenders: the properties of the contenders that were asked for, by name.
-        threads: number of threads of each contender.
-        rounds: timed rounds.
-    """
+    """Return the properties that all rows of a record share."""
     setting = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": read_commit(),
@@ -75,14 +111,10 @@ def make_record(
     refusals: Refusals,
     earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a record of the rows, with all that tables and pictures need.
+    """Return a record of the rows.
 
-    Args:
-        setting: the result of ``read_setting``.
-        rows: the measurements.
-        refusals: the runs that are missing, and why.
-        earlier: a record of the same setting, which keeps the rows of mechanisms and lengths
-            that were not measured now.
+    An earlier record of the same setting keeps the rows of mechanisms and lengths that were not
+    measured now.
     """
     record = {
         **setting,
@@ -122,12 +154,7 @@ def _lines(value: Any) -> str:
 
 
 def read_earlier(path: Path, setting: Mapping[str, Any], *, replace: bool) -> dict[str, Any] | None:
-    """Return the record that a run continues, or None.
-
-    Args:
-        path: the file that the run will write.
-        setting: the setting of the run.
-        replace: whether the run may drop the rows of another setting.
+    """Return the record that a run continues, or None; ``replace`` drops rows of another setting.
 
     Raises:
         RecordError: if the file has rows of another setting.
@@ -154,6 +181,12 @@ def read_commit() -> str:
     except (FileNotFoundError, subprocess.CalledProcessError):  # a source archive has no history
         return "unknown"
     return f"{commit} with changes" if changes else commit
+
+
+def read_registry() -> dict[str, dict[str, Any]]:
+    """Return the properties of all contenders for models, by name."""
+    facts: dict[str, dict[str, Any]] = json.loads(REGISTRY.read_text("utf-8"))
+    return facts
 
 
 def read_records(kind: Kind) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The parts that the tables of all records share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -31,3 +31,46 @@ def versions(record: Record) -> str:
 def row_of(cells: Sequence[str]) -> str:
     """Return a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |" if cells[0] != "---" else "|" + "---|" * len(cells)
+
+
+Row = Mapping[str, Any]
+Facts = Mapping[str, Mapping[str, Any]]
+PRECISIONS = ("fp32", "bf16", "int8")
+"""From the finest to the coarsest."""
+
+
+def best_peer(rows: Iterable[Row], contenders: Facts, precision: str = "fp32") -> Row | None:
+    """Return the fastest row of a peer at a precision or a finer one, whatever its error."""
+    allowed = PRECISIONS[: PRECISIONS.index(precision) + 1]
+    peers = [
+        row
+        for row in rows
+        if (facts := contenders[row["contender"]])["precision"] in allowed
+        and not facts["is_ours"]
+        and facts["is_same_function"]
+    ]
+    return min(peers, key=lambda row: row["seconds"], default=None)
+
+
+def grouped(rows: Iterable[Row]) -> dict[tuple[str, int], dict[str, Row]]:
+    """Return rows by mechanism and length, then by contender."""
+    groups: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        groups.setdefault((row["mechanism"], row["tokens"]), {})[row["contender"]] = row
+    return groups
+
+
+TITLES = {
+    "aft_full": "AFT-full",
+    "aft_local": "AFT-local, s = 128",
+    "aft_simple": "AFT-simple",
+    "aft_conv": "AFT-conv, 31 taps",
+    "efficient_attention": "Efficient Attention",
+    "fastformer": "Fastformer",
+    "linear_attention": "linear attention",
+}
+
+
+def label(ratio: float) -> str:
+    """Return a ratio with two digits, as the tables show it."""
+    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"

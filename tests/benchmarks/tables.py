@@ -1,4 +1,6 @@
-"""The tables of README and documentation, from the records; as a program also the pictures.
+"""The tables of README and documentation, from the records.
+
+As a program it also writes the pictures and, with all peers installed, their registry.
 
 PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.tables
 """
@@ -10,12 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import aarch64, pictures
-from benchmarks.peers import PRECISIONS, Row, best_peer, grouped
-from benchmarks.record import read_records
+from benchmarks.record import REGISTRY, read_records, read_registry, write_record
 from benchmarks.recurrent.tables import recurrent_tables
-from benchmarks.registry import read_registry
-from benchmarks.table_parts import Record, row_of, setting, versions
-from benchmarks.titles import TITLES, label
+from benchmarks.setup import prepare
+from benchmarks.table_parts import (
+    PRECISIONS,
+    TITLES,
+    Record,
+    Row,
+    best_peer,
+    grouped,
+    label,
+    row_of,
+    setting,
+    versions,
+)
 from benchmarks.workloads import SOFTMAX
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +63,7 @@ def speed_table() -> str:
 
 def model_tables() -> str:
     """Return, for every record of models, its ratios, times and errors."""
-    return "\n\n".join("\n\n".join(_record_parts(r)) for r in read_records("models").values())
+    return "\n\n".join("\n\n".join(record_parts(r)) for r in read_records("models").values())
 
 
 def peers_table() -> str:
@@ -117,12 +128,7 @@ def lengths_of(longest: Mapping[str, int]) -> str:
 
 
 def ratio_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
-    """Yield a table: how many times as fast ours is as the best peer, and that peer's name.
-
-    Args:
-        record: a record of models.
-        tokens: the length to show of each mechanism.
-    """
+    """Yield a table: how many times as fast ours is as the best peer, and that peer's name."""
     yield row_of(["times as fast as the best peer", *PRECISIONS])
     yield row_of(["---"] * (len(PRECISIONS) + 1))
     groups = grouped(record["rows"])
@@ -133,12 +139,7 @@ def ratio_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
 
 
 def time_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
-    """Yield a table: milliseconds of every contender, and the mechanisms that one cannot read.
-
-    Args:
-        record: a record of models.
-        tokens: the length to show of each mechanism.
-    """
+    """Yield a table: milliseconds of every contender, and the mechanisms that one cannot read."""
     groups = grouped(record["rows"])
     shown = [mechanism for mechanism in (*TITLES, SOFTMAX) if mechanism in tokens]
     names = [TITLES.get(mechanism, "softmax, for scale") for mechanism in shown]
@@ -168,7 +169,8 @@ def filled(text: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[4]}", text)
 
 
-def _record_parts(record: Record) -> Iterator[str]:
+def record_parts(record: Record) -> Iterator[str]:
+    """Yield the parts of a page that show a record of models."""
     yield f"### {record['processor']['title']}"
     yield f"Measured on {setting(record)}.{versions(record)}"
     if "note" in record:
@@ -250,6 +252,17 @@ def _measured(record: Record, name: str) -> str:
     return reasons[0].partition(":")[0] if reasons else "not measured"
 
 
+def write_registry() -> None:
+    """Write the contenders of all modules, where their packages are installed."""
+    prepare(threads=1)
+    # Imported once the peers are on the path.
+    from benchmarks.contenders import MISSING, MODELS
+
+    if not MISSING:
+        write_record({name: each.facts for name, each in MODELS.items()}, REGISTRY)
+
+
 if __name__ == "__main__":
+    write_registry()
     write_tables()
     pictures.draw_all(widest(read_records("models")))

@@ -24,11 +24,7 @@ FFN_FACTOR = 4
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A classifier on random weights, and its graphs.
-
-    Attributes:
-        module: the model in float32.
-    """
+    """A classifier in float32 on random weights, and its graphs."""
 
     module: DocumentClassifier
 
@@ -49,12 +45,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """One model and one document.
+    """One model, which documents of other lengths may share, and one document.
 
-    Attributes:
-        workload: mechanism, tokens and channels.
-        model: the model, which documents of other lengths may share.
-        inputs: ``input_ids [1, T]`` and ``lengths [1]``.
+    The inputs are ``input_ids [1, T]`` and ``lengths [1]``.
     """
 
     workload: Workload
@@ -76,9 +69,7 @@ class Task:
 def build(workload: Workload, max_tokens: int | None = None) -> Task:
     """Build the model of a workload and its document, both from a fixed seed.
 
-    Args:
-        workload: mechanism, tokens and channels.
-        max_tokens: the longest document of AFT-full's model; by default the workload's.
+    ``max_tokens`` is the longest document of AFT-full's model, by default the workload's.
     """
     is_full = workload.mechanism == "aft_full"
     longest = (max_tokens or workload.tokens) if is_full else None

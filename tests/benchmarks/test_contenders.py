@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks import contenders, model
 from benchmarks.contenders.contender import CannotReadError, ModelContender, Prepared
-from benchmarks.record import Refusals
-from benchmarks.registry import read_registry
+from benchmarks.record import Refusals, read_registry
 from benchmarks.task import Task, build, logits
 from benchmarks.workloads import Workload
 
@@ -18,24 +17,16 @@ def relative_error(task: Task, contender: ModelContender) -> float:
 
 
 class Refusing(ModelContender):
-    name, title, precision = "refusing", "Refusing", "fp32"
-
     def prepare(self, task: Task, threads: int) -> Prepared:
         raise CannotReadError("no Scan")
 
 
 class Failing(ModelContender):
-    name, title, precision = "failing", "Failing", "fp32"
-
     def prepare(self, task: Task, threads: int) -> Prepared:
         def run() -> Any:
             raise ValueError("first line\nshape mismatch")
 
         return Prepared(run)
-
-
-class OurFailing(Failing):
-    is_ours = True
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +35,7 @@ def task() -> Task:
 
 
 def test_registry_has_every_contender() -> None:
-    """If it fails, run the command in the docstring of ``benchmarks.registry``."""
+    """If it fails, run ``python -m benchmarks.tables`` with all peers installed."""
     known = {name: contender.facts for name, contender in contenders.MODELS.items()}
     registry = read_registry()
     assert {name: registry.get(name) for name in known} == known
@@ -54,7 +45,8 @@ def test_registry_has_every_contender() -> None:
 def test_refusals_are_recorded(task: Task) -> None:
     refusals = Refusals()
     eager = contenders.MODELS["torch_eager"]
-    rows = model.measure(task, [Refusing(), Failing(), eager], 1, 1, {}, refusals)
+    contestants = [Refusing("refusing", "Refusing"), Failing("failing", "Failing"), eager]
+    rows = model.measure(task, contestants, 1, 1, {}, refusals)
     assert [row["contender"] for row in rows] == ["torch_eager"]
     assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
         ("refusing", "cannot read: no Scan"),
@@ -64,7 +56,7 @@ def test_refusals_are_recorded(task: Task) -> None:
 
 def test_own_failure_stops_run(task: Task) -> None:
     with pytest.raises(ValueError, match="shape mismatch"):
-        model.measure(task, [OurFailing()], 1, 1, {}, Refusals())
+        model.measure(task, [Failing("ours", "Ours", is_ours=True)], 1, 1, {}, Refusals())
 
 
 @pytest.mark.parametrize("name", ["aftexport_fp32", "ort_portable"])

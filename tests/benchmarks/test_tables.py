@@ -1,46 +1,32 @@
 from typing import Any
 
-import pytest
-
 from benchmarks import aarch64, tables
-from benchmarks.peers import best_peer, grouped
-from benchmarks.pictures import points, softmax_points
+from benchmarks.pictures import softmax_points
+from benchmarks.table_parts import best_peer, grouped
 
 FACTS = {
     "aftexport_fp32": ("aftexport fp32", "fp32", True),
     "aftexport_int8": ("aftexport int8", "int8", True),
     "slow": ("Slow", "fp32", False),
     "fast_int8": ("Fast int8", "int8", False),
-    "refusing": ("Refusing", "fp32", False),
 }
 FACTS_OF_PEER = {"precision": "fp32", "is_ours": False, "is_same_function": True}
 
 
-def row(mechanism: str, contender: str, seconds: float, tokens: int = 64) -> dict[str, Any]:
-    limits = {"fp32": 100.0, "copy": 20.0}
-    return {"mechanism": mechanism, "contender": contender, "seconds": seconds, "tokens": tokens,
-            "error_float32": 1e-3, "limits": limits}  # fmt: skip
+def row(mechanism: str, contender: str, seconds: float) -> dict[str, Any]:
+    return {"mechanism": mechanism, "contender": contender, "seconds": seconds, "tokens": 64,
+            "error_float32": 1e-3}  # fmt: skip
 
 
 RECORD: dict[str, Any] = {
     "date": "2026-01-02",
-    "commit": "0123456789ab",
-    "processor": {"title": "Some processor", "vendor": "Maker", "family": 1, "model": 2},
-    "threads": 2,
-    "versions": {"torch": "2.13"},
     "contenders": {
         name: {"title": title, "precision": precision, "is_ours": ours, "is_same_function": True}
         for name, (title, precision, ours) in FACTS.items()
     },
-    "cannot": [
-        {"mechanism": "aft_simple", "tokens": 64, "contender": "refusing",
-         "reason": "cannot read: no Scan"}
-    ],
     "rows": [
         row("aft_simple", "aftexport_fp32", 0.1), row("aft_simple", "aftexport_int8", 0.05),
         row("aft_simple", "slow", 0.3), row("aft_simple", "fast_int8", 0.02),
-        row("softmax", "slow", 2.0), row("softmax", "fast_int8", 1.0),
-        row("softmax", "fast_int8", 9.0, 128),
     ],
 }  # fmt: skip
 
@@ -69,12 +55,6 @@ def test_ratio_names_large_error_of_peer() -> None:
     assert lines[-1].endswith("| 0.4 (Fast int8, error 0.3) |")
 
 
-def test_refusal_stays_in_tables() -> None:
-    lines = list(tables.time_lines(RECORD, {"aft_simple": 64, "softmax": 64}))
-    assert "| Refusing | cannot read |  |  |" in lines
-    assert "| Slow | 300 | 2000 | 1e-03 |" in lines
-
-
 def test_widest_record_is_chosen() -> None:
     """Contenders and mechanisms count that were measured, not those that were asked for."""
     later = RECORD | {"date": "2027-01-01"}
@@ -83,54 +63,6 @@ def test_widest_record_is_chosen() -> None:
         "date": "2028-01-01", "rows": RECORD["rows"][:3], "contenders": asked | RECORD["contenders"]
     }  # fmt: skip
     assert tables.widest({"a": RECORD, "b": later, "c": narrow}) is later
-
-
-def use_records(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> None:
-    found = {str(number): record for number, record in enumerate(records)}
-    monkeypatch.setattr(tables, "read_records", lambda kind: found)
-    facts = RECORD["contenders"] | {
-        "absent": FACTS_OF_PEER | {"title": "Absent"},
-        "absent_int8": FACTS_OF_PEER | {"title": "Absent int8"},
-    }
-    monkeypatch.setattr(tables, "read_registry", lambda: facts)
-
-
-def test_peers_are_those_of_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_records(monkeypatch, RECORD)
-    lines = tables.peers_table().splitlines()
-    assert "| Slow | 2026-01-02 |" in lines
-    assert "| Refusing | cannot read |" in lines
-    assert "| Absent | not measured |" in lines
-
-
-def test_speed_names_common_peer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = [row("aft_conv", "aftexport_fp32", 0.1), row("aft_conv", "slow", 0.5),
-            row("aft_conv", "aftexport_int8", 0.05), row("aft_conv", "slow_int8", 0.5)]  # fmt: skip
-    facts = RECORD["contenders"] | {
-        "slow_int8": FACTS_OF_PEER | {"title": "Slow int8", "precision": "int8"}
-    }
-    use_records(monkeypatch, RECORD | {"rows": RECORD["rows"] + more, "contenders": facts})
-    heading, lines = tables.speed_table().split("\n\n")
-    assert lines.splitlines()[2:] == [
-        "| fp32 | Slow | 3.0 | 5.0 |",
-        "| bf16 |  | not measured | not measured |",
-        "| int8 |  | 0.4 (Fast int8) | 10 (Slow) |",
-    ]
-    assert " ".join(heading.split()).endswith(
-        "Measured on 2026-01-02 on Some processor (family 1, model 2), with 2 threads and the code "
-        "of commit 0123456789ab. Not measured there: Refusing; Absent."
-    )
-
-
-def test_instructions_are_by_kernel() -> None:
-    rows = [
-        {"kernel": "aft_simple", "element": element, "method": "fp32", "causal": causal,
-         "instructions_per_token": number}
-        for element, causal, number in [("float32", False, 4_813.6), ("float16", False, 9.0)]
-    ]  # fmt: skip
-    lines = aarch64.table({"rows": rows}).splitlines()
-    assert lines[0] == "| kernel | float32 | causal | float16 tensors | bf16 | int8 |"
-    assert lines[2] == "| `aft_simple` | 4,814 |  | 9 |  |  |"
 
 
 def test_instructions_are_counted_between_markers() -> None:
@@ -152,5 +84,6 @@ def test_marked_table_is_replaced() -> None:
 
 
 def test_plot_has_best_softmax_by_length() -> None:
-    assert softmax_points(RECORD) == [(64, 1000.0), (128, 9000.0)]
-    assert points(RECORD, "aft_simple", "slow") == [(64, 300.0)]
+    rows = [row("softmax", "fast_int8", 1.0), row("softmax", "slow", 2.0)]
+    rows.append(row("softmax", "fast_int8", 9.0) | {"tokens": 128})
+    assert softmax_points({"rows": rows}) == [(64, 1000.0), (128, 9000.0)]

@@ -1,15 +1,19 @@
 """The core operator of each mechanism at one size: its inputs, its work, its graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 
+import aftplugins
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import OPERATORS, Operator, aft_conv, aft_full, aft_local
+from aftexport.parity import TOLERANCES
 
 HEADS = 8
 TAPS = 31
@@ -34,12 +38,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """One operator at one size.
-
-    Attributes:
-        mechanism: the stem.
-        batch, tokens, dim: of query, key and value.
-    """
+    """One operator at one size, that of query, key and value."""
 
     mechanism: str
     batch: int
@@ -136,26 +135,74 @@ def single_operator(
     feeds = {n: t.numpy() for n, t in tensors.items() if n in _ACTIVATIONS}
     constants = {n: t.numpy() for n, t in tensors.items() if n not in _ACTIVATIONS}
     operator, attributes = workload.operator, workload.attributes
-    make = onnx.helper
-    node = make.make_node(
+    node = onnx.helper.make_node(
         operator.op_type, list(operator.required_inputs), ["output"], domain=DOMAIN,
         **attributes, **PLUGIN_ATTRIBUTES,
     )  # fmt: skip
-    types = {"lengths": onnx.TensorProto.INT64}
-    inputs = [
-        make.make_tensor_value_info(
-            name, types.get(name, onnx.TensorProto.FLOAT), [None] * len(axes)
-        )
-        for name, axes in workload.shapes.items()
-        if name not in constants
-    ]
-    output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [None, None, None])
-    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
     settings = {a.name: str(attributes[a.name]) for a in operator.settings}
-    model = make.make_model(
-        make.make_graph([node], "operator", inputs, [output], initializers),
-        functions=[operator.function(settings, OPSET)],
-        opset_imports=[make.make_opsetid("", OPSET), make.make_opsetid(DOMAIN, VERSION)],
+    return single_node(node, feeds, constants, [operator.function(settings, OPSET)]), feeds
+
+
+def single_node(
+    node: onnx.NodeProto,
+    feeds: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, NDArray[Any]] | None = None,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    """Return a model of one node with the float32 output ``output``, for inputs of any size."""
+    make = onnx.helper
+    inputs = [
+        make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
+        for name, x in feeds.items()
+    ]
+    outputs = [make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, None)]
+    weights = [onnx.numpy_helper.from_array(x, name) for name, x in (constants or {}).items()]
+    own = [make.make_opsetid(node.domain, VERSION)] if node.domain else []
+    return make.make_model(
+        make.make_graph([node], "operator", inputs, outputs, weights),
+        functions=functions,
+        opset_imports=[make.make_opsetid("", OPSET), *own],
         ir_version=10,
     )
-    return model, feeds
+
+
+def open_session(
+    model: onnx.ModelProto,
+    threads: int,
+    *,
+    has_kernels: bool = False,
+    has_arena: bool = True,
+    spins: bool = True,
+) -> onnxruntime.InferenceSession:
+    """Return a session on the CPU, whose arena keeps freed memory and whose threads spin.
+
+    Raises:
+        RuntimeError: if it has our kernels, and they were not built.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.enable_cpu_mem_arena = has_arena
+    options.log_severity_level = 4
+    if not spins:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    if has_kernels:
+        if why := aftplugins.missing("onnxruntime"):
+            raise RuntimeError(why)
+        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def check_agreement(subject: object, outputs: Mapping[str, NDArray[Any]]) -> None:
+    """Compare the outputs of all contenders with the first.
+
+    Raises:
+        ArithmeticError: if a contender computes something else.
+    """
+    first, expected = next(iter(outputs.items()))
+    scale = max(1.0, float(np.abs(expected).max()))
+    for name, output in outputs.items():
+        error = float(np.abs(output.reshape(expected.shape) - expected).max()) / scale
+        if not error < TOLERANCES["fp32"].bound:
+            raise ArithmeticError(f"{subject}: {name} is {error:.1e} off {first}")

@@ -38,15 +38,9 @@ _MARK = re.compile(r"<!-- (not run|file|in): (.+?) -->")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code.
+    """A fenced block of code, with the line of its fence and the word after it.
 
-    Attributes:
-        page: the file's name.
-        line: the line of its fence, from 1.
-        language: the word after the fence.
-        text: the code.
-        mark: the kind of comment right before the block; empty where there is none.
-        marked: the rest of that comment.
+    ``mark`` is the kind of comment right before the block, or empty, and ``marked`` its rest.
     """
 
     page: str
@@ -63,11 +57,7 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the blocks of a page, indented ones too, which have no language.
-
-    Args:
-        page: a key of ``PAGES``.
-    """
+    """Return the blocks of a page, indented ones too, which have no language."""
     found, mark, marked = [], "", ""
     for token in MarkdownIt("commonmark").parse(PAGES[page]):
         if token.type in ("fence", "code_block"):

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_models
+from calibrations import labelled, write_lines
 from commands import environment
-from labelled_documents import labelled, write_lines
 from servers import serving
 
 import aftplugins
@@ -61,11 +61,7 @@ RUNNABLE = [page for page in PAGES if any(
 class Reader:
     """Types what a page shows, in one folder.
 
-    Args:
-        folder: the working folder of the commands.
-        variables: further variables of their environment.
-        address: host and port of a server that runs until the page starts its own.
-        stack: ends the servers that the page starts.
+    The address is that of a server that runs until the page starts its own; the stack ends those.
     """
 
     def __init__(

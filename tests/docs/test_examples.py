@@ -1,7 +1,8 @@
-"""Examples of the documentation that are data: answers, configurations and keys."""
+"""Examples of the documentation that are data: answers, configurations, keys, the demo."""
 
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
+from aftexport import demo
+from aftexport.cli.demo import run
 from aftexport.heads import HEADS, AnyHead
 from aftserve.api.api_keys import Keys
 from aftserve.ray.deployment import DeploymentSettings, deployment_options
@@ -125,3 +128,20 @@ def test_ray_serve_takes_options(
     options = deployment_options(settings)
     assert options["autoscaling_config"]["max_replicas"] == 8
     assert options["ray_actor_options"] == {"num_cpus": 2}
+
+
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in BLOCKS
+    if block.page == "docs/tutorial.md"
+    for line in block.text.splitlines()
+    if line.startswith("aftexport demo ")
+]
+
+
+def test_tutorial_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[demo.DemoOptions]()
+    monkeypatch.setattr(demo, "run", lambda options, _: shown.append(options))
+    assert [run(words[2:]) for words in COMMANDS] == [0] * len(COMMANDS)
+    assert {options.mechanism for options in shown} == {"aft_local", "gated_delta_net"}
+    assert {options.data for options in shown} == {None, Path("documents.csv")}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks import pictures, tables
 from benchmarks.record import FOLDER, read_records
-from benchmarks.titles import TITLES, label
+from benchmarks.table_parts import TITLES, label
 
 from docs.pages import PAGES, REPOSITORY
 

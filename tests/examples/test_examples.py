@@ -209,19 +209,6 @@ def test_client_reports_missing_server(tmp_path: Path) -> None:
     assert "127.0.0.1:1" in done.stderr
 
 
-def test_compose_file_fits_prometheus() -> None:
-    """Prometheus is given the name of a service and the port of its image."""
-    services = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))["services"]
-    name, port = prometheus_target().split(":")
-    base = services[name]["extends"]
-    extended = yaml.safe_load((COMPOSE / base["file"]).read_text("utf-8"))["services"]
-    dockerfile = REPOSITORY / extended[base["service"]]["build"]["dockerfile"]
-    assert f"\nEXPOSE {port}\n" in dockerfile.read_text("utf-8")
-    for volume in services["prometheus"]["volumes"]:
-        source = volume.split(":")[0]
-        assert not source.startswith(".") or (COMPOSE / source).is_file()
-
-
 def test_server_answers_prometheus(bundle_folder: Path, tmp_path: Path) -> None:
     """On all addresses, as in the image, it answers to the name that Prometheus uses."""
     with serving(bundle_folder, tmp_path / "log", "--host", "0.0.0.0") as (address, _):

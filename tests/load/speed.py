@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from clients import eventually, http
 from commands import environment
-from ports import free_port
+from servers import free_port
 
 from aftserve.model.classifier import Classifier
 from load.client import Connection

@@ -3,19 +3,19 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import served_heads
 import tiny_models
 import torch
-from bundle_swaps import deploy
-from repository_servers import RepositoryServer, serving_models
-from shared_folders import made_once
+from bundle_swaps import RepositoryServer, deploy, serving_models
 
 import aftexport
 from aftexport.pipeline.export import export
+
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,14 +38,14 @@ def engines_end() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def heads_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def heads_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a model with a head of every kind; its source is ``model.pt`` beside it."""
-    folder = made_once(tmp_path_factory, "heads", served_heads.exported)
+    folder = make_once("heads", served_heads.exported)
     return folder / "heads.bundle"
 
 
 @pytest.fixture(scope="session")
-def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_checkpoint(make_once: MakeOnce) -> Path:
     """A model of the same kind that gives other scores, and its bundle beside it."""
 
     def make(folder: Path) -> None:
@@ -61,7 +61,7 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         export(folder / "model.pt", to="onnx", out=folder / "other.bundle")
 
-    return made_once(tmp_path_factory, "other", make) / "model.pt"
+    return make_once("other", make) / "model.pt"
 
 
 @pytest.fixture(scope="session")

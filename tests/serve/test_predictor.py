@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import extra_models
-import feature_models
 import httpx
+import input_models
 import numpy as np
 import pytest
 import tiny_models
-from biased_model import always
+from altered_bundles import always
 from commands import run_python
 from rich.console import Console
 
@@ -103,8 +102,8 @@ def test_token_ids_may_be_lists_or_arrays(predictor: Predictor, client: httpx.Cl
 
 
 def test_features_equal_lists_of_numbers(feature_bundle: Path) -> None:
-    values = np.random.default_rng(0).standard_normal((7, feature_models.FEATURES))
-    values = values * feature_models.SCALE + feature_models.MEAN
+    values = np.random.default_rng(0).standard_normal((7, input_models.FEATURES))
+    values = values * input_models.SCALE + input_models.MEAN
     with Predictor(feature_bundle, threads=1) as loaded:
         first, second = loaded([values.astype(np.float32), values.tolist()])
         assert first.tokens_total == second.tokens_total == 7
@@ -154,7 +153,7 @@ def test_malformed_rows_leave_the_others(predictor: Predictor, feature_bundle: P
     bad: list[Any] = [[[1, 2], 5], [[1, 2], "ab"], [np.zeros(3), np.zeros((1, 3))], ["a", "b"],
                       [[{}], [1]], [None, [1]], [[], None]]  # fmt: skip
     with Predictor(feature_bundle, threads=1) as of_features:
-        good = np.zeros((4, feature_models.FEATURES))
+        good = np.zeros((4, input_models.FEATURES))
         for loaded, one in ((predictor, "a"), (of_features, good)):
             *failed, last = loaded.infer_each([*bad, one])
             assert isinstance(last, Result)
@@ -181,18 +180,18 @@ def test_single_document_must_be_in_a_list(predictor: Predictor, documents: Any)
 
 def test_extra_inputs_have_an_effect(tmp_path: Path) -> None:
     export(
-        factory="extra_models:Late", inputs={"static": f"vector:{extra_models.WIDTH}"},
+        factory="input_models:Late", inputs={"static": f"vector:{input_models.WIDTH}"},
         labels=tiny_models.LABELS, tokenizer="bytes", out=tmp_path / "late.bundle",
     )  # fmt: skip
-    fields = [{"static": [value] * extra_models.WIDTH} for value in (-2.0, 2.0)]
+    fields = [{"static": [value] * input_models.WIDTH} for value in (-2.0, 2.0)]
     with Predictor(tmp_path / "late.bundle", threads=1) as loaded:
         low, high = loaded(["a", "a"], inputs=fields)
         assert low.scores != high.scores
         assert loaded("a", inputs=fields[0]).scores == pytest.approx(low.scores, abs=1e-5)
         alike: list[Any] = [
-            (-2.0,) * extra_models.WIDTH, [np.float32(-2)] * extra_models.WIDTH,
-            np.full(extra_models.WIDTH, -2, object), np.full(extra_models.WIDTH, -2, np.int8),
-            (np.array(-2.0),) * extra_models.WIDTH,
+            (-2.0,) * input_models.WIDTH, [np.float32(-2)] * input_models.WIDTH,
+            np.full(input_models.WIDTH, -2, object), np.full(input_models.WIDTH, -2, np.int8),
+            (np.array(-2.0),) * input_models.WIDTH,
         ]  # fmt: skip
         for values in alike:
             found = loaded("a", inputs={"static": values})

@@ -41,11 +41,7 @@ def run_around_product(
 ) -> Array:
     """Run both operators around a product in NumPy, which rounds as a library of a GPU does.
 
-    Args:
-        inputs: query, key, value, position_bias and lengths, in the numbers of the precision.
-        precision: the type of all tensors.
-        gate: the gate of ``AftFullFinish``.
-        library: the kernel library; None for the portable bodies.
+    All tensors have the type of the precision. Without a library the portable bodies run.
     """
     bias = inputs["position_bias"]
     tokens = inputs["query"].shape[1]
@@ -94,11 +90,7 @@ def aft_full_model(
 ) -> onnx.ModelProto:
     """Return a graph of one AFT-full of 16 channels, with a constant bias and its body.
 
-    Args:
-        tensors: the precision of the tensors, and of the exponentials without the attribute.
-        bias: the position bias.
-        op_type: the operator.
-        attributes: attributes of the node.
+    ``tensors`` is their precision, and that of the exponentials without the attribute.
     """
     sequence, element = ["batch", "tokens", 16], _ELEMENTS[tensors]
     inputs = [

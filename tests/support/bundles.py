@@ -141,13 +141,10 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
 
 
 def of_links(whole: Path, kind: str, place: Path) -> Path:
-    """A bundle whose files, or whose folder, are links as a tool leaves them.
+    """Make a bundle whose files, or whose folder, are links as a tool leaves them.
 
-    Args:
-        whole: a bundle of files, which stays as it is.
-        kind: ``snapshot`` of the Hugging Face hub, ``volume`` of a Kubernetes ConfigMap, ``cache``
-            of DVC, or a ``folder`` that is one link.
-        place: an empty folder.
+    ``kind`` is ``snapshot`` of the Hugging Face hub, ``volume`` of a Kubernetes ConfigMap,
+    ``cache`` of DVC, or a ``folder`` that is one link.
     """
     bundle = place / "model.bundle"
     if kind == "folder":

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import sleep
 from types import FrameType
 
-from ports import free_port
+from servers import free_port
 
 ROOT = Path(__file__).parents[2]
 HOMES = tuple(f"{ROOT / home}{os.sep}" for home in ("export", "serve"))

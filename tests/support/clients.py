@@ -1,5 +1,6 @@
 """Watching a server from outside, and talking to it as no well-behaved client does."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -78,3 +79,29 @@ def response(connection: socket.socket) -> tuple[int, bytes]:
     while len(body) < (sizes or [0])[0]:
         body += connection.recv(65536)
     return int(lines[0].split()[1]), body
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ANSWER = b'{"status":"alive"}'
+"""Body of the response to ``GET``."""
+BODY = b'{"text": "ab"}'
+POST = head(len(BODY)) + BODY
+CHUNKED = b"Transfer-Encoding: chunked"
+"""Header of ``head(None)`` that names the coding of the body."""
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Return all bytes until the server closes the connection."""
+    received = bytearray()
+    while part := connection.recv(65536):
+        received += part
+    return bytes(received)
+
+
+def refusal(address: str, sent: bytes) -> tuple[int, str]:
+    """Return the status and the detail of a response that closes the connection."""
+    with raw_connection(address) as connection:
+        connection.sendall(sent)
+        status, body = response(connection)
+        assert connection.recv(1) == b""
+    return status, json.loads(body)["detail"]

@@ -71,13 +71,8 @@ def text_model(
 ) -> onnx.ModelProto:
     """Return a classifier of the mean of its tokens.
 
-    Args:
-        inputs: the names of its inputs.
-        types: element types other than int64, by the name of the input.
-        axes: the axes of the inputs.
-        output: the name of the logits.
-        dtype: the type of the weights.
-        extend: further nodes, from the mean to the value before the head.
+    ``types`` are element types other than int64 by the name of the input. ``extend`` adds nodes
+    between the mean and the head.
     """
     build = Builder(dtype)
     pooled = mean_of_tokens(build, inputs)

@@ -41,19 +41,10 @@ def linear_attention(
     lengths: bool = False,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """Return a graph of one node.
+    """Return a graph of one node, in the domain of ONNX, of ONNX Runtime, or this project's.
 
-    Args:
-        domain: the domain of ONNX, of ONNX Runtime, or this project's.
-        rule: the update rule.
-        heads: the number of query heads and of states.
-        has_state: whether there is a past state.
-        by_channel: whether each channel of a key has a decay.
-        shared_beta: whether all heads share their beta.
-        state_type, own_type: the element types of the state and of the other tensors.
-        absent: inputs that are left out against the rule.
-        lengths: whether the lengths are an input of our operator, not those of all tokens.
-        attributes: further attributes of the node.
+    ``heads`` are the numbers of query heads and of states. ``absent`` names inputs that are left
+    out against the rule. ``lengths`` are an input of our operator only.
     """
     queries, states = heads
     state = ["B", states, KEY_WIDTH, VALUE_WIDTH]
@@ -103,15 +94,9 @@ def causal_conv(
     span: int | None = None,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """Return a graph of one node.
+    """Return a graph of one node, in the domain of ONNX, of ONNX Runtime, or this project's.
 
-    Args:
-        domain: the domain of ONNX, of ONNX Runtime, or this project's.
-        has_bias, has_state: whether there is a bias or a past state.
-        is_last: whether the channels are the last axis.
-        taps: the taps of the filter.
-        span: the tokens of the state; by default those of a filter without dilation.
-        attributes: further attributes of the node.
+    ``span`` is the number of tokens of the state, by default that of a filter without dilation.
     """
     own = domain == DOMAIN
     before = taps - 1 if span is None else span

@@ -50,13 +50,7 @@ def save(
 ) -> Any:
     """Write a folder, and return the model of transformers in it.
 
-    Args:
-        folder: the folder.
-        pooling: the configuration of the pooling.
-        kinds: the modules after it, Dense or Normalize. A Dense halves the width.
-        class_name: the class of the model.
-        transformer: the folder of the model within the folder.
-        width: the width after the pooling.
+    ``kinds`` are the modules after the pooling, Dense or Normalize. A Dense halves the width.
     """
     config = transformers_folders.bert()
     model = transformers_folders.save(folder / transformer, class_name, config)
@@ -97,12 +91,7 @@ def token_vectors(model: Any, ids: Sequence[Sequence[int]]) -> list[NDArray[np.f
 
 
 def pooled(rows: NDArray[np.float64], modes: Sequence[str]) -> NDArray[np.float64]:
-    """Return the vector of one document by the library's formulas.
-
-    Args:
-        rows: the vectors of its tokens.
-        modes: the kinds of pooling.
-    """
+    """Return the vector of one document by the library's formulas."""
     places = np.arange(1, len(rows) + 1)
     vectors = {
         "cls": rows[0],

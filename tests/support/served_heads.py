@@ -5,12 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import torch
 from several_heads import Encoder, output_layers
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from aftexport.heads import Head, TokenClassification, TokenHead
 from aftexport.pipeline.export import export
+from aftserve.model.results import DocumentAnswer, TokenAnswers
+from aftserve.schemas import DocumentResult, Timings
 
 TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 9]
 TOPICS = ("invoice", "contract", "letter")
@@ -51,10 +55,7 @@ def exported(
 ) -> Path:
     """Export the model to ``heads.bundle``, and return its path; the source is ``model.pt``.
 
-    Args:
-        folder: an empty folder.
-        aggregation: the rule for the spans.
-        tokenizer: the tokenizer; None for that of bytes.
+    Without a tokenizer it is that of bytes.
     """
     torch.save(EveryHead().state_dict(), folder / "model.pt")
     heads = folder / "heads.json"
@@ -81,3 +82,26 @@ def infer(client: httpx.Client, *texts: str) -> list[dict[str, Any]]:
     answer = client.post("/infer", json={"texts": texts})
     assert answer.status_code == 200, answer.text
     return [result["heads"] for result in answer.json()["results"]]
+
+
+TAGGER = TokenClassification(labels=("O", "B-name", "I-name"))
+
+
+def answer_of(head: TokenHead, tokens: int, first: int = 0) -> DocumentAnswer:
+    """Return the answer of a head for random logits of ``tokens`` tokens after ``first`` others."""
+    decoder = head.decoder()
+    decoder.add(np.random.default_rng(3).normal(0, 4, (tokens, head.width)))
+    heads: dict[str, Head] = {"head": head}
+    result = DocumentResult(
+        bundle="digest",
+        heads={},
+        tokens_total=tokens + first,
+        tokens_used=tokens,
+        truncated=first > 0,
+        policy="tail",
+        timings=Timings(
+            tokenize_seconds=0, queue_seconds=0, inference_seconds=0, predicted_seconds=0
+        ),
+    )
+    tokens_of = TokenAnswers(heads, {"head": decoder.finish()}, first, None, None)
+    return DocumentAnswer(result, tokens_of)

@@ -1,18 +1,40 @@
-"""Servers on free ports of the loopback interface: real ``aftserve`` processes, and stand-ins."""
+"""Servers on free ports of the loopback interface: ``aftserve``, applications and stand-ins."""
 
+import atexit
+import itertools
+import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import pytest
+import uvicorn
+from clients import eventually
 from commands import environment
+from prometheus_client import Counter
+
+from aftserve.http.connection import Connection
+from aftserve.observability.health import Health
 
 COMMAND = ("-m", "aftserve")
+
+_FIRST, _COUNT = 20_000, 10_000
+"""Ports below those that systems give to sockets without a port: no other test gets them so."""
+_PER_PROCESS = 100
+
+_numbers = itertools.count(os.getpid() * _PER_PROCESS)
+_claims = ExitStack()
+"""The sockets by which this process claims ports."""
+atexit.register(_claims.close)
 
 # SIGUSR1 ends the engine's thread, as a fault in native code might.
 MORTAL = (
@@ -43,13 +65,8 @@ def serving(
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Yields the address and the process once it answers; ends it if the block does not.
 
-    Args:
-        bundle: the bundle.
-        log: file for the server's output.
-        options: options of the command.
-        program: arguments of Python.
-        measured: whether to wait until the costs are measured, without which nothing is batched.
-        variables: changes of the environment.
+    A ``measured`` server has measured its costs, without which nothing is batched. ``variables``
+    change the environment.
     """
     words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
@@ -113,3 +130,97 @@ def _written(process: "subprocess.Popen[bytes]", log: Path, pattern: str) -> str
             return found[1]
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {log.read_text('utf-8')}")
+
+
+@contextmanager
+def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.Server]:
+    """Serve an application in this process, behind the connections under test."""
+    responses = Counter("responses", "", ["path", "status", "model"], registry=None)
+    http = Connection.within(seconds, responses, Health())
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            port=0,
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            **options,
+        )
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server starts")
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def address_of(server: uvicorn.Server) -> str:
+    host, port = server.servers[0].sockets[0].getsockname()
+    return f"http://{host}:{port}"
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is missing")
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return the files of a self-signed certificate for loopback, and of its private key.
+
+    ``name`` is that of the organization in the certificate, and of the files.
+    """
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", f"/O={name}/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+def encrypt_key(key: Path) -> Path:
+    """Return the file of the same private key under a password."""
+    encrypted = key.with_suffix(".encrypted")
+    subprocess.run(
+        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", encrypted],
+        check=True,
+        capture_output=True,
+    )
+    return encrypted
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that is free, for this process only.
+
+    A socket in the abstract namespace of Linux claims the port until the process ends. No other
+    process of the same network can have a socket of that name.
+    """
+    for number in itertools.islice(_numbers, _COUNT):
+        port = _FIRST + number % _COUNT
+        claim = socket.socket(socket.AF_UNIX)
+        if _is_bound(claim, f"\0aftexport-test-port-{port}") and _is_free(port):
+            _claims.enter_context(claim)
+            return port
+        claim.close()
+    raise AssertionError("every port is taken")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return _is_bound(probe, ("127.0.0.1", port))
+
+
+def _is_bound(one: socket.socket, address: str | tuple[str, int]) -> bool:
+    """Bind a socket; return whether the address was free."""
+    try:
+        one.bind(address)
+    except OSError:
+        return False
+    return True

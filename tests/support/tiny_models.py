@@ -1,5 +1,6 @@
 """Models small enough to export in a second, and factories for ``--factory tiny_models:NAME``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +54,31 @@ class Bag(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.mean(input_ids))
+
+
+class Applied(nn.Module):
+    """A function of embedded tokens ``[B, T, D]``, and a head of its result.
+
+    ``rows`` is the number of random rows of the embedding, or the rows themselves.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        head: nn.Module | None = None,
+        *,
+        rows: int | Tensor = 50,
+        width: int = 8,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        weight = torch.randn(rows, width) if isinstance(rows, int) else rows
+        self.embedding = nn.Embedding.from_pretrained(weight, freeze=False)
+        self.function, self.head = function, head or nn.Identity()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        result: Tensor = self.head(self.function(self.embedding(input_ids)))
+        return result
 
 
 class NormalizedOverBatch(Bag):

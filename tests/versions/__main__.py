@@ -8,9 +8,18 @@ from pathlib import Path
 
 from interpreters import InterpreterError
 
-from versions.installation import installed, make_environment, make_wheel
 from versions.matrix import Environment, digest_tests, read_matrix, read_tests
-from versions.suite import LIBRARIES, Outcome, names_with, put_row, read_record, run_suite
+from versions.suite import (
+    LIBRARIES,
+    Outcome,
+    installed,
+    make_environment,
+    make_wheel,
+    names_with,
+    put_row,
+    read_record,
+    run_suite,
+)
 
 WORK = Path("build/versions")
 

@@ -19,10 +19,7 @@ _LEFT_OUT = ("aftexport", "torch")
 
 
 def lower_bounds(project: dict[str, Any]) -> list[str]:
-    """Return a line ``name==version`` for each requirement, sorted by name.
-
-    Args:
-        project: the table ``project`` of pyproject.toml.
+    """Return a line ``name==version`` for each requirement of the project, sorted by name.
 
     Raises:
         ValueError: if a requirement has no lower bound.

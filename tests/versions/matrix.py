@@ -14,12 +14,7 @@ MATRIX = Path(__file__).with_name("matrix.toml")
 
 @dataclass(frozen=True)
 class Known:
-    """Tests that fail in an environment.
-
-    Attributes:
-        tests: the names of their functions.
-        reason: a sentence for users.
-    """
+    """Tests that fail in an environment, and the reason for users."""
 
     tests: tuple[str, ...]
     reason: str
@@ -27,14 +22,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Environment:
-    """Versions to try together.
-
-    Attributes:
-        name: the name by which the command chooses it.
-        python: the version of Python, such as 3.11.
-        packages: requirements that are installed first.
-        known: its tests that fail.
-    """
+    """Versions to try together; the packages are installed first."""
 
     name: str
     python: str
@@ -43,11 +31,7 @@ class Environment:
 
 
 def digest_tests(files: Mapping[str, str]) -> str:
-    """Return a digest of the names of the tests in some files.
-
-    Args:
-        files: the source of each file, by its path.
-    """
+    """Return a digest of the names of the tests in some files, given by path."""
     names = sorted(
         f"{path}::{node.name}"
         for path, source in files.items()

@@ -3,7 +3,9 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from versions.matrix import ROOT, Known
+from interpreters import find_python
+
+from versions.matrix import ROOT, Environment, Known
 
 RECORD = Path(__file__).with_name("record.json")
 LIBRARIES = ("torch", "onnxscript", "onnx", "onnxruntime", "uvicorn", "numpy")
@@ -21,13 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run.
-
-    Attributes:
-        passed, skipped: counts of tests.
-        failed: the names of tests that failed.
-        cpu_seconds: processor time of the run.
-    """
+    """The result of a run."""
 
     passed: int
     skipped: int
@@ -90,3 +88,59 @@ def put_row(row: Row) -> None:
     rows = [*(r for r in read_record() if r["name"] != row["name"]), row]
     rows.sort(key=lambda r: r["name"])
     RECORD.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", "utf-8")
+
+
+EXTRAS = "calibrate,client,cpu,torch"
+TOOLS = ("hypothesis", "packaging", "pytest", "pytest-xdist", "scikit-learn")
+"""Packages that the tests import beside those of the extras."""
+MADE = "made"
+"""A file in a finished environment."""
+
+
+def pip(python: Path, *words: str) -> str:
+    """Run pip, and return its standard output."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return done.stdout
+
+
+def make_environment(environment: Environment, folder: Path, wheel: Path) -> Path:
+    """Make an environment with the wheel of this checkout, and return its interpreter.
+
+    A finished environment gets only the wheel.
+    """
+    python = folder / "bin" / "python"
+    if not (folder / MADE).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        base = find_python(environment.python)
+        subprocess.run([base, "-m", "venv", folder], check=True)
+        pip(python, "install", "--quiet", "--no-cache-dir", *environment.packages)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("\n".join(free_constraints(installed(python))), "utf-8")
+        options = ["--quiet", "--no-cache-dir", "--constraint", str(constraints)]
+        pip(python, "install", *options, f"aftexport[{EXTRAS}] @ {wheel.as_uri()}", *TOOLS)
+        (folder / MADE).touch()
+    pip(python, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel))
+    return python
+
+
+def installed(python: Path) -> dict[str, str]:
+    """Return the version of each package of an environment, by lower-case name."""
+    packages = json.loads(pip(python, "list", "--format", "json"))
+    return {p["name"].lower().replace("_", "-"): p["version"] for p in packages}
+
+
+def free_constraints(taken: Iterable[str]) -> list[str]:
+    """Return the lines of ``constraints.txt`` for packages that are not installed yet."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    names = set(taken)
+    return [x for x in lines if x.partition("==")[0].lower().replace("_", "-") not in names]
+
+
+def make_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout, which fits every interpreter, and return it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    options = ["--quiet", "--no-deps", "--wheel-dir", str(folder)]
+    pip(Path(sys.executable), "wheel", *options, ".")
+    (wheel,) = folder.glob("*-py3-none-*.whl")
+    return wheel.resolve()

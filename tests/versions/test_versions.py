@@ -12,17 +12,16 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from aftexport.system.internals import torch_operators, torch_shapes, torch_translation
-from versions.installation import free_constraints
 from versions.lowest import LOWEST, lower_bounds, read_bounds
 from versions.matrix import ROOT, Known, digest_tests, read_matrix
-from versions.suite import Outcome, names_with, put_row, read_record, read_report
+from versions.suite import Outcome, free_constraints, names_with, put_row, read_record, read_report
 
 TESTS, ENVIRONMENTS = read_matrix()
 
 
 def extension() -> ModuleType:
-    path = ROOT / "docs" / "_extensions" / "version_table.py"
-    spec = importlib.util.spec_from_file_location("version_table", path)
+    path = ROOT / "docs" / "_extensions" / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -20,35 +20,29 @@ class CannotReadError(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender that is ready to run one model on one document.
-
-    Attributes:
-        run: the call that is timed; it returns the logits.
-        shares: the share of each stage in the time, where the contender has a profile.
-        release: gives back the memory that the contender keeps between runs.
-    """
+    """A contender that is ready to run one model on one document."""
 
     run: Callable[[], NDArray[Any]]
+    """The call that is timed; it returns the logits."""
     shares: dict[str, float] = field(default_factory=dict)
+    """The share of each stage in the time, where the contender has a profile."""
     release: Callable[[], None] = lambda: None
+    """Gives back the memory that the contender keeps between runs."""
 
 
+@dataclass(frozen=True, eq=False)
 class Contender(ABC):
-    """The properties of every contender.
+    """The properties of every contender."""
 
-    Attributes:
-        name: the key of the contender in records and in ``--contender``.
-        title: its name in tables and pictures.
-        precision: the precision of the products.
-        is_ours: whether the contender is aftexport itself.
-        is_same_function: whether it computes the function of the others, or another for scale.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    precision: ClassVar[Precision]
-    is_ours: ClassVar[bool] = False
-    is_same_function: ClassVar[bool] = True
+    name: str
+    """The key of the contender in records and in ``--contender``."""
+    title: str
+    """Its name in tables and pictures."""
+    precision: Precision = "fp32"
+    """The precision of the products."""
+    is_ours: bool = False
+    is_same_function: bool = True
+    """Whether it computes the function of the others, or another for scale."""
 
     @property
     def facts(self) -> dict[str, Any]:

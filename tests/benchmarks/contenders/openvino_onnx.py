@@ -1,6 +1,7 @@
 """OpenVINO on the exported graph: in float32, in bf16, and in int8 by NNCF."""
 
 import logging
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,9 +29,12 @@ _CALIBRATION_DOCUMENTS, _CALIBRATION_TOKENS = 8, 1_024
 logging.getLogger("nncf").setLevel(logging.ERROR)
 
 
-class _OpenVino(ModelContender):
-    rest: Precision
-    """The precision of operators that are not quantized."""
+@dataclass(frozen=True, eq=False)
+class OpenVino(ModelContender):
+    """The exported graph."""
+
+    rest: Precision = "fp32"
+    """The precision of operators that are not quantized, where the processor has it."""
 
     def prepare(self, task: Task, threads: int) -> Prepared:
         """Compile the exported graph for the task's length: code for any length is slower."""
@@ -52,13 +56,8 @@ class _OpenVino(ModelContender):
         return {}
 
 
-class OpenVinoFloat32(_OpenVino, OperatorContender):
-    """OpenVINO in float32."""
-
-    name = "openvino_fp32"
-    title = "OpenVINO"
-    precision: Precision = "fp32"
-    rest: Precision = "fp32"
+class OpenVinoOperator(OpenVino, OperatorContender):
+    """The graph, or a single operator."""
 
     def prepare_operator(self, workload: Workload, tensors: Tensors, threads: int) -> Run:
         """Compile the operator with its body in its place."""
@@ -69,35 +68,16 @@ class OpenVinoFloat32(_OpenVino, OperatorContender):
         return lambda: list(request.infer(feeds, share_inputs=True, share_outputs=True).values())
 
 
-class OpenVinoBfloat16(_OpenVino):
-    """OpenVINO in bf16."""
-
-    name = "openvino_bf16"
-    title = "OpenVINO bf16"
-    precision: Precision = "bf16"
-    rest: Precision = "bf16"
-
-
-class OpenVinoInt8(_OpenVino):
-    """Quantized by NNCF on documents, with the rest in bf16 where the processor has it."""
-
-    name = "openvino_int8"
-    title = "OpenVINO int8 (NNCF)"
-    precision: Precision = "int8"
-    rest: Precision = "bf16"
+class OpenVinoInt8(OpenVino):
+    """Weights and activations quantized by NNCF on documents."""
 
     def graph(self, model: Model) -> openvino.Model:
         """Quantize weights and activations."""
         return _quantized(model)
 
 
-class OpenVinoDynamicInt8(_OpenVino):
+class OpenVinoDynamicInt8(OpenVino):
     """Weights of int8 by NNCF; each run finds the ranges of activations."""
-
-    name = "openvino_dynamic_int8"
-    title = "OpenVINO dynamic int8 (NNCF)"
-    precision: Precision = "int8"
-    rest: Precision = "fp32"
 
     def graph(self, model: Model) -> openvino.Model:
         """Quantize the weights."""
@@ -162,4 +142,9 @@ def _compile(
         raise CannotReadError(last_line(error)) from error
 
 
-CONTENDERS = (OpenVinoFloat32(), OpenVinoBfloat16(), OpenVinoInt8(), OpenVinoDynamicInt8())
+CONTENDERS = (
+    OpenVinoOperator("openvino_fp32", "OpenVINO"),
+    OpenVino("openvino_bf16", "OpenVINO bf16", "bf16", rest="bf16"),
+    OpenVinoInt8("openvino_int8", "OpenVINO int8 (NNCF)", "int8", rest="bf16"),
+    OpenVinoDynamicInt8("openvino_dynamic_int8", "OpenVINO dynamic int8 (NNCF)", "int8"),
+)

@@ -10,7 +10,7 @@ import torch
 
 from aftexport.parity import TOLERANCES
 from benchmarks.gpu.library import Kernels
-from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.report import Outcome
 from benchmarks.gpu.timing import LAST_ROW_SEES_ALL
 from benchmarks.gpu.workloads import Workload
 

@@ -14,8 +14,7 @@ import torch
 
 from benchmarks.gpu import accuracy, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
-from benchmarks.gpu.outcome import Outcome
-from benchmarks.gpu.report import NO_TIME, Record
+from benchmarks.gpu.report import NO_TIME, Outcome, Record
 from benchmarks.gpu.timing import measure
 from benchmarks.gpu.workloads import LAYER, Workload
 
@@ -29,12 +28,7 @@ AFTER_BUILD_SECONDS = 120.0
 
 
 class Check:
-    """One run, whose record is kept on disk after every step.
-
-    Args:
-        options: of the command line.
-        record: what is known already, which is not found out again.
-    """
+    """One run, whose record is kept on disk after every step and may hold earlier findings."""
 
     def __init__(self, options: argparse.Namespace, record: Record) -> None:
         self._options = options

@@ -93,11 +93,7 @@ CALLS = {
 
 
 class Kernels:
-    """libaft_cuda.so.
-
-    Args:
-        path: of the library; the emulated one of the tests takes tensors of the CPU.
-    """
+    """libaft_cuda.so; the emulated one of the tests takes tensors of the CPU."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -115,12 +111,9 @@ class Kernels:
     ) -> Callable[[], Tensor]:
         """Allocates for a call of a kernel; what is returned enqueues it on the current stream.
 
-        Args:
-            stem: of the kernel.
-            query, value: ``[B, T, D]``, contiguous.
-            key: likewise, ``[B, T, H]`` for ``aft_conv``.
-            lengths: int64 ``[B]``.
-            fields: the other members of the struct; tensors are contiguous.
+        Query and value are ``[B, T, D]`` with the channels side by side; so is the key, which is
+        ``[B, T, H]`` for ``aft_conv``. ``fields`` are the other members of the struct; tensors are
+        contiguous.
 
         Raises:
             RuntimeError: where the kernel refuses the call.
@@ -147,9 +140,8 @@ class Kernels:
     ) -> Callable[[], Tensor]:
         """``prepare`` for AFT-full around a matrix product of PyTorch's.
 
-        Args:
-            weights: ``exp(position_bias - its row maxima)``, ``[T, T]``, in the precision of
-                the exponentials, which is the tensors' own.
+        The weights are ``exp(position_bias - its row maxima)``, ``[T, T]``, in the precision of the
+        tensors.
         """
         call, output = self._call("aft_full", query, key, value, lengths, causal=False, **fields)
         workspace = self._workspace("aft_full_prepare", call, query)

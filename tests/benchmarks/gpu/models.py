@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.report import Outcome
 
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle
@@ -29,11 +29,8 @@ def run(
 ) -> Iterator[Outcome]:
     """Exports, verifies and times every mechanism, as far as the runtimes are installed.
 
-    Args:
-        libraries: the build of plugins/cuda, whose libraries are used in place of installed ones.
-        mechanisms: stems.
-        is_due: false of what is to be passed over.
-        left_out: runtimes that are not asked for, ``onnxruntime`` or ``tensorrt``.
+    The libraries of ``libraries``, a build of plugins/cuda, are used in place of installed ones.
+    ``left_out`` names runtimes that are not asked for, ``onnxruntime`` or ``tensorrt``.
     """
     if (lack := _lacks_module("aftexport.pipeline.export")) is not None:
         yield Outcome.skip("exported models", lack, "--no-models")
@@ -60,13 +57,7 @@ def run(
 def run_bundles(
     libraries: Path, folder: Path, is_due: Callable[[str], bool] = lambda what: True
 ) -> Iterator[Outcome]:
-    """Verifies the bundles of a folder, for which aftexport needs no torch.
-
-    Args:
-        libraries: the build of plugins/cuda, whose libraries are used in place of installed ones.
-        folder: the folder with the bundles.
-        is_due: false of what is to be passed over.
-    """
+    """Verifies the bundles of a folder, for which aftexport needs no torch; see ``run``."""
     title = "ONNX Runtime, CUDA provider"
     lack = _lacks_module("aftexport.parity.run_cases") or _lacks_onnxruntime()
     if lack is not None:
@@ -151,7 +142,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
     from aftexport.engines.tensorrt import builder
     from aftexport.engines.tensorrt.engine import TensorrtEngine
     from aftexport.engines.tensorrt.runtimes import load
-    from benchmarks.timing import interleave
+    from benchmarks.limits import interleave
 
     bundle = _exported(mechanism, folder, to="trt", precision="fp16")
     file = engine_file(bundle.path, "tensorrt")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aftexport.parity import TOLERANCES
 from benchmarks.gpu.machine import program
-from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.report import Outcome
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "plugins" / "cuda"
@@ -27,13 +27,7 @@ MOST_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Program:
-    """A test program.
-
-    Attributes:
-        what: it checks.
-        command: program and arguments.
-        environment: besides this process's.
-    """
+    """A test program: what it checks, its arguments, and variables besides this process's."""
 
     what: str
     command: tuple[str | Path, ...]
@@ -85,11 +79,7 @@ def build(capability: tuple[int, int]) -> Path:
 
 
 def programs(folder: Path) -> Iterator[Program]:
-    """Yield the test programs of a build.
-
-    Args:
-        folder: the folder of the build, see ``build``.
-    """
+    """Yield the test programs of the folder of a build."""
     tests = folder / "gpu"
     stems = _stems()
     yield Program("instructions", (tests / "instructions_test",))
@@ -106,11 +96,7 @@ def programs(folder: Path) -> Iterator[Program]:
 
 
 def sanitized(folder: Path) -> Iterator[Program | Outcome]:
-    """Yield the kernels' test programs under compute-sanitizer, or why it cannot run them.
-
-    Args:
-        folder: the folder of the build, see ``build``.
-    """
+    """Yield the kernels' test programs under compute-sanitizer, or why it cannot run them."""
     path = program("compute-sanitizer")
     for tool in SANITIZERS:
         if path is None:

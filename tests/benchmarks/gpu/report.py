@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import (
     COMPILED,
     COPY,
@@ -23,21 +22,39 @@ from benchmarks.gpu.workloads import Workload
 from benchmarks.plot import Panel, compared_styles, draw
 from benchmarks.record import write_record
 
+
+@dataclass(frozen=True)
+class Outcome:
+    """One check, and what came out.
+
+    ``printed`` is all that a failed program printed. A check is ``skipped`` if it could not run
+    here and the command did not leave it out.
+    """
+
+    what: str
+    said: str
+    passed: bool = True
+    printed: str = ""
+    skipped: bool = False
+
+    @classmethod
+    def skip(cls, what: str, reason: str, option: str) -> "Outcome":
+        """Return the outcome of a check that cannot run here; ``option`` leaves it out."""
+        said = f"{reason}; {option} leaves it out"
+        return cls(what, said, skipped=True)
+
+    def __str__(self) -> str:
+        state = "SKIPPED, " if self.skipped else "" if self.passed else "FAILED, "
+        return f"{self.what}: {state}{self.said}"
+
+
 NO_TIME = "no time was left"
 _OTHERS = (PRODUCT, EAGER, COMPILED, SDPA)
 
 
 @dataclass(frozen=True)
 class Record:
-    """All that is reported.
-
-    Attributes:
-        gpu: its name.
-        software: versions.
-        outcomes: of the checks.
-        times: of ``timing.measure``, for every workload.
-        left_out: what was not timed, and why.
-    """
+    """All that is reported of a GPU with some versions of software."""
 
     gpu: str
     software: Sequence[str]

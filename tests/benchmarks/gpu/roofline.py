@@ -22,14 +22,9 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU.
+    """A GPU: bytes a second of a copy, and operations a second of a library's large product.
 
-    Attributes:
-        name: the name it is sold by.
-        copy: bytes a second of a copy, read and written.
-        gemm: operations a second of a library's large 16-bit matrix product.
-        float32: operations a second of a library's product in float32, without TF32.
-        memory: bytes.
+    ``gemm`` is for 16 bits, ``float32`` without TF32. ``memory`` is in bytes.
     """
 
     name: str

@@ -31,9 +31,7 @@ Run = Callable[[], Tensor]
 class Workload:
     """A mechanism on packed documents that fill their rows, the gate a sigmoid.
 
-    Attributes:
-        mechanism: the stem, or ``LAYER``, whose input is the query.
-        batch, tokens, dim: of query and value; tokens is a multiple of ``WINDOW``.
+    The input of ``LAYER`` is the query. The number of tokens is a multiple of ``WINDOW``.
     """
 
     mechanism: str

@@ -46,11 +46,7 @@ def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ChunkedForm:
-    """The chunked form with its three parts compiled.
-
-    Args:
-        compiler: the compiler of the parts.
-    """
+    """The chunked form with its three parts compiled."""
 
     def __init__(self, compiler: Compiler = compile_static) -> None:
         self._split, self._carry, self._read = compiler(split), compiler(carry), compiler(read)

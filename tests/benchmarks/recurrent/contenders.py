@@ -1,16 +1,78 @@
 """The contenders: our kernel, ONNX Runtime's, torch.compile of the chunked form, and our body."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 
-import aftplugins
 from aftexport.bench.timing import Run
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
+from aftexport.operators.torch_ops import RECURRENT_OPERATORS
 from benchmarks.recurrent.chunked_form import ChunkedForm, Compiler, compile_static
-from benchmarks.recurrent.workload import OPERATOR, Feeds, Recurrence
+from benchmarks.workloads import open_session, single_node
+
+OPERATOR = RECURRENT_OPERATORS["RecurrentLinearAttention"]
+RULES = ("linear", "gated", "delta", "gated_delta")
+Feeds = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One update rule at one size; every document is whole.
+
+    A head has ``width`` channels of keys and as many of values.
+    """
+
+    rule: str
+    batch: int
+    tokens: int
+    heads: int
+    width: int
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of our operator."""
+        given = {a.name: a.default for a in OPERATOR.attributes}
+        heads = {"q_num_heads": self.heads, "kv_num_heads": self.heads}
+        return given | {"update_rule": self.rule} | heads
+
+    def feeds(self) -> Feeds:
+        """Draw the inputs; keys have a norm of about 1, as in models."""
+        rng = np.random.default_rng(0)
+        sequence = (self.batch, self.tokens, self.heads * self.width)
+        gates = (self.batch, self.tokens, self.heads)
+        feeds = {
+            name: rng.standard_normal(sequence, np.float32) for name in ("query", "key", "value")
+        }
+        feeds["key"] *= np.float32(self.width**-0.5)
+        if self.rule in GATED_RULES:
+            feeds["decay"] = -rng.exponential(0.1, gates).astype(np.float32)
+        if self.rule in DELTA_RULES:
+            feeds["beta"] = rng.uniform(size=gates).astype(np.float32)
+        return feeds
+
+    @property
+    def bytes_moved(self) -> float:
+        """The bytes of all inputs and of the output, each read or written once."""
+        gates = (self.rule in GATED_RULES) + (self.rule in DELTA_RULES)
+        return 4.0 * self.batch * self.tokens * self.heads * (4 * self.width + gates)
+
+    @property
+    def multiply_adds(self) -> float:
+        """The multiply-adds of the definition, token by token, without those of the decays.
+
+        Per token and head: the query reads the state, and the token changes it. With a delta rule,
+        the key reads the state as well. A form in chunks takes more.
+        """
+        passes = 3 if self.rule in DELTA_RULES else 2
+        return float(passes * self.batch * self.tokens * self.heads * self.width**2)
+
 
 OURS = "aftexport_fp32"
 CONTENDERS = {
@@ -26,14 +88,7 @@ Preparation = Callable[[int], Run]
 def preparation(
     name: str, workload: Recurrence, feeds: Feeds, compiler: Compiler = compile_static
 ) -> Preparation:
-    """Return the way to prepare a contender for a number of threads.
-
-    Args:
-        name: the contender.
-        workload: the update rule and the size.
-        feeds: the inputs.
-        compiler: the compiler of the chunked form, which compiles at the first call.
-    """
+    """Return the way to prepare a contender; the chunked form compiles at its first call."""
     if name == "torch_compile":
         compiled = _chunked(workload, feeds, compiler)
         return lambda threads: compiled
@@ -48,32 +103,15 @@ def preparation(
 def session(
     name: str, workload: Recurrence, feeds: Feeds, threads: int, *, has_arena: bool = True
 ) -> tuple[onnxruntime.InferenceSession, Feeds]:
-    """Return a session over one node, and its inputs.
-
-    Args:
-        name: the contender.
-        workload: the update rule and the size.
-        feeds: the inputs.
-        threads: number of threads.
-        has_arena: whether the session keeps freed memory.
-    """
+    """Return a session over one node, which keeps freed memory in its arena, and its inputs."""
     node = _standard_node(workload, feeds)
     functions: list[onnx.FunctionProto] = []
     if name != "onnxruntime":
         lengths = torch.full((workload.batch,), workload.tokens).numpy()
         feeds = feeds | {"lengths": lengths}
         node, functions = _own_node(workload, feeds)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.enable_cpu_mem_arena = has_arena
-    options.log_severity_level = 4
-    if name == OURS:
-        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
-    model = _model(node, feeds, functions)
-    providers = ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=providers
-    ), feeds
+    model = single_node(node, feeds, functions=functions)
+    return open_session(model, threads, has_kernels=name == OURS, has_arena=has_arena), feeds
 
 
 def _chunked(workload: Recurrence, feeds: Feeds, compiler: Compiler) -> Run:
@@ -114,20 +152,3 @@ def _own_node(
     )
     settings = {a.name: workload.attributes[a.name] for a in OPERATOR.settings}
     return node, [OPERATOR.function(settings, 20, frozenset(feeds))]
-
-
-def _model(
-    node: onnx.NodeProto, feeds: Feeds, functions: list[onnx.FunctionProto]
-) -> onnx.ModelProto:
-    make = onnx.helper
-    inputs = [
-        make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
-        for name, x in feeds.items()
-    ]
-    outputs = [make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, None)]
-    return make.make_model(
-        make.make_graph([node], "operator", inputs, outputs),
-        functions=functions,
-        opset_imports=[make.make_opsetid("", 20), make.make_opsetid(node.domain, VERSION)],
-        ir_version=10,
-    )

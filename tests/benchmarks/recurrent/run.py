@@ -5,7 +5,6 @@ import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -13,27 +12,23 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from aftexport.bench.timing import Run, peak_mib
-from aftexport.parity import TOLERANCES
 from benchmarks.contenders.contender import last_line
-from benchmarks.limits import Rate, copies
+from benchmarks.limits import Rate, copies, interleave, register_rate
 from benchmarks.processor import read_processor
-from benchmarks.record import (
-    Refusals,
-    Row,
-    make_record,
-    read_earlier,
-    read_setting,
-    record_path,
-    write_record,
+from benchmarks.record import Refusals, Row, start
+from benchmarks.recurrent.contenders import (
+    CONTENDERS,
+    OURS,
+    RULES,
+    Preparation,
+    Recurrence,
+    preparation,
+    session,
 )
-from benchmarks.recurrent.bound import bound_of, with_best_rates
-from benchmarks.recurrent.contenders import CONTENDERS, OURS, Preparation, preparation, session
-from benchmarks.recurrent.workload import RULES, Recurrence
-from benchmarks.register_rates import register_rate
-from benchmarks.timing import interleave
+from benchmarks.recurrent.tables import record_parts, with_best_rates
+from benchmarks.workloads import check_agreement
 
 SHAPES = ((1, 16_384, 8, 32), (1, 16_384, 1, 256), (32, 512, 8, 32))
 """Documents, tokens, heads and channels of a head."""
@@ -51,11 +46,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
     rounds = options.rounds or 11
     shapes = [s for s in SHAPES if s[1] in (options.tokens or (s[1],))]
     names = options.contender or list(CONTENDERS)
-    default = record_path("recurrent") if options.record else Path("build/bench_recurrent.json")
-    out = options.out or default
     facts = {name: {"title": CONTENDERS[name]} for name in names}
-    setting = read_setting(facts, threads=options.threads, rounds=rounds)
-    earlier = read_earlier(out, setting, replace=options.replace) if options.record else None
+    out = start("recurrent", options, facts, rounds)
     # First, because it forks.
     watched = [n for n in names if n in MEMORY_CONTENDERS]
     documents = [Recurrence(rule, 1, n, *SHAPES[0][2:]) for rule in RULES for n in MEMORY_TOKENS]
@@ -66,28 +58,19 @@ def run(options: argparse.Namespace, console: Console) -> None:
     for workload in track(workloads, "Recurrent", console=console):
         rows += measure(workload, names, [options.threads, 1], rounds, refusals)
     rows = with_best_rates(rows)
-    record = make_record(setting, rows, refusals, earlier)
-    kept = [r for r in (earlier or {"memory": []})["memory"] if r["contender"] not in watched]
-    record["memory"] = kept + memory
-    write_record(record, out)
-    console.print(time_table(rows))
-    console.print(memory_table(memory))
-    for row in refusals.rows:
-        console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
-    console.print(f"{read_processor().title}; rows in {out}")
+    earlier = (out.earlier or {"memory": []})["memory"]
+    kept = [row for row in earlier if row["contender"] not in watched]
+    record = out.write(rows, refusals, memory=kept + memory)
+    for part in record_parts(record):
+        console.print(part, "", sep="\n", markup=False, soft_wrap=True)
+    refusals.show(console)
+    console.print(f"{read_processor().title}; rows in {out.path}")
 
 
 def measure(
     workload: Recurrence, names: list[str], counts: list[int], rounds: int, refusals: Refusals
 ) -> list[Row]:
-    """Return a row of each contender for each number of threads.
-
-    Args:
-        workload: the update rule and the size.
-        names: the contenders.
-        counts: numbers of threads.
-        rounds: timed rounds.
-        refusals: the reasons of those that cannot run are added here.
+    """Return a row of each contender for each number of threads in ``counts``.
 
     Raises:
         ArithmeticError: if two contenders compute different numbers.
@@ -102,7 +85,7 @@ def measure(
         ways = {name: ways[name] for name in runs}
         if not runs:
             break  # the caller reports the refusals
-        _check_agreement(workload, outputs)
+        check_agreement(workload, outputs)
         rows += _timed_rows(workload, runs, threads, rounds)
     return rows
 
@@ -126,15 +109,6 @@ def _first_runs(
         else:
             runs[name] = run
     return runs, outputs
-
-
-def _check_agreement(workload: Recurrence, outputs: Outputs) -> None:
-    first, expected = next(iter(outputs.items()))
-    scale = max(1.0, float(np.abs(expected).max()))
-    for name, output in outputs.items():
-        error = float(np.abs(output - expected).max()) / scale
-        if not error < TOLERANCES["fp32"].bound:
-            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {first}")
 
 
 def _timed_rows(
@@ -175,39 +149,12 @@ def mechanism_of(workload: Recurrence) -> str:
     return f"recurrent_linear_attention {workload.rule}"
 
 
-def time_table(rows: list[Row]) -> Table:
-    """Return milliseconds, and how far they are from the bound."""
-    table = Table("rule", "size", "threads", "contender", "ms", "bound", "over the bound")
-    for row in rows:
-        size = "x".join(str(row[name]) for name in ("batch", "tokens", "heads", "width"))
-        bound, kind = bound_of(row)
-        times = f"{row['seconds'] * 1e3:.2f}", f"{bound * 1e3:.2f} {kind}"
-        over = f"{row['seconds'] / bound:.2f}"
-        threads = f"{row['threads']} ({row['clock']})"
-        table.add_row(row["rule"], size, threads, row["contender"], *times, over)
-    return table
-
-
-def memory_table(rows: list[Row]) -> Table:
-    """Return the memory beyond inputs and output."""
-    table = Table("rule", "tokens", "contender", "MiB beyond inputs and output")
-    for row in rows:
-        found = "" if row["beyond_mib"] is None else f"{row['beyond_mib']:.1f}"
-        table.add_row(row["rule"], f"{row['tokens']:,}", row["contender"], found)
-    return table
-
-
 def measure_memory(
     names: Sequence[str], workloads: Sequence[Recurrence], threads: int
 ) -> list[Row]:
-    """Measure the workloads with each contender, in processes of their own.
+    """Measure the workloads with each session of ONNX Runtime, in processes of their own.
 
     The processes are forked: call it before this process has run anything in several threads.
-
-    Args:
-        names: the contenders; each is a session of ONNX Runtime.
-        workloads: the update rules and sizes.
-        threads: number of threads.
     """
     rows = []
     for name in names:

@@ -1,12 +1,10 @@
 """The tables of recurrent linear attention, from the records."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Row, read_records
-from benchmarks.recurrent.bound import bound_of
-from benchmarks.table_parts import Record, row_of, setting, versions
-from benchmarks.titles import label
+from benchmarks.table_parts import Record, label, row_of, setting, versions
 
 OURS = "aftexport_fp32"
 _PEERS = {"onnxruntime": "ONNX Runtime", "torch_compile": "torch.compile"}
@@ -18,10 +16,14 @@ Group = Mapping[tuple[str, str], Mapping[str, Any]]
 def recurrent_tables() -> str:
     """Return, for every record, its times, ratios, bounds and memory."""
     records = read_records("recurrent").values()
-    return "\n\n".join("\n\n".join(_parts(record)) for record in records) or "No record exists yet."
+    return (
+        "\n\n".join("\n\n".join(record_parts(record)) for record in records)
+        or "No record exists yet."
+    )
 
 
-def _parts(record: Record) -> Iterator[str]:
+def record_parts(record: Record) -> Iterator[str]:
+    """Yield the parts of a page that show a record."""
     yield f"#### {record['processor']['title']}"
     yield (
         f"Measured on {setting(record)}.{versions(record)} Load of the machine over 15 minutes: "
@@ -41,12 +43,7 @@ def _parts(record: Record) -> Iterator[str]:
 
 
 def time_lines(record: Record, group: Group) -> Iterator[str]:
-    """Yield the times of one size, the bound, and the ratios to both.
-
-    Args:
-        record: the record.
-        group: its rows of that size.
-    """
+    """Yield the times of one size, the bound, and the ratios to both."""
     rules = [rule for rule in _TITLES if (rule, OURS) in group]
     yield row_of(["milliseconds", *(_TITLES[rule] for rule in rules)])
     yield row_of(["---"] * (len(rules) + 1))
@@ -99,3 +96,37 @@ def _refusals(record: Record) -> Iterator[str]:
         title = record["contenders"][row["contender"]]["title"]
         rule = _TITLES[row["mechanism"].split()[-1]]
         yield f"- {rule}, {row['tokens']:,} tokens, {title}: {row['reason']}."
+
+
+def bound_of(row: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the least seconds of a row's work, and the part of the machine that binds."""
+    parts = {"memory": row["memory_seconds"], "multiply-adds": row["multiply_add_seconds"]}
+    name = max(parts, key=parts.__getitem__)
+    return parts[name], name
+
+
+def with_best_rates(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with the best rates of all rows of as many threads.
+
+    A rate that other work on the machine has slowed is below the machine's. All sizes move about
+    as many bytes, so one rate of copies serves all.
+    """
+    rows = list(rows)
+    best: dict[tuple[int, str], float] = {}
+    for row in rows:
+        for kind, rate in row["limits"].items():
+            key = (row["threads"], kind)
+            best[key] = max(best.get(key, 0.0), rate)
+    return [
+        _with_rates(row, {kind: best[row["threads"], kind] for kind in row["limits"]})
+        for row in rows
+    ]
+
+
+def _with_rates(row: Row, rates: Mapping[str, float]) -> Row:
+    slower = {kind: row["limits"][kind] / rates[kind] for kind in rates}
+    return row | {
+        "limits": dict(rates),
+        "memory_seconds": row["memory_seconds"] * slower["copy"],
+        "multiply_add_seconds": row["multiply_add_seconds"] * slower["fp32"],
+    }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_draws import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
+from calibrations import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
 from numpy.typing import NDArray
 from scipy.stats import binom, binomtest
 

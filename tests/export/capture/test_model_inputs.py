@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_models
 import torch
-from feature_models import FEATURES, Masked, Sensors, Undeclared
+from input_models import FEATURES, Masked, Sensors, Undeclared
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture

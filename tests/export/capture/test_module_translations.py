@@ -6,6 +6,7 @@ import naive_linear_attention as naive
 import pytest
 import recurrent_models as models
 import torch
+from tiny_models import Applied
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers.models.mamba2 import modeling_mamba2
@@ -137,17 +138,11 @@ def test_other_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_remedy_names_the_function() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(9, 4)
-
-        def forward(self, input_ids: Tensor) -> Tensor:
-            x = self.embedding(input_ids)
-            state = torch.zeros_like(x[:, 0])
-            for t in range(x.shape[1]):
-                state = state * 0.9 + x[:, t]
-            return state
+    def loop(x: Tensor) -> Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            state = state * 0.9 + x[:, t]
+        return state
 
     with pytest.raises(TraceError, match=r"nn\.functional\.recurrent_linear_attention"):
-        capture(Model())
+        capture(Applied(loop))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import linear_code
 import pytest
 import safetensors.torch
 import torch
@@ -92,7 +91,7 @@ def code(folder: Path) -> None:
     config(
         architectures=["LinearForSequenceClassification"],
         model_type="linear_text",
-        auto_map=linear_code.AUTO_MAP,
+        auto_map=folders.LINEAR_AUTO_MAP,
     )(folder)
 
 
@@ -329,12 +328,14 @@ def test_linear_attention_in_code_is_fused(tmp_path: Path, monkeypatch: pytest.M
     """A trusted class of the folder is exported, and its linear attention is recognized."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     namespace: dict[str, Any] = {"__name__": "written"}
-    exec(linear_code.CODE, namespace)
+    exec(folders.LINEAR_CODE, namespace)
     torch.manual_seed(0)
-    own = namespace["LinearConfig"](auto_map=linear_code.AUTO_MAP, **folders.named(folders.LABELS))
+    own = namespace["LinearConfig"](
+        auto_map=folders.LINEAR_AUTO_MAP, **folders.named(folders.LABELS)
+    )
     folder = tmp_path / "model"
     namespace["LinearForSequenceClassification"](own).save_pretrained(folder)
-    (folder / "modeling_linear.py").write_text(linear_code.CODE)
+    (folder / "modeling_linear.py").write_text(folders.LINEAR_CODE)
     with pytest.raises(CheckpointError, match="--trust-remote-code"):
         load(folder)
     with warnings.catch_warnings():

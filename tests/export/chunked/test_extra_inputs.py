@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import extra_models
+import input_models
 import numpy as np
 import pytest
 import torch
@@ -25,13 +25,13 @@ from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
 
-STATIC = {"static": f"vector:{extra_models.WIDTH}"}
+STATIC = {"static": f"vector:{input_models.WIDTH}"}
 MODELS = {
-    "events": (extra_models.Events, "aft_simple", extra_models.INPUTS),
-    "events in a window": (extra_models.Events, "aft_local", extra_models.INPUTS),
-    "late vector": (extra_models.Late, "fastformer", STATIC),
-    "repeated vector": (extra_models.Repeated, "linear_attention", STATIC),
-    "repeated vector in a window": (extra_models.Repeated, "aft_conv", STATIC),
+    "events": (input_models.Events, "aft_simple", input_models.INPUTS),
+    "events in a window": (input_models.Events, "aft_local", input_models.INPUTS),
+    "late vector": (input_models.Late, "fastformer", STATIC),
+    "repeated vector": (input_models.Repeated, "linear_attention", STATIC),
+    "repeated vector in a window": (input_models.Repeated, "aft_conv", STATIC),
 }
 
 
@@ -68,7 +68,7 @@ def test_chunks_equal_whole_and_torch(name: str, tmp_path: Path) -> None:
 
 
 def test_extra_inputs_change_the_answer(tmp_path: Path) -> None:
-    spec, _, plan = exported(extra_models.Events(), extra_models.INPUTS, tmp_path)
+    spec, _, plan = exported(input_models.Events(), input_models.INPUTS, tmp_path)
     model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=8)
     ids = np.arange(40)
     extras = sample_values(spec.extras, np.random.default_rng(0), 40)
@@ -80,7 +80,7 @@ def test_extra_inputs_change_the_answer(tmp_path: Path) -> None:
         values[...] = saved
 
 
-class Scaled(extra_models.Late):
+class Scaled(input_models.Late):
     """Divides a number of the document by its length."""
 
     def forward(self, input_ids: Tensor, lengths: Tensor, static: Tensor) -> Tensor:

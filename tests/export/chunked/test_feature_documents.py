@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feature_models import FEATURES, Sensors, Undeclared
+from input_models import FEATURES, Sensors, Undeclared
 from numpy.typing import NDArray
 from torch import Tensor, nn
 

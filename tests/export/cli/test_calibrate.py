@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny_models
 from bundles import of_links
+from calibrations import labelled, write_lines
 from commands import assert_refused, listing, run_here, without
-from labelled_documents import labelled, write_lines
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.calibration.data import read_labelled_documents, run_documents

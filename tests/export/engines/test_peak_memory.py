@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
+from altered_bundles import SOFTMAX, softmax_bundle
 from commands import run_python
 from hypothesis import given
 from hypothesis import strategies as st
-from softmax_bundle import SOFTMAX, softmax_bundle
 
 from aftexport.engines.peak_memory import PeakMemory, predict_memory
 

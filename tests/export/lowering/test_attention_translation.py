@@ -3,7 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from tiny_models import Applied
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.capture.capture import capture
@@ -57,22 +58,13 @@ FORMS: dict[str, Form] = {
 }
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(2 * TOKENS, 16)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        return torch.stack([form(x) for form in FORMS.values()], 1)
-
-
 @pytest.fixture(scope="module", params=[torch.float32, torch.float16], ids=["float32", "float16"])
 def results(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray, float]:
     """Return ONNX Runtime's and PyTorch's results, ``[batch, form, tokens, 16]``, and the bound."""
     half = request.param == torch.float16
-    module = Attention().eval()
+    module = Applied(
+        lambda x: torch.stack([form(x) for form in FORMS.values()], 1), rows=2 * TOKENS, width=16
+    ).eval()
     model = finish(
         lower(capture(module, dtype=request.param)), precision="fp16" if half else "fp32"
     )
@@ -99,23 +91,28 @@ def test_a_row_masked_throughout_is_zero(
     assert not served[:, list(FORMS).index("bool mask of documents")].any()
 
 
-class Causal(nn.Module):
-    """Causal attention of four heads of queries and two of keys."""
+def of_four_heads(attention: Callable[[Tensor], Tensor]) -> Applied:
+    """Return a model of an attention of ``[B, 4, T, 4]``."""
+    return Applied(
+        lambda x: attention(x.unflatten(-1, (4, 4)).transpose(1, 2)).transpose(1, 2).flatten(2),
+        rows=64,
+        width=16,
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(64, 16)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids).unflatten(-1, (4, 4)).transpose(1, 2)
-        attended = attend(x, x[:, :2], x[:, 2:], is_causal=True, enable_gqa=True)
-        return attended.transpose(1, 2).flatten(2)
+def causal(x: Tensor) -> Tensor:
+    """Four heads of queries, and two of keys."""
+    return attend(x, x[:, :2], x[:, 2:], is_causal=True, enable_gqa=True)
+
+
+def with_shared_queries(x: Tensor) -> Tensor:
+    """One query head, the same for both heads of keys."""
+    return attend(x[:, :1], x[:, :2], x[:, 2:], is_causal=True)
 
 
 @pytest.fixture(scope="module")
 def engine() -> OnnxRuntimeEngine:
-    graph = lower(capture(Causal(), max_tokens=1 << 16))
+    graph = lower(capture(of_four_heads(causal), max_tokens=1 << 16))
     assert [node.op_type for node in graph.graph.node].count("Scan") == 1
     assert count_softmax_attention(graph) == 1
     return OnnxRuntimeEngine(graph.SerializeToString(), fused=False)
@@ -125,35 +122,22 @@ def engine() -> OnnxRuntimeEngine:
 def test_blocks_equal_pytorch(tokens: int, engine: OnnxRuntimeEngine) -> None:
     ids = torch.randint(0, 64, (2, tokens), generator=torch.Generator().manual_seed(tokens))
     with torch.inference_mode():
-        expected = Causal()(ids).numpy()
+        expected = of_four_heads(causal)(ids).numpy()
     (given,) = engine.run({"input_ids": ids.numpy()}).values()
     np.testing.assert_allclose(given, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_short_documents_keep_one_product() -> None:
-    graph = lower(capture(Causal(), max_tokens=MAX_WHOLE_TOKENS))
+    graph = lower(capture(of_four_heads(causal), max_tokens=MAX_WHOLE_TOKENS))
     assert "Scan" not in {node.op_type for node in graph.graph.node}
 
 
-class SharedQueries(nn.Module):
-    """Causal attention of one query head, the same for both heads of keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(64, 16)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids).unflatten(-1, (4, 4)).transpose(1, 2)
-        return attend(x[:, :1], x[:, :2], x[:, 2:], is_causal=True).transpose(1, 2).flatten(2)
-
-
 def test_queries_are_broadcast_to_keys() -> None:
-    graph = lower(capture(SharedQueries(), max_tokens=1 << 16))
+    graph = lower(capture(of_four_heads(with_shared_queries), max_tokens=1 << 16))
     assert "Scan" in {node.op_type for node in graph.graph.node}
     ids = torch.arange(BLOCK + 3)[None] % 64
     with torch.inference_mode():
-        expected = SharedQueries()(ids).numpy()
+        expected = of_four_heads(with_shared_queries)(ids).numpy()
     engine = OnnxRuntimeEngine(graph.SerializeToString(), fused=False)
     (given,) = engine.run({"input_ids": ids.numpy()}).values()
     np.testing.assert_allclose(given, expected, atol=1e-5, rtol=1e-5)

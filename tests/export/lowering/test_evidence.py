@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from sampling import any_case
+from tiny_models import Applied
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import Bundle
@@ -91,20 +92,6 @@ def test_evidence_is_float32_for_any_model() -> None:
     np.testing.assert_allclose(largest, logits[np.arange(3), chosen], atol=2e-3)
 
 
-class Pooled(nn.Module):
-    """Token ids to logits by some pooling and some head."""
-
-    def __init__(self, pool: Callable[[Tensor], Tensor], head: nn.Module) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 8)
-        self.pool = pool
-        self.head = head
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.pool(self.embedding(input_ids)))
-        return logits
-
-
 class Scaled(nn.Module):
     """Logits divided by a temperature that depends on the document."""
 
@@ -141,7 +128,7 @@ POOLS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
 @pytest.mark.parametrize("pool", POOLS)
 def test_sums_of_other_models(head: str, pool: str) -> None:
     torch.manual_seed(0)
-    model = Pooled(POOLS[pool][0], HEADS[head]()).eval()
+    model = Applied(POOLS[pool][0], HEADS[head]()).eval()
     outputs, offsets = explained(model)
     with torch.no_grad():
         logits = model(IDS)
@@ -169,7 +156,7 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
 def test_evidence_obstacle_is_named(
     pool: Callable[[Tensor], Tensor], head: nn.Module, why: str
 ) -> None:
-    graph = ir.from_proto(lower(capture(Pooled(pool, head))))
+    graph = ir.from_proto(lower(capture(Applied(pool, head))))
     before = ir.to_proto(graph).SerializeToString()
     with pytest.raises(NoEvidence, match=why):
         add_evidence(graph)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sampling import any_case
+from tiny_models import Applied
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -167,24 +168,16 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class SmallWeights(nn.Module):
-    """Sigmoids of about 1e-13 divided by their sums."""
-
-    def __init__(self, sum_: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.sum = sum_
-        self.embedding = nn.Embedding(50, 4)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        weights = torch.sigmoid(self.embedding(input_ids) - 30)
-        return weights / self.sum(weights)
-
-
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", SUMS)
 def test_small_sigmoids_divided_by_sums(name: str) -> None:
-    torch.manual_seed(0)
-    weights = SmallWeights(SUMS[name]).eval()
+    """The sigmoids are about 1e-13."""
+
+    def divided(x: Tensor) -> Tensor:
+        weights = torch.sigmoid(x - 30)
+        return weights / SUMS[name](weights)
+
+    weights = Applied(divided, width=4).eval()
     lowered = lower(capture(weights))
     ids = torch.arange(100).reshape(2, 50) % 50
     expected = weights.double()(ids).detach().numpy()

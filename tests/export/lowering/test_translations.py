@@ -8,6 +8,7 @@ import pytest
 import tiny_models
 import torch
 from sampling import any_case
+from tiny_models import Applied
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -165,24 +166,18 @@ def test_padding_equal_to_pooling_runs() -> None:
     assert_as_torch(Pooled(pool))
 
 
-class Moments(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 4)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        moments = [
-            *torch.var_mean(x, 1, keepdim=True),
-            *(moment[:, None] for moment in torch.var_mean(x, -2, unbiased=False)),
-            *torch.std_mean(x, (1, 2), keepdim=True, correction=2),
-        ]
-        return torch.cat([moment.expand(-1, -1, 4) for moment in moments], 1)
+def moments(x: Tensor) -> Tensor:
+    found = [
+        *torch.var_mean(x, 1, keepdim=True),
+        *(moment[:, None] for moment in torch.var_mean(x, -2, unbiased=False)),
+        *torch.std_mean(x, (1, 2), keepdim=True, correction=2),
+    ]
+    return torch.cat([moment.expand(-1, -1, 4) for moment in found], 1)
 
 
 def test_variances_with_means_are_pytorchs() -> None:
     """Both of a million nearly equal tokens, too."""
-    module = Moments().eval()
+    module = Applied(moments, width=4).eval()
     with torch.no_grad():
         module.embedding.weight.copy_(0.7 + 1e-2 * module.embedding.weight)
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
@@ -205,16 +200,6 @@ def table() -> Tensor:
     return torch.from_numpy(np.concatenate([rows[held], np.zeros((1, 16))]).astype(np.float32))
 
 
-class Deviation(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding.from_pretrained(table())
-        self.function = function
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.function(self.embedding(input_ids)).flatten(1)
-
-
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sample": lambda x: x.std(-1),
     "population": lambda x: x.std(-1, unbiased=False),
@@ -228,7 +213,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_deviation_neither_overflows_nor_vanishes(name: str) -> None:
-    module = Deviation(FUNCTIONS[name]).eval()
+    module = Applied(FUNCTIONS[name], nn.Flatten(1), rows=table()).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     count = module.embedding.num_embeddings
     ids = np.arange(count)[:, None].repeat(3, 1)
@@ -240,7 +225,7 @@ def test_deviation_neither_overflows_nor_vanishes(name: str) -> None:
 
 
 def test_deviation_of_one_token_is_nan() -> None:
-    module = Deviation(lambda x: x.std(1)).eval()
+    module = Applied(lambda x: x.std(1), rows=table()).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     assert np.isnan(engine.run({"input_ids": np.zeros((1, 1), np.int64)})["logits"]).all()
 
@@ -272,20 +257,12 @@ ROWS = {
 }
 
 
-class Sums(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(len(ROWS), 4)
-        with torch.no_grad():
-            self.embedding.weight.copy_(torch.tensor(list(ROWS.values())))
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        return torch.cat([x.logcumsumexp(2), x.logcumsumexp(1), x.flip(2).logcumsumexp(-1)], 2)
+def log_sums(x: Tensor) -> Tensor:
+    return torch.cat([x.logcumsumexp(2), x.logcumsumexp(1), x.flip(2).logcumsumexp(-1)], 2)
 
 
 def test_sums_are_pytorchs_over_both_axes() -> None:
-    module = Sums().eval()
+    module = Applied(log_sums, rows=torch.tensor(list(ROWS.values()))).eval()
     model = finish(lower(capture(module)))
     ids = np.stack([np.arange(len(ROWS)), np.arange(len(ROWS))[::-1]])
     logits = OnnxRuntimeEngine(model.SerializeToString()).run({"input_ids": ids})["logits"]

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-import extra_models
+import input_models
 import numpy as np
 import pytest
 import tiny_models
@@ -28,7 +28,7 @@ def words_of(inputs: dict[str, str]) -> list[str]:
 
 def test_bundle_describes_its_inputs(extra_bundle: Path) -> None:
     manifest = Bundle.open(extra_bundle).manifest
-    assert manifest.inputs == ("input_ids", "lengths", *extra_models.INPUTS)
+    assert manifest.inputs == ("input_ids", "lengths", *input_models.INPUTS)
     expected = parse_inputs(
         {
             "static": "vector:4",
@@ -46,18 +46,18 @@ def test_bundle_describes_its_inputs(extra_bundle: Path) -> None:
 def test_cases_have_extra_inputs(extra_bundle: Path) -> None:
     cases = {c.name: c for c in Bundle.open(extra_bundle).golden() if c.subject == "model"}
     assert {"largest extra inputs", "extra inputs of 0", "padded batch", "long"} <= cases.keys()
-    assert set(cases["largest extra inputs"].inputs["region"]) == {extra_models.REGIONS - 1}
-    assert cases["long"].inputs["token_type_ids"].max() == extra_models.TYPES - 1
+    assert set(cases["largest extra inputs"].inputs["region"]) == {input_models.REGIONS - 1}
+    assert cases["long"].inputs["token_type_ids"].max() == input_models.TYPES - 1
     record = json.loads((extra_bundle / "parity.json").read_text("utf-8"))
     subjects = {c["subject"] for c in record["cases"]}
     assert {"model", "model in chunks", "model in a stock session"} <= subjects
 
 
 def test_optional_parameter_stays_at_its_default(tmp_path: Path) -> None:
-    bundle = export(factory="extra_models:MaskedTypes", out=tmp_path / "b")
+    bundle = export(factory="input_models:MaskedTypes", out=tmp_path / "b")
     assert bundle.manifest.inputs == ("input_ids", "lengths")
     bundle = export(
-        factory="extra_models:MaskedTypes",
+        factory="input_models:MaskedTypes",
         out=tmp_path / "c",
         inputs={"token_type_ids": "token_category"},
     )
@@ -85,19 +85,19 @@ def test_bad_inputs_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = ["--to", "onnx", "--out", tmp_path / "b"]
-    outcome = run_here(["--factory", f"extra_models:{factory}", *words, *place], capsys)
+    outcome = run_here(["--factory", f"input_models:{factory}", *words, *place], capsys)
     assert_refused(outcome, said)
 
 
 def test_engines_take_no_extra_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--factory", "extra_models:Late", "--input", "static=vector:4", "--to", "trt"]
+    words = ["--factory", "input_models:Late", "--input", "static=vector:4", "--to", "trt"]
     assert_refused(run_here([*words, "--out", tmp_path / "b"], capsys), "--input needs --to onnx")
 
 
 def test_documents_that_change_each_other_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--factory", "extra_models:Ranked", "--input", "static=vector:4", "--to", "onnx"]
+    words = ["--factory", "input_models:Ranked", "--input", "static=vector:4", "--to", "onnx"]
     outcome = run_here([*words, "--out", tmp_path / "b"], capsys)
     assert_refused(outcome, "do not depend on the other documents of a batch")
 
@@ -127,7 +127,7 @@ def test_verify_runs_documents_of_files(
     extra_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ["--model", extra_bundle.parent / "model.pt"]
-    words = ["verify", extra_bundle, *model, "--factory", "extra_models:Events"]
+    words = ["verify", extra_bundle, *model, "--factory", "input_models:Events"]
     lines = tmp_path / "lines.jsonl"
     inputs = {"static": [1, 2, 3, 4], "region": 1, "flags": [0, 2], "token_type_ids": [0, 5]}
     lines.write_text(json.dumps({"text": "ab", "inputs": inputs}), "utf-8")
@@ -178,7 +178,7 @@ def test_calibrate_uses_extra_inputs(
 
 def test_program_has_extra_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extras = parse_inputs({"static": "vector:4"})
-    program = capture(extra_models.Late(), extras=extras)
+    program = capture(input_models.Late(), extras=extras)
     torch.export.save(program, tmp_path / "late.pt2")
     bundle = export(tmp_path / "late.pt2", inputs={"static": "vector:4"})
     assert bundle.manifest.extra_inputs == extras
@@ -192,8 +192,8 @@ def test_program_has_extra_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_narrow_precision_takes_float32(precision: str, tmp_path: Path) -> None:
     bundle = export(
-        factory="extra_models:Events",
-        inputs=extra_models.INPUTS,
+        factory="input_models:Events",
+        inputs=input_models.INPUTS,
         precision=precision,
         out=tmp_path / "b",
     )
@@ -202,7 +202,7 @@ def test_narrow_precision_takes_float32(precision: str, tmp_path: Path) -> None:
 
 def test_features_have_extra_inputs(tmp_path: Path) -> None:
     inputs = {"static": "vector:4", "types": "token_category"}
-    bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
+    bundle = export(factory="input_models:Track", inputs=inputs, out=tmp_path / "b")
     assert bundle.manifest.inputs == ("input_features", "lengths", "static", "types")
     assert bundle.manifest.chunked is not None
     assert bundle.manifest.evidence_heads is not None
@@ -214,14 +214,14 @@ def test_triton_repository_has_extra_inputs(extra_bundle: Path, tmp_path: Path) 
         console=Console(quiet=True),
     )  # fmt: skip
     config = (folder / "config.pbtxt").read_text("utf-8")
-    for name in extra_models.INPUTS:
+    for name in input_models.INPUTS:
         assert f'name: "{name}"' in config
 
 
 def test_numbers_outside_forward_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--factory", "extra_models:Logarithm", "--to", "onnx", "--out", tmp_path / "a.bundle"]
+    words = ["--factory", "input_models:Logarithm", "--to", "onnx", "--out", tmp_path / "a.bundle"]
     outcome = run_here([*words, "--input", "age=number"], capsys)
     assert outcome.code == 1
     for said in ("PyTorch itself gives NaN", "age float32 [batch] from -", "--input age=number:"):

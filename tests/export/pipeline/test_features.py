@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import feature_models
+import input_models
 import numpy as np
 import pytest
 import tiny_models
 import torch
 from commands import assert_refused, listing, run_here
-from feature_models import FEATURES, MEAN, NAMES, SCALE, Sensors
+from input_models import FEATURES, MEAN, NAMES, SCALE, Sensors
 from sampling import any_case
 
 import aftexport
@@ -60,7 +60,7 @@ def test_verify_runs_documents_of_files(
     feature_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ["--model", feature_bundle.parent / "model.pt"]
-    words = ["verify", feature_bundle, *model, "--factory", "feature_models:Sensors"]
+    words = ["verify", feature_bundle, *model, "--factory", "input_models:Sensors"]
     np.save(tmp_path / "drive.npy", np.full((50, FEATURES), 2.5))
     outcome = run_here([*words, "--data", tmp_path / "drive.npy", "--lengths", "65"], capsys)
     assert (outcome.code, outcome.err) == (0, "")
@@ -88,7 +88,7 @@ def test_verify_refuses_bad_arrays(
 ) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     model = ["--model", feature_bundle.parent / "model.pt"]
-    words = ["verify", feature_bundle, *model, "--factory", "feature_models:Sensors"]
+    words = ["verify", feature_bundle, *model, "--factory", "input_models:Sensors"]
     outcome = run_here([*words, "--data", tmp_path / "a.npy"], capsys)
     assert_refused(outcome, said)
 
@@ -100,14 +100,14 @@ def test_bench_times_features(feature_bundle: Path, capsys: pytest.CaptureFixtur
 
 
 def test_option_declares_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--factory", "feature_models:Undeclared")
+    words = ("--factory", "input_models:Undeclared")
     manifest = exported(tmp_path, capsys, *words, "--features", "4").manifest
     assert manifest.features == Features.of_count(FEATURES)
     assert manifest.inputs == ("input_features",)
 
 
 def test_mask_of_padding_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = exported(tmp_path, capsys, "--factory", "feature_models:Masked").manifest
+    manifest = exported(tmp_path, capsys, "--factory", "input_models:Masked").manifest
     assert manifest.inputs == ("input_features", "lengths")
 
 
@@ -120,13 +120,13 @@ def test_program_keeps_its_features(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["feature_models:Sensors", "--features", "5"], "The number of features must be 4"),
-        (["feature_models:Undeclared"], "--features N"),
-        (["feature_models:Undeclared", "--features", "3"], "also fails in PyTorch"),
-        (["feature_models:Sensors", "--vocab-size", "9"], "--vocab-size is for models of token"),
-        (["feature_models:Sensors", "--tokenizer", "{tokenizer}"], "Expected no tokenizer"),
+        (["input_models:Sensors", "--features", "5"], "The number of features must be 4"),
+        (["input_models:Undeclared"], "--features N"),
+        (["input_models:Undeclared", "--features", "3"], "also fails in PyTorch"),
+        (["input_models:Sensors", "--vocab-size", "9"], "--vocab-size is for models of token"),
+        (["input_models:Sensors", "--tokenizer", "{tokenizer}"], "Expected no tokenizer"),
         (["tiny_models:Bag", "--feature-file", "{features}"], "got the parameter input_ids"),
-        (["feature_models:Sensors", "--feature-file", "{none}"], "cannot be read"),
+        (["input_models:Sensors", "--feature-file", "{none}"], "cannot be read"),
     ],
 )
 def test_unfit_options_are_refused(
@@ -136,7 +136,7 @@ def test_unfit_options_are_refused(
     tokenizer.write_text(tiny_models.byte_tokenizer().to_str(), "utf-8")
     places = {
         "tokenizer": tokenizer,
-        "features": feature_models.feature_file(tmp_path),
+        "features": input_models.feature_file(tmp_path),
         "none": tmp_path / "none.json",
     }
     before = listing(tmp_path)
@@ -149,7 +149,7 @@ def test_unfit_options_are_refused(
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_other_precisions_take_float32_features(precision: str, tmp_path: Path) -> None:
-    bundle = export(factory="feature_models:Sensors", precision=precision, out=tmp_path / "b")
+    bundle = export(factory="input_models:Sensors", precision=precision, out=tmp_path / "b")
     case = next(c for c in bundle.golden() if c.subject == "model")
     assert case.inputs["input_features"].dtype == np.float32
 

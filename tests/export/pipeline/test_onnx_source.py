@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import linear_code
 import numpy as np
 import onnx
 import onnx.parser
 import onnx_texts
 import pytest
 import torch
+import transformers_folders
 from commands import run_here, run_python
 from onnx import TensorProto, helper
 from onnx_texts import ALL_INPUTS, LABELS, VOCABULARY, Builder, bundle_of, saved, text_model
@@ -215,10 +215,12 @@ def test_weights_beside_the_file_are_read(tmp_path: Path) -> None:
 def test_linear_attention_is_fused(tmp_path: Path) -> None:
     """A model of torch.onnx.export with linear attention gets the operator and equals PyTorch."""
     namespace: dict[str, Any] = {"__name__": "written"}
-    exec(linear_code.CODE, namespace)
+    exec(transformers_folders.LINEAR_CODE, namespace)
     torch.manual_seed(0)
     config = namespace["LinearConfig"](num_labels=3)
-    module = Logits(namespace["LinearForSequenceClassification"](config)).eval()
+    module = transformers_folders.Logits(
+        namespace["LinearForSequenceClassification"](config)
+    ).eval()
     ids, path = torch.randint(300, (2, 9)), tmp_path / "model.onnx"
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with warnings.catch_warnings():
@@ -241,18 +243,6 @@ def test_linear_attention_is_fused(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = module(torch.tensor([given]), torch.ones(1, len(given)).long())[0]
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
-
-
-class Logits(torch.nn.Module):
-    """A model of transformers that returns only its logits."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.module(input_ids, attention_mask).logits
-        return result
 
 
 def test_tokenizer_and_labels_are_in_the_bundle(tmp_path: Path) -> None:

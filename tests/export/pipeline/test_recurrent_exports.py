@@ -9,7 +9,7 @@ import naive_linear_attention as naive
 import numpy as np
 import pytest
 from commands import run_here
-from recurrent_bundles import check_bundle
+from naive_linear_attention import check_bundle
 from sampling import any_case
 
 from aftexport.bundle.bundle import CHUNKED, Bundle

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from token_answers import TAGS, answer_of
+from served_heads import TAGGER, answer_of
 
 from aftexport.heads import FeatureExtraction
 from aftexport.heads.token_classification import TokenLabels
@@ -22,7 +22,7 @@ def lines_of(answer: DocumentAnswer, deadline: float = math.inf) -> list[dict[st
 
 @pytest.mark.parametrize("tokens", [1, 4096, 4097, 10_000])
 def test_parts_are_whole_answer(tokens: int) -> None:
-    answer = answer_of(TAGS, tokens)
+    answer = answer_of(TAGGER, tokens)
     first, *parts, end = lines_of(answer)
     assert first["tokens_used"] == tokens
     assert end == {"complete": True, "lines": 1 + len(parts)}
@@ -42,7 +42,7 @@ def test_wide_vectors_make_short_lines() -> None:
 
 
 def test_tokens_count_from_document_start() -> None:
-    cut, whole = answer_of(TAGS, 5000, first=700), answer_of(TAGS, 5000)
+    cut, whole = answer_of(TAGGER, 5000, first=700), answer_of(TAGGER, 5000)
     assert [part.get("start_token") for part in lines_of(cut)[1:-1] if "labels" in part] == [
         700, 4796
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_tokens_count_from_document_start() -> None:
 
 
 def test_deadline_ends_answer_with_problem() -> None:
-    first, problem = lines_of(answer_of(TAGS, 10_000), deadline=-math.inf)
+    first, problem = lines_of(answer_of(TAGGER, 10_000), deadline=-math.inf)
     assert first["tokens_used"] == 10_000
     assert problem["status"] == 504
     assert "deadline" in problem["detail"]
@@ -61,7 +61,7 @@ def test_deadline_ends_answer_with_problem() -> None:
 
 def test_spans_are_found_without_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """All labels of a long document would take much memory, only to be dropped."""
-    answer = answer_of(TAGS, 20_000)
+    answer = answer_of(TAGGER, 20_000)
     complete = answer.complete().heads
     assert complete is not None
     expected = complete["head"].spans

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from token_answers import TAGS, answer_of
+from served_heads import TAGGER, answer_of
 
 from aftserve.api.document_answers import complete_json, run_until_disconnect
 from aftserve.errors import DeadlineError
@@ -14,7 +14,7 @@ from aftserve.model.documents import DocumentAnswer
 
 
 def test_answer_is_complete() -> None:
-    answer = answer_of(TAGS, 50)
+    answer = answer_of(TAGGER, 50)
     expected = answer.complete().model_dump_json(exclude_none=True).encode()
     assert asyncio.run(complete_json(answer, LoopTurns())) == expected
 
@@ -36,7 +36,7 @@ def test_deadline_does_not_wait_for_answer(monkeypatch: pytest.MonkeyPatch) -> N
         try:
             with pytest.raises(DeadlineError):
                 await run_until_disconnect(
-                    complete_json(answer_of(TAGS, 50), LoopTurns()), stays, time.monotonic() + 0.1
+                    complete_json(answer_of(TAGGER, 50), LoopTurns()), stays, time.monotonic() + 0.1
                 )
         finally:
             go_on.set()

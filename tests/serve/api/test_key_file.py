@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clients import eventually, head, http, raw_connection, response
-from raw_requests import BODY
+from clients import BODY, eventually, head, http, raw_connection, response
 from servers import serving
 
 from aftserve.api.api_keys import Key, Keys, make_key

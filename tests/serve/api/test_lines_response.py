@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from app_server import address_of, running
 from clients import eventually, head, http, raw_connection
 from fastapi import FastAPI, Request, Response
 from prometheus_client import Counter
+from servers import address_of, running
 
 from aftexport.errors import InputError
 from aftserve.api.document_answers import LinesResponse

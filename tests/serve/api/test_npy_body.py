@@ -8,13 +8,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import feature_models
 import httpx
+import input_models
 import numpy as np
 import pytest
 import torch
 from clients import http, raw_connection, response
-from feature_models import FEATURES, MEAN, NAMES, SCALE, Sensors
+from input_models import FEATURES, MEAN, NAMES, SCALE, Sensors
 from numpy.typing import NDArray
 from servers import serving
 
@@ -31,12 +31,12 @@ INFER = "/v2/models/model/infer"
 @pytest.fixture(scope="module")
 def address(feature_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, weights = tmp_path_factory.mktemp("features"), feature_bundle.with_name("model.pt")
-    log, factory = folder / "log", "feature_models:Sensors"
+    log, factory = folder / "log", "input_models:Sensors"
     options = ["--memory-budget-mib", "1", "--max-array-mib", "8", "--spill", str(folder)]
     options += ["--max-tokens", str(MAX_TOKENS)]
     options += ["--reference", str(weights), "--reference-factory", factory]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(feature_models.__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(input_models.__file__).parent), prepend=os.pathsep)
         with serving(feature_bundle, log, *options, "--reference-allow-pickle") as (address, _):
             yield address
     assert "Traceback" not in log.read_text("utf-8")

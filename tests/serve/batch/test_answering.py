@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from biased_model import always
+from altered_bundles import always
 from bundles import of_links
 from load.documents import Document, bare_engine, make_documents
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from feature_models import FEATURES, MEAN, SCALE, Sensors
+from input_models import FEATURES, MEAN, SCALE, Sensors
 
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.batch.documents import PATH, texts_of

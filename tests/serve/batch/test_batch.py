@@ -15,7 +15,7 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from biased_model import always
+from altered_bundles import always
 from clients import eventually
 from commands import environment, run_python
 from load.documents import bare_engine, make_documents

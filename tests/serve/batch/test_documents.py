@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from arrow_arrays import unchecked_strings
+from text_folders import unchecked_strings
 
 from aftexport.errors import UsageError
 from aftserve.batch.documents import find, texts_of

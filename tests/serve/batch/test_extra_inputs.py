@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import extra_models
+import input_models
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_models
 import torch
-from arrow_arrays import unchecked_strings
 from commands import run_python
+from text_folders import unchecked_strings
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
@@ -37,8 +37,8 @@ def rows(extra_bundle: Path) -> list[dict[str, Any]]:
 
 def expected(row: dict[str, Any]) -> list[float]:
     """Compute the scores by PyTorch in float64."""
-    model = extra_models.Events().double().eval()
-    given = {name: torch.tensor([row[name]]) for name in extra_models.INPUTS}
+    model = input_models.Events().double().eval()
+    given = {name: torch.tensor([row[name]]) for name in input_models.INPUTS}
     given["static"] = given["static"].double()
     ids = torch.tensor([list(row["text"].encode())])
     with torch.inference_mode():
@@ -48,7 +48,7 @@ def expected(row: dict[str, Any]) -> list[float]:
 
 def test_rows_reach_the_model(extra_bundle: Path, rows: list[dict[str, Any]]) -> None:
     offline = OfflineClassifier(Settings.read([str(extra_bundle)]))
-    fields = [{name: row[name] for name in extra_models.INPUTS} for row in rows]
+    fields = [{name: row[name] for name in input_models.INPUTS} for row in rows]
     *outcomes, failed = offline.answer([row["text"] for row in rows], fields)
     for outcome, row in zip(outcomes, rows, strict=False):
         assert outcome.answer is not None, outcome.error
@@ -77,11 +77,11 @@ def test_missing_columns_are_refused(rows: list[dict[str, Any]], tmp_path: Path)
     pq.write_table(table.drop_columns("static"), tmp_path / "in.parquet")
     found = documents.find(tmp_path / "in.parquet", text="text", id=None)
     with pytest.raises(UsageError, match=r"one column 'static'.*Write a column for each extra"):
-        found.with_inputs(list(extra_models.INPUTS))
+        found.with_inputs(list(input_models.INPUTS))
     pq.write_table(table, tmp_path / "in.parquet")
     found = documents.find(tmp_path / "in.parquet", text="text", id="region")
     with pytest.raises(UsageError, match="'region' is an input of the model"):
-        found.with_inputs(list(extra_models.INPUTS))
+        found.with_inputs(list(input_models.INPUTS))
 
 
 def test_lists_are_read_as_arrays() -> None:

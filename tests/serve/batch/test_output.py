@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from arrow_arrays import unchecked_strings
 from calibrations import calibration
+from text_folders import unchecked_strings
 
 from aftexport.errors import InputError
 from aftexport.heads import (

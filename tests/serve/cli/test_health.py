@@ -5,10 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from certificates import make_certificate, needs_openssl
 from commands import Outcome, assert_refused, run_python
-from ports import free_port
-from servers import serving
+from servers import free_port, make_certificate, needs_openssl, serving
 
 
 def health(folder: Path, *words: str, **variables: str) -> Outcome:

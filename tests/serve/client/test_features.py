@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from feature_models import FEATURES, MEAN, SCALE
+from input_models import FEATURES, MEAN, SCALE
 from servers import Stub, listening, serving
 
 from aftserve.client import (

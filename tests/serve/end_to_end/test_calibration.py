@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from calibrations import labelled, write_lines
 from clients import http
-from labelled_documents import labelled, write_lines
 from servers import serving
 
 import aftexport

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import extra_models
 import httpx
+import input_models
 import numpy as np
 import pytest
 import tiny_models
@@ -59,12 +59,12 @@ class Served:
 @pytest.fixture(scope="module")
 def served(extra_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, source = tmp_path_factory.mktemp("served"), extra_bundle.with_name("model.pt")
-    options = ["--reference", str(source), "--reference-factory", "extra_models:Events"]
+    options = ["--reference", str(source), "--reference-factory", "input_models:Events"]
     options += ["--memory-budget-mib", "2", "--max-tokens", "65536"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(extra_models.__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(input_models.__file__).parent))
         with serving(extra_bundle, folder / "log", *options) as (address, _):
-            model = extra_models.Events().double().eval()
+            model = input_models.Events().double().eval()
             yield Served(model, Bundle.open(extra_bundle).manifest, address)
 
 
@@ -304,13 +304,13 @@ def test_head_policy_cuts_token_inputs(extra_bundle: Path) -> None:
 
 def test_features_are_served_with_inputs(tmp_path: Path) -> None:
     inputs = {"static": "vector:4", "types": "token_category"}
-    bundle = export(factory="extra_models:Track", inputs=inputs, out=tmp_path / "b")
+    bundle = export(factory="input_models:Track", inputs=inputs, out=tmp_path / "b")
     generator = np.random.default_rng(0)
     extras = sample_values(bundle.manifest.extra_inputs, generator, 5)
     features = generator.standard_normal((5, 3), np.float32)
     given = {n: torch.from_numpy(x) for n, x in extras.batch().items()}
     with torch.inference_mode():
-        logits = extra_models.Track()(torch.from_numpy(features)[None], torch.tensor([5]), **given)
+        logits = input_models.Track()(torch.from_numpy(features)[None], torch.tensor([5]), **given)
     with serving(bundle.path, tmp_path / "log") as (address, _), Client(address) as client:
         result = client.infer(features=features, inputs=extras.to_json())
         with pytest.raises(

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from altered_bundles import ENDLESS, hanging_bundle
 from clients import eventually, head, http, metric, raw_connection, response
 from commands import run_python
-from endless_model import ENDLESS, hanging_bundle
 from servers import MORTAL, serving
 
 

@@ -16,11 +16,11 @@ import recurrent_models as models
 import transformers_folders as folders
 from clients import http, metric
 from commands import run_here
+from naive_linear_attention import check_bundle
 from numpy.typing import NDArray
-from recurrent_bundles import check_bundle
 from sampling import RUN_ALL, part_of
 from servers import serving
-from torch import Tensor, nn
+from torch import Tensor
 
 from aftexport.bundle.bundle import CHUNKED, PARITY, Bundle
 from aftexport.chunked.runner import ChunkedModel
@@ -87,18 +87,6 @@ class Exported:
     long_logits: NDArray[np.float32]
 
 
-class Logits(nn.Module):
-    """The logits of a model of transformers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
-        return logits
-
-
 def document(bundle: Bundle, tokens: int) -> NDArray[np.int64]:
     vocabulary = bundle.manifest.vocab_size
     assert vocabulary is not None
@@ -118,7 +106,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if name in HYBRIDS:
         class_name, config = HYBRIDS[name]
         settings = {"max_position_embeddings": LONG_OF_HYBRIDS, **folders.named(folders.LABELS)}
-        model = Logits(folders.save(folder / "model", class_name, config(**settings)))
+        model = folders.Logits(folders.save(folder / "model", class_name, config(**settings)))
         bundle = export(folder / "model", out=folder / "out")
         assert bundle.manifest.source["kind"].endswith(class_name)
     else:

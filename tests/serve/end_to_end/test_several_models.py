@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import biased_model
+import altered_bundles
 import httpx
 import pytest
 from bundle_swaps import damage, deploy, digest
@@ -216,7 +216,7 @@ def swap(bundle: Path, place: Path) -> None:
 
 
 def test_breach_leaves_other_model_ready(folder: Path, tmp_path: Path) -> None:
-    biased_model.always(folder / "a.bundle")
+    altered_bundles.always(folder / "a.bundle")
     with serving(folder, tmp_path / "log") as (address, _):
         assert http.get(f"{address}/readyz").status_code == 200
         assert "ready, except a: " in http.get(f"{address}/readyz").json()["status"]

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import grpc
 import pytest
+from altered_bundles import ENDLESS, hanging_bundle
 from clients import eventually, metric
-from endless_model import ENDLESS, hanging_bundle
-from grpc_servers import GrpcServer, ids_request, method, serving_grpc
-from http2_client import PING, call_unread, frames, read_more, reset
+from grpc_servers import (
+    PING,
+    GrpcServer,
+    call_unread,
+    frames,
+    ids_request,
+    method,
+    read_more,
+    reset,
+    serving_grpc,
+)
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.call import MessageBuffer

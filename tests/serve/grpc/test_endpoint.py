@@ -11,15 +11,21 @@ from select import select
 
 import grpc
 import pytest
-from certificates import make_certificate, needs_openssl
-from clients import eventually, metric
+from altered_bundles import ENDLESS, hanging_bundle
+from clients import ANSWER, GET, eventually, metric
 from commands import run_python, without
-from endless_model import ENDLESS, hanging_bundle
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_servers import GrpcServer, ids_request, infer_request, method, serving_grpc
-from http2_client import call_unread, frames
+from grpc_servers import (
+    GrpcServer,
+    call_unread,
+    frames,
+    ids_request,
+    infer_request,
+    method,
+    serving_grpc,
+)
 from memory import NEEDS_PROC, resident_mib
-from raw_requests import ANSWER, GET
+from servers import make_certificate, needs_openssl
 
 from aftserve.api.api_keys import make_key
 from aftserve.grpc.wire_types import MESSAGES, SERVICE

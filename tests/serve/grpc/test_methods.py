@@ -8,10 +8,9 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from bundle_swaps import damage, deploy
+from bundle_swaps import RepositoryServer, damage, deploy, text_input
 from clients import eventually, http
 from grpc_servers import method, serving_grpc
-from repository_servers import RepositoryServer, text_input
 from tritonclient.utils import InferenceServerException
 
 from aftserve.api.api_keys import make_key

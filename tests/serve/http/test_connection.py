@@ -9,11 +9,22 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from app_server import address_of, running
-from clients import eventually, head, http, raw_connection, response
+from clients import (
+    ANSWER,
+    BODY,
+    CHUNKED,
+    GET,
+    POST,
+    eventually,
+    head,
+    http,
+    raw_connection,
+    read_to_end,
+    response,
+)
 from fastapi import FastAPI
 from prometheus_client import Counter
-from raw_requests import ANSWER, BODY, CHUNKED, GET, POST, read_to_end
+from servers import address_of, running
 
 from aftserve.api.error_responses import handle_problems
 from aftserve.http.access_log import AccessLogMiddleware

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_server import address_of, running
-from clients import eventually, head, raw_connection, response
-from raw_requests import GET, refusal
-from servers import serving
+from clients import GET, eventually, head, raw_connection, refusal, response
+from servers import address_of, running, serving
 
 _RESUMED_BYTES = 16 * 1024
 """The size of the rest of an answer at which asyncio resumes the application."""

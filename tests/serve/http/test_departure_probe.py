@@ -7,9 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from app_server import address_of, running
-from clients import head, raw_connection
-from raw_requests import BODY, GET, POST, read_to_end
+from clients import BODY, GET, POST, head, raw_connection, read_to_end
+from servers import address_of, running
 
 SENT = {
     "GET": (GET, 1),

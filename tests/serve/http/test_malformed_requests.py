@@ -3,8 +3,17 @@
 from contextlib import suppress
 
 import pytest
-from clients import head, metric, raw_connection, response
-from raw_requests import ANSWER, CHUNKED, GET, read_to_end, refusal
+from clients import (
+    ANSWER,
+    CHUNKED,
+    GET,
+    head,
+    metric,
+    raw_connection,
+    read_to_end,
+    refusal,
+    response,
+)
 
 MIB = 1 << 20
 

@@ -13,11 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from certificates import encrypt_key, make_certificate, needs_openssl
-from clients import eventually
+from clients import ANSWER, GET, POST, eventually
 from commands import run_python
-from raw_requests import ANSWER, GET, POST
-from servers import serving
+from servers import encrypt_key, make_certificate, needs_openssl, serving
 
 from aftexport.errors import UsageError
 from aftserve.client import Client

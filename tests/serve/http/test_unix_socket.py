@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from clients import http
-from raw_requests import ANSWER, GET, read_to_end
+from clients import ANSWER, GET, http, read_to_end
 from servers import serving
 
 from aftexport.errors import UsageError

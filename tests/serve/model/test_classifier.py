@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import onnx_texts
 import pytest
+from altered_bundles import softmax_bundle
 from clients import http
 from grpc_servers import GrpcServer, ids_request, serving_grpc
 from onnx_texts import LABELS, VOCABULARY
 from rich.console import Console
-from softmax_bundle import softmax_bundle
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftexport.bundle.bundle import Bundle

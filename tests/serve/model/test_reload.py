@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from biased_model import always, coarse_kernels, use_coarsest_method
+from altered_bundles import always, coarse_kernels, use_coarsest_method
 from bundle_swaps import (
     LENGTHS,
     damage,

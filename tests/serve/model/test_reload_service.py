@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from bundle_swaps import LENGTHS, damage, deploy, digest, documents, expected_scores, load_models
 from clients import eventually, http
-from model_states import accept, running_service, until
+from bundle_swaps import accept, running_service, until
 from servers import serving
 
 from aftserve.api.api_keys import make_key

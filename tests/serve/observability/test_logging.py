@@ -16,13 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
-from app_server import address_of, running
 from clients import eventually, http, metric
 from commands import environment, run_python
 from ports import free_port
 from prometheus_client import Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from servers import serving
+from servers import address_of, running, serving
 
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.observability.metrics import Metrics

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from biased_model import ODD, coarse_kernels, large_batches, odd_first_token, use_coarsest_method
+from altered_bundles import ODD, coarse_kernels, large_batches, odd_first_token, use_coarsest_method
 from clients import eventually, http, metric
 from numpy.typing import NDArray
 from rich.console import Console

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from biased_model import always
+from altered_bundles import always
 from clients import eventually, http
 from commands import Outcome, assert_refused, environment, run_python, without
 from load.documents import Document, bare_engine, make_documents
-from ports import free_port
 from ray_cluster import kill, processes
+from servers import free_port
 
 from aftexport.system.installation import install_command
 from aftserve.cli import main

@@ -18,9 +18,9 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from altered_bundles import ENDLESS, hanging_bundle
 from clients import eventually, head, http, measured_info, metric, raw_connection, response
 from clocks import replace_time
-from endless_model import ENDLESS, hanging_bundle
 from grpc_servers import GrpcServer, ids_request, serving_grpc
 from queued_jobs import make_bundle
 from servers import serving

@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from altered_bundles import DEAF, ENDLESS, hanging_bundle
 from bundles import changed_manifest
 from clients import eventually, head, http, metric, raw_connection
-from endless_model import DEAF, ENDLESS, hanging_bundle
 from hypothesis import given
 from hypothesis import strategies as st
-from model_states import running_service, until
+from bundle_swaps import running_service, until
 from queued_jobs import MeasuringQueue, first, job, make_bundle, release
 from rich.console import Console
 from servers import serving

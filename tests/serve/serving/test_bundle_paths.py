@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bundle_swaps import damage, load_models
-from model_states import names, running_models, states
+from bundle_swaps import damage, load_models, names, running_models, states
 
 from aftexport.errors import AftexportError, BundleError, UsageError
 from aftserve.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from bundles import changed_manifest, classes
 from commands import assert_refused, listing, run_here, without
-from feature_models import FEATURES, MEAN, SCALE, feature_file
+from input_models import FEATURES, MEAN, SCALE, feature_file
 from onnx import parser
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
@@ -316,7 +316,7 @@ def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
     described = feature_file(tmp_path)
     options = EngineOptions(opt_lengths=(64,), max_length=512, max_batch=3)
     bundle = export(
-        factory="feature_models:Sensors", feature_file=described, to="trt",
+        factory="input_models:Sensors", feature_file=described, to="trt",
         out=tmp_path / "m.bundle", precision="fp16", engine=options,
     )  # fmt: skip
     folder = write_repository(bundle, tmp_path / "r", name="a", console=Console(quiet=True))

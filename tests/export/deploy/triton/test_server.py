@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from ports import free_port
 from rich.console import Console
+from servers import free_port
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.deploy.triton import write_repository

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
+from served_heads import TAGGER, answer_of
 from starlette.responses import Response
-from token_answers import TAGS, answer_of
 
 from aftexport.bundle.bundle import Bundle
 from aftserve.api.document_answers import PartsResponse
@@ -40,7 +40,7 @@ def test_names_are_made_once_per_bundle(
 
 
 def test_only_rows_of_tokens_are_sent_in_parts() -> None:
-    rows = answer_of(TAGS, 9)
+    rows = answer_of(TAGGER, 9)
     assert isinstance(respond(rows), PartsResponse)
     result = rows.result.model_copy(update={"heads": {}})
     response = respond(DocumentAnswer(result, TokenAnswers({}, {}, 0, None, None)))

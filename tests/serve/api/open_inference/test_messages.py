@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import extra_models
+import input_models
 import pytest
 
 from aftexport.bundle.bundle import Bundle
@@ -17,7 +17,7 @@ def tensor(name: str, datatype: str, *values: Any, shape: tuple[int, ...]) -> di
 
 TENSORS = {
     "text": tensor("text", "BYTES", "ab", shape=(1,)),
-    "static": tensor("static", "FP32", 0, 0, 0, 0, shape=(1, extra_models.WIDTH)),
+    "static": tensor("static", "FP32", 0, 0, 0, 0, shape=(1, input_models.WIDTH)),
     "region": tensor("region", "INT64", 1, shape=(1,)),
     "flags": tensor("flags", "INT64", 0, 1, shape=(1, 2)),
     "token_type_ids": tensor("token_type_ids", "INT64", 0, 1, shape=(1, 2)),

@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import tritonclient.http as triton
-from bundle_swaps import damage, deploy
+from bundle_swaps import RepositoryServer, damage, deploy, serving_models, text_input
 from clients import eventually, http
-from repository_servers import RepositoryServer, serving_models, text_input
 from tritonclient.utils import InferenceServerException
 
 INDEX = "/v2/repository/index"

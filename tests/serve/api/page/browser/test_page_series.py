@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from feature_models import FEATURES, MEAN, NAMES, SCALE
+from input_models import FEATURES, MEAN, NAMES, SCALE
 from page_driver import drop
 from playwright.sync_api import Page, Request, Route, expect
 from servers import serving

@@ -1,4 +1,7 @@
-"""Small models with extra inputs, and factories for ``--factory extra_models:NAME``."""
+"""Small models of features or with extra inputs, for ``--factory input_models:NAME``."""
+
+import json
+from pathlib import Path
 
 import torch
 from tiny_models import CONFIG, VOCABULARY
@@ -18,6 +21,19 @@ INPUTS = {
 """The kinds of the inputs of ``Events``."""
 
 
+def _enlarge(module: nn.Module) -> None:
+    """Enlarge the weights, so that the scores of documents differ as if trained."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(1.5)
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean over the tokens of a mask, or over all."""
+    mask = torch.ones_like(x[..., 0]) if mask is None else mask.to(x.dtype)
+    return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
 class _Encoded(nn.Module):
     def __init__(self, mechanism: str) -> None:
         super().__init__()
@@ -27,12 +43,6 @@ class _Encoded(nn.Module):
         self.encoder = Encoder(config)
         self.pooling = MeanPooling()
         self.head = nn.Linear(config.dim, config.num_labels or 3)
-
-    def wider(self) -> None:
-        """Enlarge the weights, so that the scores of documents differ as if trained."""
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.mul_(1.5)
 
 
 class Events(_Encoded):
@@ -45,7 +55,7 @@ class Events(_Encoded):
         self.regions = nn.Embedding(REGIONS, dim)
         self.flags = nn.Embedding(FLAGS, dim)
         self.static = nn.Linear(WIDTH, dim)
-        self.wider()
+        _enlarge(self)
 
     def forward(
         self,
@@ -70,7 +80,7 @@ class Late(_Encoded):
     def __init__(self, mechanism: str = "aft_simple") -> None:
         super().__init__(mechanism)
         self.head = nn.Linear(self.head.in_features + WIDTH, 3)
-        self.wider()
+        _enlarge(self)
 
     def forward(self, input_ids: Tensor, lengths: Tensor, static: Tensor) -> Tensor:
         pooled = self.pooling(self.encoder(self.embedding(input_ids), lengths), lengths)
@@ -83,7 +93,7 @@ class Repeated(_Encoded):
     def __init__(self, mechanism: str = "aft_simple") -> None:
         super().__init__(mechanism)
         self.join = nn.Linear(self.head.in_features + WIDTH, self.head.in_features)
-        self.wider()
+        _enlarge(self)
 
     def forward(self, input_ids: Tensor, lengths: Tensor, static: Tensor) -> Tensor:
         rows = static[:, None].expand(-1, input_ids.shape[1], -1)
@@ -110,9 +120,7 @@ class MaskedTypes(nn.Module):
         x = self.embedding(input_ids)
         if token_type_ids is not None:
             x = x + self.types(token_type_ids)
-        x = torch.relu(x)
-        mask = torch.ones_like(x[..., 0]) if attention_mask is None else attention_mask.to(x.dtype)
-        return self.head((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return self.head(_mean(torch.relu(x), attention_mask))
 
 
 class Counted(Late):
@@ -161,3 +169,64 @@ class Logarithm(nn.Module):
 
     def forward(self, input_ids: Tensor, age: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids).mean(1) + age.log1p()[:, None])
+
+
+FEATURES = 4
+NAMES = ("north", "east", "speed", "depth")
+MEAN = (1.5, -2.0, 0.0, 10.0)
+SCALE = (0.5, 4.0, 1.0, 3.0)
+
+
+class Sensors(nn.Module):
+    """A projection of features, an encoder, and the mean of the tokens."""
+
+    num_features = FEATURES
+
+    def __init__(self, mechanism: str = "aft_simple") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        config = ClassifierConfig(**CONFIG | {"mechanism": mechanism, "window": 4})
+        self.projection = nn.Linear(FEATURES, config.dim)
+        self.encoder = Encoder(config)
+        self.pooling = MeanPooling()
+        self.head = nn.Linear(config.dim, config.num_labels or 3)
+        _enlarge(self)
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        encoded = self.encoder(self.projection(input_features), lengths)
+        return self.head(self.pooling(encoded, lengths))
+
+
+class Undeclared(nn.Module):
+    """The mean of projected features, without lengths and without a declared number of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.projection = nn.Linear(FEATURES, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.projection(x)).mean(1))
+
+
+class Masked(nn.Module):
+    """A mean of tokens by ``attention_mask``; without a mask it counts the padding too."""
+
+    num_features = FEATURES
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.projection = nn.Linear(FEATURES, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(_mean(torch.relu(self.projection(inputs_embeds)), attention_mask))
+
+
+def feature_file(folder: Path) -> Path:
+    """Write the file of ``--feature-file``."""
+    path = folder / "features.json"
+    path.write_text(json.dumps({"names": NAMES, "mean": MEAN, "scale": SCALE}), "utf-8")
+    return path
