@@ -18,7 +18,7 @@ import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import environment, run_python
-from ports import free_port
+from servers import free_port
 from prometheus_client import Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from servers import address_of, running, serving
