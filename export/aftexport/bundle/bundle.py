@@ -45,19 +45,12 @@ MAX_MANIFEST_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files were all checked.
-
-    Attributes:
-        path: the folder.
-        manifest: the content of ``manifest.json``, without the files.
-        files: the size in bytes of every file.
-        digest: the SHA-256 of its manifest, which holds those of all other files.
-    """
+    """A bundle whose files were all checked."""
 
     path: Path
     manifest: Manifest
-    files: Mapping[str, int]
-    digest: str
+    files: Mapping[str, int]  # size in bytes of every file
+    digest: str  # SHA-256 of the manifest, which holds those of all other files
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -98,11 +91,7 @@ class Bundle:
         return bundle
 
     def check_model(self) -> None:
-        """Check that ``model.onnx`` is the model that the manifest describes.
-
-        Raises:
-            BundleError: if the model differs from the description.
-        """
+        """Check that ``model.onnx`` is the model that the manifest describes."""
         try:
             model = onnx.load(self.model_path, load_external_data=False)
         except (DecodeError, ValueError) as error:
@@ -183,11 +172,7 @@ class Bundle:
                 )
 
     def check_source(self, path: Path) -> None:
-        """Check that a model file is the source of the bundle; folders are not checked.
-
-        Raises:
-            UsageError: if the file is another one, or cannot be read.
-        """
+        """Check that a model file is the source of the bundle; folders are not checked."""
         digest = self.manifest.source.get("sha256")
         try:
             is_another = path.is_file() and digest is not None and sha256(path) != digest
@@ -321,16 +306,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_file(path: Path, file: Path, entry: FileEntry) -> None:
-    """Check the size and the digest of a file, or of the target of a link.
-
-    Args:
-        path: the bundle.
-        file: the path of the file in it.
-        entry: the description of the file in the manifest.
-
-    Raises:
-        BundleError: if the file is missing, or differs from its description.
-    """
+    """Check the size and the digest of a file, or of the target of a link."""
     check_link(path, file)
     if not file.exists():
         raise BundleError(path, f"{file.name} is missing", EXPORT_AGAIN)
@@ -350,15 +326,7 @@ def check_file(path: Path, file: Path, entry: FileEntry) -> None:
 
 
 def check_link(path: Path, link: Path) -> None:
-    """Check that a link of a bundle has an existing target.
-
-    Args:
-        path: the bundle.
-        link: the bundle, or a file in it; paths that are not links pass.
-
-    Raises:
-        BundleError: if the target does not exist.
-    """
+    """Check that a link of a bundle has an existing target."""
     if not link.is_symlink() or link.exists():
         return
     target = link.readlink()
@@ -381,16 +349,7 @@ DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct
 
 
 def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
-    """Check that an archive has the graphs of a plan.
-
-    Args:
-        path: the bundle.
-        archive: the archive in the bundle.
-        plan: the plan in the bundle's manifest.
-
-    Raises:
-        BundleError: if the archive has other graphs; names the field of the manifest.
-    """
+    """Check that an archive has the graphs of a plan."""
     try:
         with zipfile.ZipFile(archive) as opened:
             names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}

@@ -18,17 +18,13 @@ Pooling = Literal["sum", "max", "first"]
 
 
 class Recurrence(BaseModel):
-    """The states of a recurrence, which replace the summaries of an attention's chunks.
-
-    Attributes:
-        direction: the order of the tokens, forward or reverse; bidirectional for one recurrence in
-            each order.
-        shape: the shape of the state in one order, for one document.
-    """
+    """The states of a recurrence, which replace the summaries of an attention's chunks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    # order of the tokens, forward or reverse; bidirectional for one recurrence in each order
     direction: Literal["forward", "reverse", "bidirectional"]
+    # shape of the state in one order, for one document
     shape: Annotated[tuple[Tokens, ...], Len(2, 3)]
 
     @model_validator(mode="after")
@@ -39,22 +35,15 @@ class Recurrence(BaseModel):
 
 
 class ChunkedStage(BaseModel):
-    """One attention, recurrence or convolution of a model that runs chunk by chunk.
-
-    Attributes:
-        left, right: the numbers of tokens before and after a chunk that its run includes.
-        causal: whether a token attends only to itself and earlier tokens.
-        keeps: the names of values per token that are kept from before the stage for after it.
-        recurrence: the states that pass from chunk to chunk; None for an attention, whose chunks
-            have summaries.
-    """
+    """One attention, recurrence or convolution of a model that runs chunk by chunk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    left: Tokens
+    left: Tokens  # tokens before and after a chunk that its run includes
     right: Tokens
-    causal: bool
-    keeps: tuple[str, ...]
+    causal: bool  # whether a token attends only to itself and earlier tokens
+    keeps: tuple[str, ...]  # values per token that are kept from before the stage for after it
+    # states that pass from chunk to chunk; None for an attention, whose chunks have summaries
     recurrence: Recurrence | None
 
     @model_validator(mode="after")
@@ -74,28 +63,19 @@ class ChunkedStage(BaseModel):
 
 
 class ChunkedPlan(BaseModel):
-    """The plan by which the graphs in ``chunked.zip`` run a document of any length.
-
-    Attributes:
-        stages: the stages in their order.
-        pooled: each value pooled from the tokens, with the combination of those of chunks; empty
-            if all outputs are per token and need none.
-        token_bytes: the maximum memory per token during the run of a graph.
-        evidence: whether the graphs return the evidence of each token for the largest logit.
-        documents: the names of the outputs per document.
-        tokens: each output per token, with its width.
-        tokens_use_last_stage: whether the outputs per token need the last stage's own results.
-    """
+    """The plan by which the graphs in ``chunked.zip`` run a document of any length."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stages: tuple[ChunkedStage, ...]
+    # each value pooled from the tokens, with the combination of those of chunks; empty if all
+    # outputs are per token and need none
     pooled: dict[str, Pooling]
-    token_bytes: Count
-    evidence: bool
-    documents: tuple[str, ...]
-    tokens: dict[str, Count]
-    tokens_use_last_stage: bool
+    token_bytes: Count  # maximum memory per token during the run of a graph
+    evidence: bool  # whether the graphs return each token's evidence for the largest logit
+    documents: tuple[str, ...]  # names of the outputs per document
+    tokens: dict[str, Count]  # each output per token, with its width
+    tokens_use_last_stage: bool  # whether the outputs per token need the last stage's own results
 
     @property
     def output_names(self) -> frozenset[str]:

@@ -18,17 +18,13 @@ _EXAMPLE = 'Write it as {"names": ["x", "y"], "mean": [0.0, 1.5], "scale": [1.0,
 
 
 class Features(BaseModel):
-    """The features of each token, with their normalization.
-
-    Attributes:
-        names: the name of each feature, in the order of the model's input.
-        mean, scale: numbers by which values are normalized before the model runs, in float32 as
-            ``(x - mean) / scale``; None for 0 and 1.
-    """
+    """The features of each token, with their normalization."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     names: Annotated[tuple[str, ...], Len(1, MAX_FEATURES)]
+    # numbers by which values are normalized before the model runs, in float32 as `(x - mean) /
+    # scale`; None for 0 and 1
     mean: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
 
@@ -62,11 +58,7 @@ class Features(BaseModel):
         return self
 
     def normalized(self, rows: NDArray[Any], *, first: int = 0) -> NDArray[np.float32]:
-        """Return the model's input for values of tokens, ``[n, count]``.
-
-        Args:
-            rows: values ``[n, count]``.
-            first: the number of the first token, for the error.
+        """Return the model's input for values of tokens ``[n, count]``, numbered from ``first`` on.
 
         Raises:
             ValueError: if a value, or a normalized value, is not a finite float32.
@@ -107,15 +99,7 @@ def default_names(count: int) -> tuple[str, ...]:
 
 
 def read_features(path: Path, count: int | None = None) -> Features:
-    """Read a JSON file with ``names``, ``mean`` and ``scale`` of features.
-
-    Args:
-        path: the file; each entry is optional.
-        count: the number of features of the model; None for the number in the file.
-
-    Raises:
-        UsageError: if it cannot be read, or is not valid; the error names the field.
-    """
+    """Read a JSON file with ``names``, ``mean`` and ``scale`` of features, each optional."""
     try:
         if (size := path.stat().st_size) > _MAX_BYTES:
             raise UsageError(

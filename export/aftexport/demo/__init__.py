@@ -40,14 +40,6 @@ def run(options: DemoOptions, console: Console) -> None:
 
     The folder ``options.out`` then contains ``model.pt``, ``bundle/``, ``document.txt`` (the
     posted document) and ``server.log``.
-
-    Args:
-        options: the settings.
-        console: console for progress and results.
-
-    Raises:
-        AftexportError: if the options or the documents are invalid, or the export, its parity
-            or the server fails.
     """
     start = time.monotonic()
     options.check()

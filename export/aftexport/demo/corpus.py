@@ -42,12 +42,7 @@ _HIDDEN = "package"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents with their labels.
-
-    Attributes:
-        texts: the documents.
-        labels: the label of each document.
-    """
+    """Documents with their labels."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...]
@@ -85,17 +80,7 @@ def hide_names(source: str) -> str:
 
 
 def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus:
-    """Collect source files of the packages with the most files on this machine.
-
-    Args:
-        num_classes: number of packages, or fewer if fewer are installed. The standard
-            library is one of the candidates.
-        per_class: maximum number of files per package, drawn at random.
-        seed: seed of the random choice.
-
-    Returns:
-        The files with hidden package names, labeled by import name.
-    """
+    """Collect source files of the packages with the most files on this machine."""
     candidates = _source_files()
     largest = sorted(candidates, key=lambda label: (-len(candidates[label]), label))[:num_classes]
     files = [(label, path) for label in sorted(largest) for path in candidates[label]]

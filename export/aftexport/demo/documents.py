@@ -14,13 +14,7 @@ from aftexport.demo.corpus import Corpus
 
 @dataclass(frozen=True)
 class Document:
-    """A document and its tokens.
-
-    Attributes:
-        text: the document.
-        label: its label in the corpus.
-        ids: the token ids.
-    """
+    """A document and its tokens."""
 
     text: str
     label: str

@@ -18,12 +18,7 @@ from aftexport.system.console import plain_table
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out documents.
-
-    Attributes:
-        documents: the documents within the limit of tokens.
-        left_out: number of documents over the limit.
-    """
+    """Held-out documents."""
 
     documents: list[Document]
     left_out: int
@@ -35,11 +30,7 @@ class HeldOut:
 
 
 def hold_out(documents: Sequence[Document], limit: int) -> HeldOut:
-    """Return the documents of at most ``limit`` tokens.
-
-    Raises:
-        UsageError: if every document has more tokens.
-    """
+    """Return the documents of at most ``limit`` tokens."""
     fitting = [document for document in documents if len(document) <= limit]
     if not fitting:
         raise UsageError(
@@ -52,14 +43,7 @@ def hold_out(documents: Sequence[Document], limit: int) -> HeldOut:
 def accuracies(
     train: Sequence[Document], held_out: HeldOut, answers: Sequence[str], name: str
 ) -> Table:
-    """Return the accuracy of a model beside those of two baselines that see only bytes.
-
-    Args:
-        train: the training documents.
-        held_out: the documents of the answers.
-        answers: the labels that the model answers.
-        name: the name of the model.
-    """
+    """Return the accuracy of a model beside those of two baselines that see only bytes."""
     documents = held_out.documents
     labels, _ = zip(*Counter(d.label for d in train).most_common(1), strict=True)
     found = {

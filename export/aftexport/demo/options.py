@@ -13,14 +13,7 @@ BUNDLE = "bundle"
 
 @dataclass(frozen=True)
 class Size:
-    """The amount of work.
-
-    Attributes:
-        classes: number of packages whose source files are used.
-        per_class: maximum number of files per package.
-        steps: number of optimizer steps.
-        max_seconds: maximum wall time of the training.
-    """
+    """The amount of work."""
 
     classes: int = 8
     per_class: int = 250
@@ -30,18 +23,10 @@ class Size:
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """The options of ``aftexport demo``.
-
-    Attributes:
-        mechanism: one of ``MECHANISM_LAYERS``.
-        data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
-            of the packages installed here.
-        out: the folder, which is created if it does not exist.
-        seed: seed of the choice of documents, the split, the initial weights and the training.
-        size: the amount of work.
-    """
+    """The options of ``aftexport demo``."""
 
     mechanism: str
+    # user's documents, `.csv` or `.jsonl`; None for source files of the packages installed here
     data: Path | None
     out: Path
     seed: int

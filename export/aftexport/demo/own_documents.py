@@ -27,16 +27,7 @@ class DocumentsError(AftexportError):
 
 
 def read_documents(path: Path) -> Corpus:
-    """Read documents with their labels.
-
-    Args:
-        path: a UTF-8 file. A ``.csv`` file names the columns ``text`` and ``label`` in its
-            first line; other columns are ignored. A ``.jsonl`` file has one object with
-            these two strings per line.
-
-    Raises:
-        DocumentsError: if the file is invalid; the message has the file and the line.
-    """
+    """Read documents with their labels."""
     reader = {".csv": _csv_rows, ".jsonl": _json_rows}.get(path.suffix.lower())
     if reader is None:
         raise DocumentsError(

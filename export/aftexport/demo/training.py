@@ -23,15 +23,10 @@ _SLOWER = 4
 
 @dataclass(frozen=True)
 class Crops:
-    """The parts of documents in a step of the training.
-
-    Attributes:
-        count: number of crops.
-        shortest, longest: tokens of a crop; shorter documents are used whole.
-    """
+    """The parts of documents in a step of the training."""
 
     count: int = 16
-    shortest: int = 512
+    shortest: int = 512  # tokens of a crop; shorter documents are used whole
     longest: int = 1024
 
     def for_layer(self, mechanism: str) -> Self:
@@ -44,13 +39,7 @@ class Crops:
 
 @dataclass(frozen=True)
 class Training:
-    """The course of a training.
-
-    Attributes:
-        steps: number of optimizer steps.
-        seconds: wall time.
-        was_cut_short: whether the time limit ended the training before its last step.
-    """
+    """The course of a training."""
 
     steps: int
     seconds: float
@@ -84,7 +73,7 @@ def _one_thread() -> Iterator[None]:
 def fit(
     model: DocumentClassifier,
     documents: Sequence[Document],
-    labels: Sequence[str],
+    labels: Sequence[str],  # labels of the model, in the order of its outputs
     *,
     seed: int,
     steps: int,
@@ -96,16 +85,6 @@ def fit(
 
     The schedule follows the steps, so that a run can be repeated. If the machine is too slow,
     the schedule follows the clock, so that the learning rate still decays completely.
-
-    Args:
-        model: the classifier to train.
-        documents: the documents to train on.
-        labels: the labels of the model, in the order of its outputs.
-        seed: seed of the order of documents and of the crops.
-        steps: number of optimizer steps.
-        max_seconds: maximum wall time of the training.
-        crops: the parts of documents in each step.
-        report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     sizes = crops.for_layer(model.config.mechanism)

@@ -56,11 +56,7 @@ def plugin_library(settings: BuildSettings) -> Path | None:
 
 
 def gpu_for(settings: BuildSettings) -> Device | None:
-    """Return the GPU of this machine; None if there is no GPU and the build does not need one.
-
-    Raises:
-        EngineError: if there is no GPU for TensorRT, which times its kernels on the GPU.
-    """
+    """Return the GPU of this machine; None if there is no GPU and the build does not need one."""
     try:
         return device()
     except EngineError:
@@ -78,9 +74,6 @@ def make(
     console: Console,
 ) -> tuple[bytes, EngineRecord, list[Comparison]]:
     """Build an engine and compare it with PyTorch if it runs on the GPU of this machine.
-
-    Returns:
-        The engine, its record, and the comparisons; these are empty without such a GPU.
 
     Raises:
         UsageError, EngineError: if the engine cannot be built, or fails.
@@ -111,16 +104,7 @@ def make(
 def compare(
     bundle: Bundle, engine: TensorrtEngine, cases: Sequence[Case] | None = None
 ) -> list[Comparison]:
-    """Compare an engine on this GPU with PyTorch's outputs.
-
-    Args:
-        bundle: the bundle of the engine.
-        engine: the engine on this GPU.
-        cases: the cases to compare; by default those of the bundle.
-
-    Raises:
-        EngineError: if the engine fails.
-    """
+    """Compare an engine on this GPU with PyTorch's outputs."""
     results = verify_engine(
         bundle, engine, cases=cases, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
     )
@@ -128,11 +112,7 @@ def compare(
 
 
 def check_parity(results: Sequence[Comparison]) -> None:
-    """Check the comparisons of an engine.
-
-    Raises:
-        ParityError: if a comparison is outside tolerance.
-    """
+    """Check the comparisons of an engine."""
     if not all(result.passed for result in results):
         furthest = worst(results)
         raise ParityError(
@@ -168,15 +148,6 @@ def build(
     bundle: Bundle, *, rebuild: bool = False, timing_cache: Path | None = None, console: Console
 ) -> EngineFile:
     """Build the engine of a bundle for this machine, unless a usable engine exists.
-
-    Args:
-        bundle: bundle that was exported ``--to trt`` or ``--to trt-rtx``.
-        rebuild: whether an existing engine is replaced.
-        timing_cache: file of kernel timings, which is read if it exists and written back.
-        console: console for the progress.
-
-    Returns:
-        The engine, in the cache or in the bundle.
 
     Raises:
         UsageError: if the bundle was exported only to ONNX.

@@ -25,12 +25,7 @@ _BFLOAT16 = (
 def check_options(
     to: str, options: EngineOptions, *, precision: str, timing_cache: Path | None
 ) -> None:
-    """Check the options of an engine before the model is read.
-
-    Raises:
-        UsageError: if ``to`` does not use an option, or does not support its value.
-        EngineError: if the runtime that builds the engine here is not installed.
-    """
+    """Check the options of an engine before the model is read."""
     if to == "onnx":
         if timing_cache is not None or replace(options, max_length=None) != EngineOptions():
             raise UsageError(
@@ -58,12 +53,10 @@ def build_into(
 ) -> tuple[Manifest, list[Comparison]]:
     """Build the engine of an unfinished bundle, as far as this machine can.
 
-    Returns:
-        The manifest with the engine, and the comparisons with PyTorch. The manifest lists
-        the steps that are deferred to another machine, with the reasons.
-
     Raises:
         EngineError: if the builder refuses the model.
+
+    The manifest that it returns lists the steps that are deferred to another machine.
     """
     manifest = draft.manifest
     deferred: tuple[str, ...] = ()

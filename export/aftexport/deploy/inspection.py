@@ -24,11 +24,7 @@ _SHOWN_FEATURES = 8
 
 
 def show_bundle(path: Path, console: Console) -> None:
-    """Print a bundle's manifest, its files, and the path of each operator on this machine.
-
-    Raises:
-        BundleError: if the bundle is damaged.
-    """
+    """Print a bundle's manifest, its files, and the path of each operator on this machine."""
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     rows: dict[str, object] = {"bundle": path, "from": manifest.source.get("kind")}
@@ -87,25 +83,14 @@ def _memory(bundle: Bundle) -> str:
 
 
 def show_checkpoint(
-    path: Path,
+    path: Path,  # any of the seven kinds that `aftexport.load` reads
     console: Console,
     *,
     factory: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
-    """Print the kind of a model file and the number of its weights.
-
-    Args:
-        path: any of the seven kinds that ``aftexport.load`` reads.
-        console: the console of the output.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
-
-    Raises:
-        CheckpointError: if the file cannot be read.
-    """
+    """Print the kind of a model file and the number of its weights."""
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 

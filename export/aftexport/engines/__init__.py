@@ -15,29 +15,18 @@ Tensors = Mapping[str, NDArray[np.generic]]
 
 
 class Engine(Protocol):
-    """A loaded model.
-
-    Attributes:
-        name: the name by which the user selects the engine.
-        takes_choice: whether a run takes ``contract.EXPLAINED`` among its inputs.
-    """
+    """A loaded model."""
 
     name: str
-    takes_choice: bool
+    takes_choice: bool  # whether a run takes `contract.EXPLAINED` among its inputs
 
     def run(
         self,
         inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        stop: Stop | None = None,  # an engine that cannot be interrupted checks it before the run
+        outputs: Collection[str] | None = None,  # names of the outputs to return; None for all
     ) -> dict[str, NDArray[np.generic]]:
         """Run the model once.
-
-        Args:
-            inputs: arrays by name.
-            stop: request to end the run from another thread. An engine that cannot be
-                interrupted checks it before the run.
-            outputs: names of the outputs to return; None for all.
 
         Raises:
             RunStoppedError: if ``stop`` ended it.
@@ -46,9 +35,5 @@ class Engine(Protocol):
         ...
 
     def release(self) -> None:
-        """Return the memory of earlier runs to the system; the next run allocates it again.
-
-        Raises:
-            EngineError: if the runtime fails.
-        """
+        """Return the memory of earlier runs to the system; the next run allocates it again."""
         ...

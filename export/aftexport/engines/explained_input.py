@@ -27,12 +27,7 @@ def take_choice(model: onnx.ModelProto) -> bool:
 
 
 def padded_choices(choices: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Return the input for the choices of several documents, which may differ in number.
-
-    Args:
-        choices: the numbers of the logits of each document, see ``contract.largest``; or those of
-            all documents, as the only entry.
-    """
+    """Return the input for the choices of several documents, or for one choice for all of them."""
     width = max(1, *map(len, choices))
     padded = np.full((len(choices), width), largest(0))
     for row, choice in zip(padded, choices, strict=True):

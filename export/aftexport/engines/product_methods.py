@@ -27,15 +27,7 @@ _WIDTH = 256
 
 
 def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
-    """Return the choices for a model's products in reduced precision, each once.
-
-    Args:
-        model: the ONNX file, which may be large. It is read only if ``precision`` is a reduced one.
-        precision: the precision of the bundle.
-
-    Raises:
-        EngineError: if a variable names an unknown method or instruction set.
-    """
+    """Return the choices for a model's products in reduced precision, each once."""
     if precision not in _REDUCED:
         return ()
     graph = onnx.load(model, load_external_data=False).graph
@@ -51,9 +43,6 @@ def forced_methods(names: Collection[str]) -> Iterator[None]:
     """Let new sessions take the coarsest of these methods that keeps a precision's bound.
 
     The variable of the process is changed during the block.
-
-    Args:
-        names: names of methods; empty for the choice of the kernels.
     """
     before = os.environ.pop(METHOD_VARIABLE, None)
     if names:
@@ -67,17 +56,7 @@ def forced_methods(names: Collection[str]) -> Iterator[None]:
 
 
 def usable_methods(precision: str) -> tuple[str, ...]:
-    """Return the methods by which this processor may compute a reduced precision.
-
-    Args:
-        precision: the precision of the bundle.
-
-    Returns:
-        Their names; empty for other precisions, or if the kernels are not built or switched off.
-
-    Raises:
-        EngineError: if a variable names an unknown instruction set.
-    """
+    """Return the methods by which this processor computes a reduced precision."""
     if precision not in _REDUCED:
         return ()
     with forced_methods(()):

@@ -9,28 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blame:
-    """The origin of an error.
+    """The origin of an error."""
 
-    Attributes:
-        tensor: the first tensor out of tolerance, or an earlier tensor whose operator has a
-            larger error of its own.
-        modules: paths of the PyTorch modules that the operator computes, in order.
-        operator: type of the operator that computes the tensor.
-        path: ``fused kernel``, ``portable body`` or ``standard operator``.
-        cause: ``kernel``, ``precision`` or ``export``.
-        error: the operator's own error against PyTorch in float64 on the same inputs.
-        steps: difference between each form of the operator and the next.
-        findings: sentences with further details.
-    """
-
+    # first tensor out of tolerance, or an earlier one whose operator has a larger own error
     tensor: str
-    modules: Sequence[str]
+    modules: Sequence[str]  # paths of the PyTorch modules that the operator computes, in order
     operator: str
-    path: str
-    cause: str
-    error: float
-    steps: Mapping[str, float]
-    findings: Sequence[str]
+    path: str  # `fused kernel`, `portable body` or `standard operator`
+    cause: str  # `kernel`, `precision` or `export`
+    error: float  # operator's own error against PyTorch in float64 on the same inputs
+    steps: Mapping[str, float]  # difference between each form of the operator and the next
+    findings: Sequence[str]  # sentences with further details
 
     @property
     def sentence(self) -> str:
@@ -61,21 +50,12 @@ _WHY = {
 
 @dataclass(frozen=True)
 class Layer:
-    """The comparison of one tensor of the served graph with PyTorch.
-
-    Attributes:
-        tensor: name of the tensor in the graph.
-        module: path of the PyTorch module that computes the tensor.
-        operator: type of the operator that computes the tensor.
-        path: ``fused kernel``, ``portable body`` or ``standard operator``.
-        error: the error, as in ``Differences.error``.
-        outside: whether the error exceeds the tolerance.
-    """
+    """The comparison of one tensor of the served graph with PyTorch."""
 
     tensor: str
-    module: str
+    module: str  # path of the PyTorch module that computes the tensor
     operator: str
-    path: str
+    path: str  # `fused kernel`, `portable body` or `standard operator`
     error: float
     outside: bool
 
@@ -86,23 +66,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """The result of a comparison layer by layer.
-
-    Attributes:
-        case: name of the case.
-        bound: the tolerance.
-        layers: the tensors in the order of the graph.
-        altered: tensors whose observation changes how ONNX Runtime fuses the served graph.
-        unmatched: tensors of the graph that PyTorch's program lacks.
-        blame: origin of the error; None if everything is within tolerance.
-    """
+    """The result of a comparison layer by layer."""
 
     case: str
     bound: float
-    layers: Sequence[Layer]
+    layers: Sequence[Layer]  # tensors in the order of the graph
+    # tensors whose observation changes how ONNX Runtime fuses the served graph
     altered: Sequence[str]
-    unmatched: Sequence[str]
-    blame: Blame | None
+    unmatched: Sequence[str]  # tensors of the graph that PyTorch's program lacks
+    blame: Blame | None  # origin of the error; None if everything is within tolerance
 
     @property
     def first(self) -> Layer | None:

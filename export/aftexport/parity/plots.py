@@ -12,13 +12,7 @@ _MIN_ERROR = 1e-10
 
 @dataclass(frozen=True)
 class Point:
-    """The point of an error.
-
-    Attributes:
-        x, y: coordinates in the drawing.
-        label: name and size of the error.
-        outside: whether the error is outside its tolerance.
-    """
+    """The point of an error."""
 
     x: float
     y: float
@@ -51,16 +45,7 @@ class LogAxis:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of errors in units of the drawing, with both axes logarithmic or x by rank.
-
-    Attributes:
-        width, height: size of the drawing.
-        left, right, top, bottom: edges of the frame.
-        points: the points in order of x.
-        x_ticks, y_ticks: the ticks of the axes.
-        bound: position of the tolerance; None if the points have different tolerances.
-        bound_text: label of the tolerance.
-    """
+    """A plot of errors in units of the drawing, with both axes logarithmic or x by rank."""
 
     width: float
     height: float
@@ -69,25 +54,20 @@ class Plot:
     top: float
     bottom: float
     points: Sequence[Point]
-    x_ticks: Sequence[Tick]
+    x_ticks: Sequence[Tick]  # ticks of the axes
     y_ticks: Sequence[Tick]
-    bound: float | None
+    bound: float | None  # position of the tolerance; None if the points have different tolerances
     bound_text: str
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """The mapping from positions and errors to the drawing.
-
-    Attributes:
-        last: the largest x.
-        low, high: decimal exponents of the smallest and the largest error of the y axis.
-        names: names of the positions x = 1, 2, ... on the x axis; None for a logarithmic axis.
-    """
+    """The mapping from positions and errors to the drawing."""
 
     last: float
-    low: int
+    low: int  # decimal exponents of the smallest and the largest error of the y axis
     high: int
+    # names of the positions x = 1, 2, ... on the x axis; None for a logarithmic axis
     names: Sequence[str] | None
 
     def place_x(self, x: float) -> float:
@@ -119,11 +99,9 @@ class _Scales:
 def error_plot(
     errors: Sequence[tuple[float, float, str, float]], names: Sequence[str] | None = None
 ) -> Plot:
-    """Return a plot of errors.
+    """Return a plot of tuples of x (at least 1), the error, a label and the bound.
 
-    Args:
-        errors: at least one tuple of x (at least 1), the error, a label and the bound.
-        names: names of the positions x = 1, 2, ... on the x axis; None for a logarithmic axis.
+    With ``names`` of the positions x = 1, 2, ... the x axis is not logarithmic.
     """
     finite = [e for _, e, _, _ in errors if math.isfinite(e)]
     bounds = {bound for *_, bound in errors}

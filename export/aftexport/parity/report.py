@@ -23,26 +23,19 @@ _SHOWN_TOKENS = 64
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a parity check and its verdict.
-
-    Attributes:
-        manifest: manifest of the bundle.
-        comparisons: comparisons of every case on every engine.
-        against: the reference in words; empty for PyTorch's outputs stored in the bundle.
-        notes: notes, such as reasons for missing comparisons.
-        inputs: inputs of each case of the model, by name of the case.
-        environment: software versions and hardware of the machine; empty if they do not matter.
-        layers: comparison of every intermediate tensor; None if it was not requested.
-        calibration: content of the bundle's ``calibration.json``; None if it has none.
-    """
+    """The result of a parity check and its verdict."""
 
     manifest: Manifest
     comparisons: Sequence[Comparison]
-    against: str = ""
+    against: str = ""  # reference in words; empty for PyTorch's outputs stored in the bundle
     notes: Sequence[str] = ()
+    # inputs of each case of the model, by name of the case
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    # software versions and hardware of the machine; empty if they do not matter
     environment: Mapping[str, str] = field(default_factory=dict)
+    # comparison of every intermediate tensor; None if it was not requested
     layers: Layers | None = None
+    # content of the bundle's `calibration.json`; None if it has none
     calibration: Mapping[str, Any] | None = None
 
     @property
@@ -220,13 +213,7 @@ def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
 
 
 def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "PyTorch") -> Table:
-    """Return a table of each case's error and bound.
-
-    Args:
-        results: the comparisons.
-        reference: the type of the reference.
-        name: the model that is the reference.
-    """
+    """Return a table of each case's error and bound."""
     outputs = {result.output for result in results if _is_of_model(result)}
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")

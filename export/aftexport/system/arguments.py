@@ -61,16 +61,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_options(words: Sequence[str], known: Collection[str], program: str) -> None:
-    """Refuse a mistyped option with a suggestion; other unknown options are left to the parser.
-
-    Args:
-        words: words of the command line.
-        known: options of the command, such as ``--out``.
-        program: name of the command.
-
-    Raises:
-        UsageError: if an unknown option is like a known one.
-    """
+    """Refuse a mistyped option with a suggestion; other unknown options are left to the parser."""
     for word in words:
         if word == "--":
             return
@@ -83,17 +74,7 @@ def check_options(words: Sequence[str], known: Collection[str], program: str) ->
 
 
 def check_command(word: str, commands: Collection[str], program: str, subject: str) -> None:
-    """Refuse a mistyped command with a suggestion.
-
-    Args:
-        word: first word of the command line.
-        commands: names of the subcommands.
-        program: name of the command.
-        subject: meaning of other first words, such as a model file.
-
-    Raises:
-        UsageError: if the word is like a command, has no slash, and no file has its name.
-    """
+    """Refuse a mistyped command with a suggestion."""
     if word in commands or word.startswith("-") or "/" in word or Path(word).exists():
         return
     if likely := nearest(word, commands):

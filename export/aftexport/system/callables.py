@@ -10,10 +10,6 @@ from aftexport.errors import UsageError
 def import_callable(name: str, option: str) -> Any:
     """Import the callable that an option names.
 
-    Args:
-        name: ``package.module:callable``.
-        option: name of the option, for the error message.
-
     Raises:
         UsageError: if it cannot be imported.
     """

@@ -41,43 +41,25 @@ if TYPE_CHECKING:  # the import needs torch
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of a comparison.
+    """The options of a comparison."""
 
-    Attributes:
-        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None selects
-            torch if ``model`` or ``factory`` is given.
-        model: the model file of the bundle.
-        factory: ``package.module:callable`` for a bare state dict, or for a model without file.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
-        data: file of documents, one JSON object per line.
-        lengths: lengths of random documents.
-        search: number of inputs to try in a search for the largest error; 0 for no search.
-        layers: whether every intermediate tensor is compared as well.
-        fused: whether the fused kernels are used if they are built.
-        provider: ONNX Runtime's execution provider.
-    """
-
+    # `torch`, or `golden` for PyTorch's outputs stored in the bundle; None selects torch if `model`
+    # or `factory` is given
     against: str | None = None
     model: Path | None = None
     factory: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
-    data: Path | None = None
+    data: Path | None = None  # file of documents, one JSON object per line
     lengths: Sequence[int] = ()
-    search: int = 0
+    search: int = 0  # number of inputs to try in a search for the largest error; 0 for no search
     layers: bool = False
     fused: bool = True
     provider: ort.Provider = "cpu"
 
 
 def check(bundle: Bundle, request: Request, console: Console) -> Report:
-    """Compare a bundle with PyTorch.
-
-    Raises:
-        UsageError: if the request needs the model file, or does not fit the model.
-        EngineError: if an engine or PyTorch fails.
-    """
+    """Compare a bundle with PyTorch."""
     source = _source(bundle, request)
     reference = None
     if source is not None and request.against != "golden":
@@ -136,11 +118,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
 
 def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
-    """Return the model of the bundle if it is given.
-
-    Raises:
-        UsageError: if the model is not given and an option needs it.
-    """
+    """Return the model of the bundle if it is given."""
     if request.model is None and request.factory is None and not request.allow_pickle:
         options = {
             "--against torch": request.against == "torch",

@@ -21,19 +21,11 @@ Inputs = dict[str, Array]
 def read_documents(
     path: Path, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> dict[str, Inputs]:
-    """Read documents, one JSON object per line, or one document from a ``.npy`` file.
+    """Return the model's inputs of each document of a JSON lines file, by the number of the line.
 
     A line has ``text``, ``input_ids`` or, for a model of features, ``input_features``; and the
     extra inputs by name in ``inputs``. An array in a file has the ids, or the features of all
     tokens.
-
-    Args:
-        path: the file.
-        manifest: the manifest of the model.
-        tokenizer: the tokenizer of the bundle; None if the bundle has no tokenizer.
-
-    Returns:
-        The model's inputs of each document, by a name with the number of the line.
 
     Raises:
         UsageError: if a line is invalid; the message has the number of the line.
@@ -67,11 +59,7 @@ def _line_form(manifest: Manifest) -> str:
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of a file that are not blank, with their numbers.
-
-    Raises:
-        UsageError: if the file is not UTF-8.
-    """
+    """Return the lines of a file that are not blank, with their numbers."""
     try:
         # Do not use splitlines, because a JSON string may contain Unicode line breaks.
         lines = path.read_text("utf-8-sig").split("\n")
@@ -185,11 +173,7 @@ def _checked_ids(ids: list[int], manifest: Manifest) -> list[int]:
 
 
 def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, Inputs]:
-    """Return one document of random tokens for each length, with a fixed seed.
-
-    Raises:
-        UsageError: if the model does not accept a length.
-    """
+    """Return one document of random tokens for each length, with a fixed seed."""
     generator = np.random.default_rng(0)
     max_tokens = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
     documents = {}

@@ -43,30 +43,18 @@ _TYPES = {
 
 
 class OnnxRuntimeEngine:
-    """A model in ONNX Runtime, which keeps memory between runs; see ``release``.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        fused: whether the provider's kernel library is registered, if it is built.
-        provider: the execution provider.
-        optimized: whether the runtime may fuse and rearrange operators.
-
-    Raises:
-        EngineError: if the runtime lacks the provider, or refuses the model or the
-            kernel library.
-    """
+    """A model in ONNX Runtime, which keeps memory between runs; see ``release``."""
 
     name = "onnxruntime"
 
     def __init__(
         self,
-        model: Path | bytes,
+        model: Path | bytes,  # path of `model.onnx`, or the serialized model
         *,
-        threads: int = 0,
+        threads: int = 0,  # number of threads per operator; 0 for `usable_cores`
         fused: bool = True,
         provider: Provider = "cpu",
-        optimized: bool = True,
+        optimized: bool = True,  # whether the runtime may fuse and rearrange operators
     ) -> None:
         options = session_options(threads)
         if not optimized:
@@ -146,9 +134,6 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
 
     The runtime replaces a node by its portable body if no kernel is registered.
     So the nodes that remain in its optimized graph run fused.
-
-    Raises:
-        EngineError: if the runtime refuses the model or the kernel library.
     """
     bare = _without_weights(onnx.load(model, load_external_data=False))
     written = [node.op_type for node in _custom_nodes(bare)]
@@ -197,17 +182,7 @@ _RUNS = 3
 def operator_shares(
     model: Path | bytes, inputs: Tensors, *, threads: int = 0, fused: bool = True
 ) -> dict[str, float]:
-    """Return the share of each operator type in the time of the fastest run, the largest first.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        inputs: the inputs of all runs; the first run is not counted.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        fused: whether the kernel library is registered, if it is built.
-
-    Raises:
-        EngineError: if the runtime refuses the model or the kernel library.
-    """
+    """Return the share of each operator type in the time of the fastest run, the largest first."""
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads)
         options.enable_profiling = True

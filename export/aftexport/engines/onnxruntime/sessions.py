@@ -27,14 +27,7 @@ _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxrunt
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Return the options of one ``session``.
-
-    Args:
-        threads: number of threads per operator; 0 for ``usable_cores``.
-
-    Raises:
-        UsageError: if there are more threads than ``_MAX_THREADS``.
-    """
+    """Return the options of one ``session``."""
     options = onnxruntime.SessionOptions()
     if threads > _MAX_THREADS:
         raise UsageError(
@@ -65,7 +58,7 @@ def _register(library: Path, options: onnxruntime.SessionOptions) -> None:
 
 def session(
     model: Path | bytes,
-    options: onnxruntime.SessionOptions,
+    options: onnxruntime.SessionOptions,  # result of `session_options`, for this session only
     provider: Provider = "cpu",
     *,
     fused: bool,
@@ -74,14 +67,6 @@ def session(
     """Load a model.
 
     ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        options: the result of ``session_options``, for this session only.
-        provider: the execution provider.
-        fused: whether the provider's kernel library is registered, if it is built, and the bodies
-            of the other operators become those for the provider.
-        takes_choice: whether a file's choice of the logits to explain becomes an input.
 
     Raises:
         EngineError: if the runtime lacks the provider, or refuses the model or the
@@ -127,30 +112,17 @@ _MAX_CONSTANT_BYTES = "optimization.constant_folding_max_output_size_in_bytes"
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The changes of a model for a session.
+    """The changes of a model for a session."""
 
-    Attributes:
-        library: the name of the kernel library; None if there is none. The nodes that the kernels
-            do not take run by their bodies.
-        takes_choice: whether a file's choice of the logits to explain becomes an input.
-        provider: the execution provider whose bodies replace those of the file; None for those of
-            the file.
-    """
-
+    # name of the kernel library; None if there is none. The nodes that the kernels do not take run
+    # by their bodies
     library: str | None
-    takes_choice: bool
+    takes_choice: bool  # whether a file's choice of the logits to explain becomes an input
+    # execution provider whose bodies replace those of the file; None for those of the file
     provider: ExecutionProvider | None
 
     def choose_bodies(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> bool:
-        """Give the nodes the names that the kernels take, and the others the provider's bodies.
-
-        Args:
-            model: the model, which is changed in place.
-            options: the options of the session, which compute constants of any size once.
-
-        Returns:
-            Whether the model had such nodes.
-        """
+        """Give the nodes the names that the kernels take, and the others the provider's bodies."""
         # Forms of new nodes get the names of kernels, and bodies for the provider keep theirs.
         is_cuda = self.library == PROVIDERS["cuda"].library
         has_products = is_cuda and use_products(model, PROVIDERS["cuda"].library)
@@ -165,13 +137,7 @@ class Adaptation:
 def session_source(
     model: Path | bytes, options: onnxruntime.SessionOptions, adaptation: Adaptation
 ) -> str | bytes:
-    """Return the path or the serialized model that a session loads.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        options: the options of the session, which get the folder of the weights.
-        adaptation: the changes of the model.
-    """
+    """Return the path or the serialized model that a session loads."""
     if isinstance(model, Path):
         return _adapted_file(model, options, adaptation)
     # Otherwise the runtime would look for files of weights in the current folder.

@@ -23,13 +23,9 @@ _MAX_BUCKETS = 32
 
 @dataclass(frozen=True)
 class Profile:
-    """The documents and tokens that an optimization profile accepts.
+    """The documents and tokens that an optimization profile accepts."""
 
-    Attributes:
-        shortest, best, longest: ``(batch, tokens)``.
-    """
-
-    shortest: tuple[int, int]
+    shortest: tuple[int, int]  # `(batch, tokens)`
     best: tuple[int, int]
     longest: tuple[int, int]
 
@@ -72,12 +68,7 @@ def bucket(tokens: int, longest: int) -> int:
 
 
 def without_padding(outputs: Tensors, tokens: int) -> dict[str, NDArray[np.generic]]:
-    """Return outputs without the rows of a bucket's padding.
-
-    Args:
-        outputs: outputs ``[batch, width]``, or ``[batch, padded tokens, width]``.
-        tokens: the number of tokens of the batch.
-    """
+    """Return ``[batch, width]`` or ``[batch, tokens, width]`` outputs without padded tokens."""
     return {name: x[:, :tokens] if x.ndim == 3 else x for name, x in outputs.items()}
 
 
@@ -96,16 +87,6 @@ class TensorrtEngine:
     If the model takes ``lengths``, a batch is padded to the next bucket. The work of a bucket
     is recorded as a CUDA graph on its second use. TensorRT-RTX records graphs itself, and
     compiles its kernels on first use.
-
-    Args:
-        serialized: the engine. It may contain the plugins' code, so load engines only from
-            trusted bundles.
-        runtime: the runtime that built the engine.
-        uses_plugins: whether an operator runs by a plugin, see ``EngineRecord``.
-
-    Attributes:
-        types: element type of each input and output of the engine.
-        profiles: the shapes that the engine accepts.
 
     Raises:
         EngineError: if the runtime is absent or refuses the engine, or there is no GPU.

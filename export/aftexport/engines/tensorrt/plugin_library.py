@@ -36,11 +36,7 @@ _lock = threading.Lock()
 
 
 def hold_plugins(trt: TensorRt, library: Path) -> None:
-    """Register the plugin library, and keep it until ``release_plugins``.
-
-    Raises:
-        EngineError: if the runtime refuses the library.
-    """
+    """Register the plugin library, and keep it until ``release_plugins``."""
     _open(trt, library)
     registry = trt.module.get_plugin_registry()
     with _lock:
@@ -67,11 +63,7 @@ def release_plugins(trt: TensorRt, library: Path) -> None:
 
 @contextmanager
 def plugins_loaded(trt: TensorRt, library: Path | None) -> Iterator[None]:
-    """Register the plugin library for a build; None registers nothing.
-
-    Raises:
-        EngineError: if the runtime refuses the library.
-    """
+    """Register the plugin library for a build; None registers nothing."""
     if library is None:
         yield
         return
@@ -108,11 +100,6 @@ def deserialize(trt: TensorRt, serialized: bytes, *, uses_plugins: bool) -> tupl
     An engine should contain its plugin library. TensorRT only documents this for engines of the
     version-compatible kind, so the installed library is registered if the runtime refuses the
     engine. It stays registered, because the engine calls its code.
-
-    Args:
-        trt: the runtime that built the engine.
-        serialized: the bytes of the engine.
-        uses_plugins: whether an operator of the engine runs by a plugin.
 
     Raises:
         EngineError: if the runtime refuses the engine, with and without the library.

@@ -21,13 +21,7 @@ LOGIT_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True, eq=False)
 class TensorRt:
-    """An imported TensorRT or TensorRT-RTX.
-
-    Attributes:
-        name: tensorrt or tensorrt_rtx.
-        module: the Python module; both have the same classes.
-        logger: an ILogger that keeps the errors.
-    """
+    """An imported TensorRT or TensorRT-RTX."""
 
     name: RuntimeName
     module: Any

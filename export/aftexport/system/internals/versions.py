@@ -11,25 +11,15 @@ from aftexport.errors import LibraryError
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions of a library that were tried.
+    """The versions of a library that were tried."""
 
-    Attributes:
-        library: the name of the distribution and of its package, or ``python`` for its own library.
-        oldest: the oldest version, the lower bound in pyproject.toml.
-        newest: the newest version that was tried. A newer one may work as well.
-    """
-
-    library: str
-    oldest: str
-    newest: str
+    library: str  # name of the distribution and of its package, or `python` for its own library
+    oldest: str  # lower bound in pyproject.toml
+    newest: str  # newest version that was tried. A newer one may work as well
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Name the library's version and the missing part if the block finds a part missing.
-
-        Raises:
-            LibraryError: if an import or an attribute of the library fails.
-        """
+        """Name the library's version and the missing part if the block finds a part missing."""
         try:
             yield
         except (ImportError, AttributeError) as error:

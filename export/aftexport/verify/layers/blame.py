@@ -33,27 +33,18 @@ _FAR = 10
 
 @dataclass(frozen=True)
 class Steps:
-    """Errors between runs of one operator that differ in one thing each.
+    """Errors between runs of one operator that differ in one thing each."""
 
-    Attributes:
-        served_again: the tensor as it was observed, and the same run once more.
-        kernel: the fused kernel in float32, and the portable body.
-        kernel_precision: the fused kernel as served, and in float32.
-        body_precision: the portable body in the types of the graph, and in float64.
-        body: the body in float64, and the operator's definition.
-        definition: the definition, and PyTorch with the weights of the graph.
-        weight_precision: PyTorch with the weights of the graph, and with those that were trained.
-        torch_in_same_types: PyTorch in the types of the graph, and in float64; infinite if
-            PyTorch lacks an operator for them.
-    """
-
-    served_again: float
-    kernel: float
-    kernel_precision: float
-    body_precision: float
-    body: float
-    definition: float
+    served_again: float  # tensor as it was observed, and the same run once more
+    kernel: float  # fused kernel in float32, and the portable body
+    kernel_precision: float  # fused kernel as served, and in float32
+    body_precision: float  # portable body in the types of the graph, and in float64
+    body: float  # body in float64, and the operator's definition
+    definition: float  # definition, and PyTorch with the weights of the graph
+    # PyTorch with the weights of the graph, and with those that were trained
     weight_precision: float
+    # PyTorch in the types of the graph, and in float64; infinite if PyTorch lacks an operator for
+    # them
     torch_in_same_types: float
 
     def to_dict(self) -> dict[str, float]:
@@ -72,15 +63,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cause of an error.
+    """The cause of an error."""
 
-    Attributes:
-        cause: ``export``, ``precision`` or ``kernel``.
-        loses_digits: whether the formula in the file loses digits that its types would keep.
-    """
-
-    cause: str
-    loses_digits: bool
+    cause: str  # `export`, `precision` or `kernel`
+    loses_digits: bool  # whether the formula in the file loses digits that its types would keep
 
 
 Mask = NDArray[np.bool_] | None
@@ -92,23 +78,12 @@ def find_blame(
     observed: Mapping[str, Array],
     first: str,
     *,
-    path: Mapping[str, str],
-    counting: Mapping[str, Mask],
+    path: Mapping[str, str],  # path of each tensor's operator, such as `fused kernel`
+    counting: Mapping[str, Mask],  # mask of the compared numbers of each tensor; None for all
     bound: float,
     provider: Provider = "cpu",
 ) -> Blame:
-    """Find the operator to blame for the first tensor out of tolerance, and the cause.
-
-    Args:
-        model: the graph as it is served.
-        program: PyTorch's side.
-        observed: the inputs, and every observed tensor.
-        first: the name of the first tensor that leaves tolerance.
-        path: the path of each tensor's operator, such as ``fused kernel``.
-        counting: mask of the compared numbers of each tensor; None for all.
-        bound: the tolerance.
-        provider: the execution provider that ran the graph.
-    """
+    """Find the operator to blame for the first tensor out of tolerance, and the cause."""
     suspects = {name: _own_error(program, observed, name, counting[name]) for name in path}
     names = list(path)
     earlier = names[: names.index(first) + 1]
@@ -307,13 +282,7 @@ def _transposed(
 
 
 def judge(steps: Steps, bound: float, *, fused: bool) -> Verdict:
-    """Name the cause of an error: the one with the largest step.
-
-    Args:
-        steps: the steps that were measured.
-        bound: the tolerance.
-        fused: whether a fused kernel served the operator.
-    """
+    """Name the cause of an error: the one with the largest step."""
     kernel = max(steps.kernel, steps.served_again)
     # Two correct kernels differ by their rounding. If numbers overflow, they may lose
     # different ones.

@@ -27,19 +27,7 @@ def compare_layers(
     fused: bool = True,
     provider: Provider = "cpu",
 ) -> Layers:
-    """Compare every tensor of the served graph that PyTorch computes too.
-
-    Args:
-        path: path of ``model.onnx``.
-        program: the captured PyTorch program.
-        case: a case of the model.
-        bound: the tolerance.
-        fused: whether the fused kernels are used if they are built.
-        provider: the execution provider of the graph.
-
-    Raises:
-        EngineError: if the runtime refuses the graph.
-    """
+    """Compare every tensor of the served graph that PyTorch computes too."""
     model = read_model(path)
     if has_bfloat16(model):
         widen(model)  # ONNX Runtime runs bfloat16 graphs in float32

@@ -23,14 +23,8 @@ from aftexport.operators.torch_ops import expected_outputs
 class Subgraph:
     """A separate model that computes one tensor of a model from others.
 
-    Args:
-        model: the model with its weights.
-        target: name of the computed tensor.
-        starts: the starting tensors with their values; unneeded ones are left out.
-
-    Attributes:
-        model: the separate model, with an input for each needed tensor of ``starts``.
-        inputs: the values of the inputs.
+    ``model`` has an input for each tensor of ``starts`` that it needs, and ``inputs`` has their
+    values.
     """
 
     def __init__(self, model: onnx.ModelProto, target: str, starts: Mapping[str, Array]) -> None:

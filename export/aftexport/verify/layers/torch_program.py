@@ -30,24 +30,17 @@ _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Span:
-    """The part of the PyTorch module that computes a tensor from other tensors.
+    """The part of the PyTorch module that computes a tensor from other tensors."""
 
-    Attributes:
-        modules: paths of the innermost modules, in order.
-        parameters: names of the used parameters and buffers.
-    """
-
-    modules: tuple[str, ...]
+    modules: tuple[str, ...]  # paths of the innermost modules, in order
     parameters: tuple[str, ...]
 
 
 class Program:
     """A captured program that runs in float64, whole or in part.
 
-    Args:
-        program: the result of ``lowering.to_onnx.decomposed``.
-        exact: parameters, buffers and constants as they were trained; those of the program
-            are rounded to its type.
+    ``exact`` has the parameters, buffers and constants as they were trained; those of the
+    program are rounded to its type.
     """
 
     def __init__(self, program: ExportedProgram, exact: Mapping[str, Tensor]) -> None:
@@ -154,16 +147,9 @@ class Program:
         names: Collection[str],
         starts: Mapping[str, Array],
         *,
-        exact: bool = True,
+        exact: bool = True,  # whether the parameters are used as trained instead of rounded
     ) -> dict[str, Double]:
-        """Compute tensors in float64.
-
-        Args:
-            names: names of the tensors in the exported graph; tensors that are not
-                floating-point are left out.
-            starts: the model's inputs, and intermediate tensors that are used as they are.
-            exact: whether the parameters are used as trained instead of rounded.
-        """
+        """Compute floating-point tensors in float64 from ``starts``; leave out all others."""
         known = {
             self._nodes[name]: _widened(torch.from_numpy(np.array(value)))
             for name, value in starts.items()

@@ -36,21 +36,12 @@ _Path = tuple[str, ...]
 class Network:
     """A model with its graph, which rewrites change.
 
-    Attributes:
-        model: the model, which keeps the weights and the functions. Its nodes, inputs and outputs
-            follow the graph after ``to_model`` only.
-        graph: the graph without functions. New functions may be added to it.
+    The model keeps the weights and the functions. Its nodes, inputs and outputs follow the
+    graph after ``to_model`` only.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Take over a model.
-
-        Args:
-            model: the model, which the network changes.
-
-        Raises:
-            onnx_graphsurgeon.OnnxGraphSurgeonException: if the graph is not valid.
-        """
+        """Take over a model; raise OnnxGraphSurgeonException if the graph is not valid."""
         self.model = model
         with quiet():
             self.graph = gs.import_onnx(_without_weights(model))

@@ -31,12 +31,7 @@ from aftexport.operators.registry import operator_of
 def prepare_graph(model: onnx.ModelProto, *, has_plugins: bool) -> onnx.ModelProto:
     """Rewrite a model for TensorRT, with its nodes sorted and without unused ones.
 
-    Args:
-        model: the model, which may be changed. Weights in files are not read.
-        has_plugins: whether the plugin library is registered.
-
-    Raises:
-        EngineError: if the graph is not valid.
+    The model may be changed. Weights in files are not read.
     """
     rewrites = PLUGIN_REWRITES if has_plugins else PORTABLE_REWRITES
     try:
