@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
-from aftexport.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ManifestFile
+from aftexport.bundle.manifest import SCHEMA_VERSION, ChunkedPlan, FileEntry, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.chunked.append_plan import AppendStage, append_plan
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE
 from aftexport.chunked.document_state import (

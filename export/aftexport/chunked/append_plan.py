@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
+from aftexport.bundle.manifest import ChunkedPlan, Pooling
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.errors import EngineError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, Recurrence
 from aftexport.chunked.document import LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.chunked.graph_parts import (
     ANY_TOKENS,

@@ -18,7 +18,7 @@ from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from aftexport.bundle.chunked_plan import Tokens
+from aftexport.bundle.manifest import Tokens
 from aftexport.chunked.document_state import (
     BLOCK_BYTES,
     MAX_LEVELS,

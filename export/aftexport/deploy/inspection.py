@@ -10,8 +10,7 @@ from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.chunked.incremental_model import append_problem
 from aftexport.chunked.runner import MEMORY_BUDGET
-from aftexport.deploy.build_engine import find, wanted_here
-from aftexport.deploy.export_engine import show_engine
+from aftexport.deploy.build_engine import find, show_engine, wanted_here
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import method_table, product_methods

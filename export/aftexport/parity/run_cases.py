@@ -11,8 +11,8 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines import Engine
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
+from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.errors import EngineError
 from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of

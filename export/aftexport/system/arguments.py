@@ -1,10 +1,13 @@
-"""Parsers for the command line, the types of their options, and suggestions for unknown ones."""
+"""Parsers for the command line, the types of their options, and callables that an option names."""
 
 import argparse
+import importlib
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from aftexport.errors import UsageError
 
@@ -82,3 +85,34 @@ def check_command(word: str, commands: Collection[str], program: str, subject: s
             f"{program} expected {subject} or a command, got {word}, which does not exist.",
             f"Write {program} {likely}, or name an existing file.",
         )
+
+
+def import_callable(name: str, option: str) -> Any:
+    """Import the callable that an option names.
+
+    Raises:
+        UsageError: if it cannot be imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        raise UsageError(
+            f"{option} must be package.module:callable, got {name!r}.",
+            f"Write it as package.module:{option.removeprefix('--')}.",
+        )
+    import_from_here()
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise UsageError(
+            f"{option} {name}: the import raised {type(error).__name__}: {error}.",
+            "Check the name, and that it can be imported from this folder.",
+        ) from error
+    return target
+
+
+def import_from_here() -> None:
+    """Add the working folder to the import path, as ``python`` itself does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")

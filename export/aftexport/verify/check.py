@@ -27,8 +27,7 @@ from aftexport.extra_inputs import sample_values
 from aftexport.parity.activations import Extremes, find_extremes
 from aftexport.parity.calibration import read_details
 from aftexport.parity.comparison import Comparison, compare, worst
-from aftexport.parity.layers import Layers
-from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
+from aftexport.parity.report import Layers, Report, environment, inputs_of, tolerance_of
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.system.console import stage
@@ -230,8 +229,8 @@ def _layers(
     cases: Sequence[Case],
     results: Sequence[Comparison],
 ) -> Layers:
-    from aftexport.verify.layers.compare import compare_layers
-    from aftexport.verify.layers.torch_program import Program
+    from aftexport.verify.layer_comparison import compare_layers
+    from aftexport.verify.torch_program import Program
 
     return compare_layers(
         bundle.model_path,

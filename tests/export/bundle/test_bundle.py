@@ -7,7 +7,7 @@ from memory import NEEDS_PROC
 from token_models import Chunks, Tagger, TopicAndTags
 
 from aftexport.bundle.bundle import PARITY, Bundle, check_plan
-from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.errors import BundleError, UsageError
 from aftexport.system.files import write_json
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from aftexport.bench.benchmark import peak_mib
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel

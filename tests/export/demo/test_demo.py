@@ -9,7 +9,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.demo import DemoOptions, Size, answer_rows, run
-from aftexport.demo.documents import Document
+from aftexport.demo.corpus import Document
 from aftexport.errors import AftexportError, UsageError
 
 WORDS = {"sea": "wave salt ship tide gull", "wood": "leaf moss bark root deer"}

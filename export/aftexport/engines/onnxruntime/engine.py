@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.sessions import (
     FAILURES,
     is_out_of_memory,
+    padded_choices,
     reason,
     session,
     session_options,

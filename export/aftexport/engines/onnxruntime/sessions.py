@@ -1,22 +1,25 @@
 """Sessions of ONNX Runtime: their options, the model that one loads, and its errors."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.cast_graph import has_bfloat16, widen
-from aftexport.engines.explained_input import take_choice
 from aftexport.engines.onnxruntime.package import VERSION, native, onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, ExecutionProvider, Provider
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.kernel_forms import choose_kernels
-from aftexport.system.cores import usable_cores
+from aftexport.system.contract import EXPLAINED, largest
 from aftexport.system.onnx_files import read_model, without_links
+from aftexport.system.process import usable_cores
 
 _MAX_THREADS = 1024
 """Limit of threads: the runtime would start any number, whose stacks could fill the memory."""
@@ -64,14 +67,7 @@ def session(
     fused: bool,
     takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """Load a model.
-
-    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
-
-    Raises:
-        EngineError: if the runtime lacks the provider, or refuses the model or the
-            kernel library.
-    """
+    """Load a model; bfloat16 graphs run in float32, as the CPU has no bfloat16 products."""
     chosen = PROVIDERS[provider]
     chosen.check()
     if kernels := chosen.kernels if fused else None:
@@ -183,10 +179,8 @@ def _adapted_file(
 
 
 def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
-    """Return the path, or the serialized model if the runtime cannot open the path.
-
-    The runtime only takes paths in UTF-8, and only weights within the model's folder.
-    """
+    """Return the path, or the serialized model if the runtime cannot open the path."""
+    # The runtime only takes paths in UTF-8, and only weights within the model's folder.
     path = str(model)
     try:
         path.encode()
@@ -235,3 +229,27 @@ def load_remedy(error: Exception) -> str:
     if "implementation" in text or (is_graph_fault(error) and "node" in text.lower()):
         return "Write the operator in this message in others, or in float32, and export again."
     return "Export it again."
+
+
+def take_choice(model: onnx.ModelProto) -> bool:
+    """Turn the constant ``EXPLAINED`` of a model into an input; return whether it has one."""
+    graph = model.graph
+    place = next((i for i, t in enumerate(graph.initializer) if t.name == EXPLAINED), None)
+    if place is None:
+        return False
+    del graph.initializer[place]
+    # In a file, the choice is a constant: other runtimes would require an input, and this one warns
+    # of an input that has an initializer.
+    # Without names of axes: the runtime may reuse the memory of values with equal names.
+    axes = [None, None]
+    graph.input.append(onnx.helper.make_tensor_value_info(EXPLAINED, onnx.TensorProto.INT64, axes))
+    return True
+
+
+def padded_choices(choices: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return the input for the choices of several documents, or for one choice for all of them."""
+    width = max(1, *map(len, choices))
+    padded = np.full((len(choices), width), largest(0))
+    for row, choice in zip(padded, choices, strict=True):
+        row[: len(choice)] = choice
+    return padded

@@ -15,8 +15,13 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.engines.aft_full_product import use_products
-from aftexport.engines.tensorrt.plugin_library import plugins_loaded
-from aftexport.engines.tensorrt.runtimes import EXTRAS, LOGIT_TYPES, TensorRt, element
+from aftexport.engines.tensorrt.runtimes import (
+    EXTRAS,
+    LOGIT_TYPES,
+    TensorRt,
+    element,
+    plugins_loaded,
+)
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
@@ -159,7 +164,7 @@ def _parse(
 def _prepare(trt: TensorRt) -> Callable[..., onnx.ModelProto]:
     """Return ``prepare_graph``, whose library only builds need."""
     try:
-        from aftexport.engines.tensorrt.graph.prepare import prepare_graph
+        from aftexport.engines.tensorrt.graph_rewrites import prepare_graph
     except ModuleNotFoundError as error:
         raise EngineError(
             f"{error.name} is not installed.", f"Run: {install_command(EXTRAS[trt.name])}"

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
-from aftexport.engines.tensorrt.plugin_library import deserialize
-from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
+from aftexport.engines.tensorrt.runtimes import TensorRt, deserialize, element, load
 from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.contract import AXES, LENGTHS, main_input

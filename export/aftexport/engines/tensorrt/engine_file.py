@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aftexport.engines.cuda import Device
 from aftexport.engines.tensorrt.builder import BuiltEngine
-from aftexport.engines.tensorrt.plugin_library import REBUILD
-from aftexport.engines.tensorrt.runtimes import TITLES
+from aftexport.engines.tensorrt.runtimes import REBUILD, TITLES
 from aftexport.engines.tensorrt.settings import BuildSettings, Count, RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.files import aside_folder, move_into_place, sha256, sha256_of

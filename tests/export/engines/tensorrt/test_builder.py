@@ -199,7 +199,7 @@ def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
 def test_missing_graph_library_names_install_command(
     rtx: TensorRt, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if "tensorrt.graph" in name]:
+    for name in [name for name in sys.modules if "tensorrt.graph_rewrites" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnx_graphsurgeon", None)
     with pytest.raises(EngineError, match="onnx_graphsurgeon is not installed") as caught:

@@ -9,7 +9,7 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import STATE_OUTPUT, OnnxOperator
 from aftexport.pipeline.golden_cases import _operator_inputs
-from aftexport.verify.layers.subgraph import Subgraph
+from aftexport.verify.subgraph import Subgraph
 
 OPSET = 20
 

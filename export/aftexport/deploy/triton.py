@@ -47,7 +47,7 @@ _TYPES: dict[int, str] = {
     onnx.TensorProto.BFLOAT16: "TYPE_BF16",
 }
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("aftexport.deploy.triton", "."),
+    loader=jinja2.PackageLoader("aftexport.deploy", "."),
     autoescape=False,  # the output is not HTML, and its values need no quoting
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
@@ -93,7 +93,7 @@ def write_repository(
         if TOKENIZER in bundle.files:
             shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)
         graph = onnx.load(bundle.model_path, load_external_data=False).graph
-        config = _TEMPLATES.get_template(CONFIG).render(
+        config = _TEMPLATES.get_template("triton.pbtxt").render(
             version=__version__,
             name=name,
             inputs=[_tensor(value) for value in graph.input],

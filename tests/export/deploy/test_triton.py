@@ -1,6 +1,9 @@
 """The repository against Triton's schema, and run as Triton's backend would."""
 
 import shutil
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +12,21 @@ import onnx
 import onnxruntime
 import pytest
 import tiny_models
+import tritonclient.http as triton
 from bundles import changed_manifest, classes
 from commands import assert_refused, listing, run_here, without
 from feature_models import FEATURES, MEAN, SCALE, feature_file
 from onnx import parser
+from ports import free_port
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
 
 import aftplugins
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.features import Features
-from aftexport.deploy.triton import repository, start_command, write_repository
-from aftexport.deploy.triton.repository import add_normalization
+from aftexport.deploy import triton as repository
+from aftexport.deploy.triton import add_normalization, start_command, write_repository
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
@@ -364,3 +370,75 @@ def test_inner_graphs_read_normalized_features(
         feeds = {"input_features": document, "chosen": np.array(chosen)}
         [found] = session.run(None, feeds)
         np.testing.assert_array_equal(found[0], sign * features.normalized(document[0]))
+
+
+SERVER = shutil.which("tritonserver")
+needs_triton = pytest.mark.skipif(
+    SERVER is None, reason="no tritonserver with the backend onnxruntime is on the PATH"
+)
+
+
+@pytest.fixture(scope="module")
+def client(
+    bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[triton.InferenceServerClient]:
+    out = tmp_path_factory.mktemp("repository")
+    write_repository(
+        Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()
+    )
+    port = free_port()
+    words = [f"--model-repository={out}", f"--http-port={port}", "--http-address=127.0.0.1",
+             "--allow-grpc=false", "--allow-metrics=false"]  # fmt: skip
+    log = out.parent / "triton.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([str(SERVER), *words], stdout=file, stderr=file)
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}", concurrency=16)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text("utf-8")
+            try:
+                if client.is_model_ready("toy"):
+                    break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        yield client
+    finally:
+        client.close()
+        process.terminate()
+        process.wait(60)
+
+
+def request(ids: np.ndarray, lengths: np.ndarray) -> list[triton.InferInput]:
+    feeds = {"input_ids": ids, "lengths": lengths[:, None]}
+    inputs = []
+    for name, array in feeds.items():
+        inputs.append(triton.InferInput(name, array.shape, "INT64"))
+        inputs[-1].set_data_from_numpy(array.astype(np.int64))
+    return inputs
+
+
+@needs_triton
+def test_the_golden_cases(client: triton.InferenceServerClient, bundle_folder: Path) -> None:
+    for case in Bundle.open(bundle_folder).golden():
+        if case.subject == "model":
+            inputs = request(case.inputs["input_ids"], case.inputs["lengths"])
+            answer = client.infer("toy", inputs)
+            np.testing.assert_allclose(answer.as_numpy("logits"), case.outputs["logits"], atol=1e-4)
+
+
+@needs_triton
+def test_documents_of_all_lengths_at_once(
+    client: triton.InferenceServerClient, bundle_folder: Path
+) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
+    draw = np.random.default_rng(0)
+    lengths = draw.choice([1, 7, 64, 64, 64, 200, 500], 200)
+    documents = [draw.integers(0, 250, (1, length)) for length in lengths]
+    waiting = [client.async_infer("toy", request(ids, np.array([ids.size]))) for ids in documents]
+    for ids, answer in zip(documents, waiting, strict=True):
+        alone = engine.run({"input_ids": ids, "lengths": np.array([ids.size])})["logits"]
+        logits = answer.get_result().as_numpy("logits")
+        np.testing.assert_allclose(logits, alone, rtol=1e-4, atol=1e-5)
+    [statistics] = client.get_inference_statistics("toy")["model_stats"]
+    assert statistics["inference_count"] >= 200
+    assert statistics["execution_count"] <= statistics["inference_count"]
