@@ -40,6 +40,11 @@ CALIBRATION = "calibration.json"
 ENGINE = ".engine"
 RECORD = ".engine.json"
 MAX_MANIFEST_BYTES = 1 << 26
+EXPORT_AGAIN = "Export the model again."
+
+
+def _unfit(path: Path, reason: str) -> BundleError:
+    return BundleError(path, reason, EXPORT_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,7 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a bundle and check every file against its digest.
-
-        Raises:
-            BundleError: if a file is missing, damaged, or does not fit; the error names it.
-        """
+        """Open a bundle and check every file; raise BundleError naming the first unfit one."""
         try:
             return cls._open(path)
         except OSError as error:
@@ -73,15 +74,13 @@ class Bundle:
         for name, entry in content.files.items():
             file = path / name
             if not re.fullmatch(r"[\w-][\w.-]*", name):
-                raise BundleError(
-                    path, f"{MANIFEST} names {name!r}, which is not a file name", EXPORT_AGAIN
-                )
+                raise _unfit(path, f"{MANIFEST} names {name!r}, which is not a file name")
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked at load time: an engine can be rebuilt from the other files
             check_file(path, file, entry)
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
-                raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
+                raise _unfit(path, f"{MANIFEST} does not list {required}")
         if content.chunked:
             check_plan(path, path / CHUNKED, content.chunked)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
@@ -94,27 +93,20 @@ class Bundle:
         try:
             model = onnx.load(self.model_path, load_external_data=False)
         except (DecodeError, ValueError) as error:
-            raise BundleError(self.path, f"{MODEL} is not an ONNX model", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{MODEL} is not an ONNX model") from error
         for name in files_beside(model) - self.files.keys():
-            raise BundleError(
-                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", EXPORT_AGAIN
-            )
+            raise _unfit(self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list")
         inputs = tuple(value.name for value in model.graph.input)
         if inputs != self.manifest.inputs:
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must list the inputs of {MODEL}, {', '.join(inputs)}, got "
                 f"{', '.join(self.manifest.inputs)}",
-                EXPORT_AGAIN,
             )
         self._check_features(model)
         self._check_extras(model)
         if operators_in(model) != self.manifest.operators:
-            raise BundleError(
-                self.path,
-                f"{MANIFEST} must list the operators of {MODEL}, got others",
-                EXPORT_AGAIN,
-            )
+            raise _unfit(self.path, f"{MANIFEST} must list the operators of {MODEL}, got others")
         self._check_outputs(model.graph)
 
     def _check_outputs(self, graph: onnx.GraphProto) -> None:
@@ -126,20 +118,18 @@ class Bundle:
             if value.name != EVIDENCE
         }
         if list(outputs) != list(manifest.heads):
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must have a head for each output of {MODEL}, "
                 f"{', '.join(outputs)}, got {', '.join(manifest.heads)}",
-                EXPORT_AGAIN,
             )
         for name, head in manifest.heads.items():
             shape = outputs[name]
             if len(shape) != (3 if head.is_per_token else 2) or shape[-1].dim_value != head.width:
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{MANIFEST} must have a head for the output {name} of {MODEL}, got "
                     f"{head.task} of width {head.width}",
-                    EXPORT_AGAIN,
                 )
 
     def _check_features(self, model: onnx.ModelProto) -> None:
@@ -148,10 +138,9 @@ class Bundle:
         features = self.manifest.features
         expected = [] if features is None else [features.count]
         if [dim.dim_value for dim in shape[2:]] != expected:
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must describe every feature of {MODEL}, got {expected or 'none'}",
-                EXPORT_AGAIN,
             )
 
     def _check_extras(self, model: onnx.ModelProto) -> None:
@@ -163,11 +152,10 @@ class Bundle:
             sizes = [dim.dim_value for dim in given.shape.dim]
             expected = [0, *extra.shape(0)]  # the size of a dynamic axis is 0
             if given.elem_type != element or sizes != expected:
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{MANIFEST} must describe every input of {MODEL}, got {extra.name} as "
                     f"{extra.layout}",
-                    EXPORT_AGAIN,
                 )
 
     def check_source(self, path: Path) -> None:
@@ -197,24 +185,23 @@ class Bundle:
         try:
             return parse_tokenizer((self.path / TOKENIZER).read_text("utf-8"))
         except (AftexportError, UnicodeDecodeError) as error:
-            raise BundleError(self.path, f"{TOKENIZER} cannot be read", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{TOKENIZER} cannot be read") from error
 
     def golden(self) -> list[Case]:
         """Return the golden cases, with PyTorch's outputs."""
         try:
             cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
-            raise BundleError(self.path, f"{GOLDEN}: {error}", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{GOLDEN}: {error}") from error
         if not any(case.subject == "model" for case in cases):
-            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", EXPORT_AGAIN)
+            raise _unfit(self.path, f"{GOLDEN} has no cases of the model")
         heads = self.manifest.heads
         for case in cases:
             if case.subject == "model" and case.outputs.keys() != heads.keys():
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{GOLDEN} must have the outputs {', '.join(heads)} in model/{case.name}, got "
                     f"{', '.join(case.outputs)}",
-                    EXPORT_AGAIN,
                 )
         return cases
 
@@ -269,7 +256,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if manifest_file.exists() and not manifest_file.is_file():
-        raise BundleError(path, f"{MANIFEST} is not a file", EXPORT_AGAIN)
+        raise _unfit(path, f"{MANIFEST} is not a file")
     if not is_bundle(path):
         raise BundleError(
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder written by aftexport."
@@ -287,9 +274,9 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             )
         manifest = ManifestFile.model_validate_json(text)
     except ValidationError as error:
-        raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{MANIFEST}: {problem(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise BundleError(path, f"{MANIFEST} cannot be read ({error})", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{MANIFEST} cannot be read ({error})") from error
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(
             path,
@@ -300,7 +287,6 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     return manifest, sha256_of(raw)
 
 
-EXPORT_AGAIN = "Export the model again."
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -308,20 +294,18 @@ def check_file(path: Path, file: Path, entry: FileEntry) -> None:
     """Check the size and the digest of a file, or of the target of a link."""
     check_link(path, file)
     if not file.exists():
-        raise BundleError(path, f"{file.name} is missing", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} is missing")
     if not file.is_file():
-        raise BundleError(path, f"{file.name} is not a file", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} is not a file")
     size = file.stat().st_size
     if size != entry.bytes:
         if _is_pointer(file):
             raise BundleError(
                 path, f"{file.name} is a Git LFS pointer, not the file", "Run git lfs pull."
             )
-        raise BundleError(
-            path, f"{file.name} must have {entry.bytes} bytes, got {size}", EXPORT_AGAIN
-        )
+        raise _unfit(path, f"{file.name} must have {entry.bytes} bytes, got {size}")
     if sha256(file) != entry.sha256:
-        raise BundleError(path, f"{file.name} was changed or damaged", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} was changed or damaged")
 
 
 def check_link(path: Path, link: Path) -> None:
@@ -353,14 +337,13 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
         with zipfile.ZipFile(archive) as opened:
             names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
     except DAMAGED as error:
-        raise BundleError(path, f"{archive.name}: {error}", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{archive.name}: {error}") from error
     stages = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
     if stages != len(plan.stages):
-        raise BundleError(
+        raise _unfit(
             path,
             f"manifest.json: chunked.stages: expected {stages} stage{'s' * (stages != 1)}, as "
             f"{archive.name} has, got {len(plan.stages)}",
-            EXPORT_AGAIN,
         )
     described = [
         ("pooled", bool(plan.pooled), "pool"),
@@ -376,4 +359,4 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
                 if graph in names
                 else f"expected {none}, as {archive.name} has no {graph}.onnx, got {some}"
             )
-            raise BundleError(path, f"manifest.json: chunked.{field}: {reason}", EXPORT_AGAIN)
+            raise _unfit(path, f"manifest.json: chunked.{field}: {reason}")

@@ -6,21 +6,21 @@ from typing import Annotated, Any, Self
 import numpy as np
 from annotated_types import Len
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from aftexport.errors import UsageError
 from aftexport.system.contract import MAX_FEATURES
-from aftexport.system.validation import problem
+from aftexport.system.validation import StrictModel, problem
 
 _MAX_BYTES = 16 << 20
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _EXAMPLE = 'Write it as {"names": ["x", "y"], "mean": [0.0, 1.5], "scale": [1.0, 0.2]}.'
 
 
-class Features(BaseModel):
+class Features(StrictModel):
     """The features of each token, with their normalization."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     names: Annotated[tuple[str, ...], Len(1, MAX_FEATURES)]
     # numbers by which values are normalized before the model runs, in float32 as `(x - mean) /
@@ -83,10 +83,10 @@ class Features(BaseModel):
         )
 
 
-class _FeatureFile(BaseModel):
+class _FeatureFile(StrictModel):
     """The content of a file of features, in which every entry is optional."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     names: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None

@@ -60,11 +60,7 @@ def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
 
 
 def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
-    """Return the cases in the tensors of ``pack_cases``, the model's cases first.
-
-    Raises:
-        ValueError: if a case lacks its inputs or its outputs.
-    """
+    """Return the cases in tensors, the model's first; raise ValueError if one lacks a part."""
     grouped: dict[tuple[str, str], dict[str, Array]] = {}
     for key, tensor in sorted(tensors.items()):
         subject, name, rest = key.split("/", 2)

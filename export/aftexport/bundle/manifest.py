@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from aftexport.bundle.features import Features
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
@@ -13,6 +13,7 @@ from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
 from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
+from aftexport.system.validation import StrictModel
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
@@ -22,10 +23,8 @@ Pooling = Literal["sum", "max", "first"]
 """The combination of values pooled from parts of a document."""
 
 
-class Recurrence(BaseModel):
+class Recurrence(StrictModel):
     """The states of a recurrence, which replace the summaries of an attention's chunks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     # order of the tokens, forward or reverse; bidirectional for one recurrence in each order
     direction: Literal["forward", "reverse", "bidirectional"]
@@ -39,10 +38,8 @@ class Recurrence(BaseModel):
         return self
 
 
-class ChunkedStage(BaseModel):
+class ChunkedStage(StrictModel):
     """One attention, recurrence or convolution of a model that runs chunk by chunk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     left: Tokens  # tokens before and after a chunk that its run includes
     right: Tokens
@@ -67,10 +64,8 @@ class ChunkedStage(BaseModel):
         return self
 
 
-class ChunkedPlan(BaseModel):
+class ChunkedPlan(StrictModel):
     """The plan by which the graphs in ``chunked.zip`` run a document of any length."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stages: tuple[ChunkedStage, ...]
     # each value pooled from the tokens, with the combination of those of chunks; empty if all
@@ -103,19 +98,15 @@ ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 
 
-class FileEntry(BaseModel):
+class FileEntry(StrictModel):
     """The size and digest of one file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     bytes: Annotated[int, Ge(0), Le((1 << 63) - 1)]
     sha256: str
 
 
-class PositionBias(BaseModel):
+class PositionBias(StrictModel):
     """The position bias of one AFT-full node."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     node: str  # name of the node in `model.onnx`
     # largest `max - min` of a row, over the visible keys of the row; None if the graph computes the
@@ -124,10 +115,8 @@ class PositionBias(BaseModel):
     precision: Literal["fp32", "fp16", "bf16", "int8"]
 
 
-class NodePrecision(BaseModel):
+class NodePrecision(StrictModel):
     """The precision chosen for one node, with the reason."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     node: str  # name of the node in `model.onnx`
     operator: str
@@ -137,10 +126,8 @@ class NodePrecision(BaseModel):
     reason: str  # reason against a cheaper precision
 
 
-class EnginePlan(BaseModel):
+class EnginePlan(StrictModel):
     """The TensorRT engine that a bundle was exported for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     settings: BuildSettings
     # name of the engine built at export, described by its record; None if not built
@@ -148,11 +135,10 @@ class EnginePlan(BaseModel):
     deferred: tuple[str, ...]  # each step that waits for the first GPU, with the reason
 
 
-class Manifest(BaseModel):
+class Manifest(StrictModel):
     """The description of a bundle, without its files."""
 
-    # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     source: dict[str, str | None]  # kind and sha256 of the model file
     # configuration of the classifier; None if the checkpoint has none
@@ -195,7 +181,7 @@ class Manifest(BaseModel):
     # does not return the evidence of each token
     evidence_heads: Annotated[dict[str, tuple[float, ...]], Len(1)] | None = None
     # reason against evidence for each other head for documents
-    refused_evidence: dict[str, str] = {}
+    refused_evidence: dict[str, str] = Field(default_factory=dict)
     # calibration of heads by their names; None if there is none
     calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 

@@ -98,11 +98,7 @@ class BundleFolder:
 
 
 def read_folder(folder: Path) -> BundleFolder:
-    """Return the bundles in a folder; hidden subfolders do not count.
-
-    Raises:
-        OSError: if the folder cannot be read.
-    """
+    """Return the bundles in a folder, without hidden subfolders; raise OSError."""
     bundles, unread = list[Path](), dict[Path, OSError]()
     for child in sorted(folder.iterdir()):
         if child.name.startswith("."):

@@ -159,9 +159,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=sorted(ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

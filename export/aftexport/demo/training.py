@@ -144,10 +144,7 @@ def _schedule(progress: float) -> float:
 
 
 def _batches(
-    documents: Sequence[Document],
-    labels: Sequence[str],
-    sizes: Crops,
-    generator: torch.Generator,
+    documents: Sequence[Document], labels: Sequence[str], sizes: Crops, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield crops ``[B, T]``, their lengths int64 ``[B]``, and the numbers of their labels."""
     texts = [torch.tensor(document.ids) for document in documents]

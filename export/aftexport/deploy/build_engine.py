@@ -35,11 +35,7 @@ from aftexport.system.installation import install_command
 
 
 def wanted_here(bundle: Bundle, settings: BuildSettings) -> EngineRequirements:
-    """Return the requirements of this machine on an engine of ``bundle``.
-
-    Raises:
-        EngineError: if the runtime is absent or, for TensorRT, there is no GPU.
-    """
+    """Return what this machine requires of an engine; raise EngineError without runtime or GPU."""
     trt = load(settings.runtime)
     library = plugin_library(settings)
     return EngineRequirements(
@@ -76,11 +72,7 @@ def make(
     parity: bool = True,
     console: Console,
 ) -> tuple[bytes, EngineRecord, list[Comparison]]:
-    """Build an engine and compare it with PyTorch if it runs on the GPU of this machine.
-
-    Raises:
-        UsageError, EngineError: if the engine cannot be built, or fails.
-    """
+    """Build an engine, and compare it with PyTorch if it runs on the GPU of this machine."""
     settings = wanted.settings
     trt = load(settings.runtime)
     with _bars(console, f"Building for {trt.title}") as advance:
@@ -126,11 +118,7 @@ def check_parity(results: Sequence[Comparison]) -> None:
 
 
 def find(bundle: Bundle, wanted: EngineRequirements) -> EngineFile:
-    """Return an engine that may be used here, from the cache or else from the bundle.
-
-    Raises:
-        EngineError: if there is no usable engine; the message has the reason for each candidate.
-    """
+    """Return a usable engine of the cache or the bundle; raise EngineError with each reason."""
     cache = engine_cache(wanted.model)
     own = [cache.entry(wanted), engine_file(bundle.path, wanted.settings.runtime)]
     reasons = []
@@ -284,13 +272,7 @@ def build_into(
     parity: bool,
     console: Console,
 ) -> tuple[Manifest, list[Comparison]]:
-    """Build the engine of an unfinished bundle, as far as this machine can.
-
-    Raises:
-        EngineError: if the builder refuses the model.
-
-    The manifest that it returns lists the steps that are deferred to another machine.
-    """
+    """Build the engine of an unfinished bundle, or list the steps left to other machines."""
     manifest = draft.manifest
     deferred: tuple[str, ...] = ()
     if manifest.precision == "bf16":

@@ -133,8 +133,7 @@ def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
         )
     if folder.is_symlink() or (folder.exists() and not _is_written_by_aftexport(folder)):
         raise UsageError(
-            f"{folder} exists and was not written by aftexport.",
-            "Choose another --name or --out.",
+            f"{folder} exists and was not written by aftexport.", "Choose another --name or --out."
         )
     if folder.exists() and not force:
         raise UsageError(

@@ -56,11 +56,7 @@ def call(function: str, *arguments: Any) -> Any:
 
 
 def device() -> Device:
-    """Return the GPU in use, the first one in CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        EngineError: if there is no GPU or no driver.
-    """
+    """Return the GPU in use, the first in CUDA_VISIBLE_DEVICES; raise EngineError without one."""
     module = runtime()
     status, count = module.cudaGetDeviceCount()
     if status != module.cudaError_t.cudaSuccess or not count:

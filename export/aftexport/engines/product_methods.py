@@ -1,7 +1,7 @@
 """The methods of a model's products in the CPU kernels."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,10 +40,7 @@ def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
 
 @contextmanager
 def forced_methods(names: Collection[str]) -> Iterator[None]:
-    """Let new sessions take the coarsest of these methods that keeps a precision's bound.
-
-    The variable of the process is changed during the block.
-    """
+    """Let new sessions take the coarsest of these methods that keeps a precision's bound."""
     before = os.environ.pop(METHOD_VARIABLE, None)
     if names:
         os.environ[METHOD_VARIABLE] = ",".join(names)
@@ -99,7 +96,7 @@ def _reason(choice: MethodChoice) -> str:
 
 def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
     """Yield the precision and the width of every product; AFT-full has no width."""
-    shapes = _shapes(graph)
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.domain != DOMAIN:
             continue
@@ -113,7 +110,3 @@ def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
             shape = shapes.get(node.input[_WEIGHT_INPUTS[operator]])
             if shape:
                 yield precision, shape[0]
-
-
-def _shapes(graph: onnx.GraphProto) -> Mapping[str, Sequence[int]]:
-    return {tensor.name: tensor.dims for tensor in graph.initializer}

@@ -39,10 +39,7 @@ class TorchEngine:
         self.input_names = input_names
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the module once; see ``Engine.run``. A stop has no effect during the run."""
         if stop is not None and stop.is_requested:

@@ -22,7 +22,7 @@ _SECTION = re.compile(f"{re.escape(_START)}.*?{re.escape(_END)}", re.DOTALL)
 _SIZE, _MARGIN = 260.0, 44.0
 _MAX_RADIUS = 9.0
 
-_TEMPLATES = jinja2.Environment(
+TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.parity", "."),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -56,7 +56,7 @@ def section_of(
         }
         for name, calibration in calibrations.items()
     ]
-    text = _TEMPLATES.get_template("calibration.html").render(
+    text = TEMPLATES.get_template("calibration.html").render(
         heads=heads, size=_SIZE, margin=_MARGIN, end=_SIZE - _MARGIN
     )
     return Markup(f"{_START}\n{text if heads else ''}{_END}")

@@ -1,7 +1,7 @@
 """The differences between an output and its reference, and the table of their bounds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,10 +12,7 @@ from aftexport.bundle.golden import Array, Case
 if TYPE_CHECKING:  # the check of a GPU compares without pydantic
     from aftexport.heads import Head
 
-
 Double = NDArray[np.float64]
-
-_NOT_COMPARABLE = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +46,8 @@ class Differences:
             mask = np.broadcast_to(mask, wide.shape)
             wide, wanted = wide[mask], wanted[mask]
         if wide.shape != wanted.shape or not wide.size or not _is_finite(wide, wanted):
-            lost = _NOT_COMPARABLE
-            return cls(
-                error=lost,
-                max_absolute=lost,
-                mean_absolute=lost,
-                max_relative=lost,
-                mean_relative=lost,
-                max_ulps=lost,
-                cosine=float("nan"),
-            )
+            lost = dict.fromkeys((one.name for one in fields(Differences)), float("inf"))
+            return cls(**lost | {"cosine": float("nan")})
         difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
         smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
         is_normal = magnitude >= smallest
@@ -150,12 +139,7 @@ def _in_order(names: Iterable[str], heads: "Mapping[str, Head]") -> list[str]:
 
 
 def _compare(
-    case: Case,
-    name: str,
-    output: Array,
-    precision: str,
-    bound: float | None,
-    head: "Head | None",
+    case: Case, name: str, output: Array, precision: str, bound: float | None, head: "Head | None"
 ) -> Comparison:
     expected = np.asarray(case.outputs[name])
     # Only outputs of three axes, and those of operators, have rows of tokens.

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from aftexport.parity import Comparison
-from aftexport.parity.calibration import section_of
+from aftexport.parity.calibration import TEMPLATES, section_of
 from aftexport.parity.report import Report, meanings_of, output_of, tolerance_of
 
 _WIDTH, _HEIGHT = 640.0, 280.0
@@ -143,21 +141,12 @@ def _log(value: float) -> float:
     return math.log10(max(value, _MIN_ERROR))
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("aftexport.parity", "."),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-
-
 def number(value: float | None) -> str:
     """Return the number as in ``1.2e-05``, or ``nan`` or ``inf``; nothing for None."""
     return "" if value is None else f"{value:.1e}"
 
 
-_TEMPLATES.filters["number"] = number
+TEMPLATES.filters["number"] = number
 
 
 def _label(comparison: Comparison) -> str:
@@ -182,7 +171,7 @@ def write_page(path: Path, report: Report) -> None:
             ],
             names=[layer.tensor for layer in layers],
         )
-    page = _TEMPLATES.get_template("page.html").render(
+    page = TEMPLATES.get_template("page.html").render(
         report=report,
         tolerance=tolerance_of(report.manifest),
         scores=meanings_of(report.manifest.heads),

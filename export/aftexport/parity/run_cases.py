@@ -32,11 +32,7 @@ def verify(
     fused: bool = True,
     provider: Provider = "cpu",
 ) -> list[Comparison]:
-    """Compare the bundle's model, and each of its operators separately, with PyTorch's outputs.
-
-    Raises:
-        EngineError: if the model cannot be loaded or fails on a case, or the provider is missing.
-    """
+    """Compare the bundle's model, and each of its operators separately, with PyTorch's outputs."""
     cases = bundle.golden() if cases is None else cases
     engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)

@@ -34,20 +34,13 @@ _SECONDS_PER_GIB = 60.0
 _REMEDY = "Add --no-verify if only sessions of aftexport run the model."
 
 
-def verify_stock(
-    bundle: Bundle, cases: Sequence[Case], *, seconds: float | None = None
-) -> list[Comparison]:
-    """Compare short cases with PyTorch's outputs, run by plain ONNX Runtime in another process.
-
-    Raises:
-        EngineError: if the process crashes, times out, or cannot load or run the model.
-    """
+def verify_stock(bundle: Bundle, cases: Sequence[Case]) -> list[Comparison]:
+    """Compare short cases with PyTorch's outputs, run by plain ONNX Runtime in another process."""
     if has_bfloat16(onnx.load(bundle.model_path, load_external_data=False)):
         return []
     chosen = _short(cases)
-    if seconds is None:
-        size = sum(file.stat().st_size for file in bundle.path.glob("model.onnx*"))
-        seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
+    size = sum(file.stat().st_size for file in bundle.path.glob("model.onnx*"))
+    seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
     outputs = _run(bundle.model_path, chosen, seconds)
     manifest = bundle.manifest
     return [

@@ -88,11 +88,7 @@ def check_command(word: str, commands: Collection[str], program: str, subject: s
 
 
 def import_callable(name: str, option: str) -> Any:
-    """Import the callable that an option names.
-
-    Raises:
-        UsageError: if it cannot be imported.
-    """
+    """Import the callable that an option names; raise UsageError if it cannot be imported."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise UsageError(

@@ -170,12 +170,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object; see ``read_json``.
-
-    Raises:
-        CheckpointError: if the file cannot be used, or holds another value.
-        OSError: if the file cannot be read.
-    """
+    """Return the object that a JSON file holds; see ``read_json``."""
     content = read_json(path)
     if not isinstance(content, dict):
         kind = type(content).__name__

@@ -20,11 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from aftexport.system.internals.python_exit import (
-    flush_c_streams,
-    join_threads,
-    run_exit_functions,
-)
+from aftexport.system.internals.python_exit import flush_c_streams, join_threads, run_exit_functions
 
 
 def end_process(command: Callable[[], int]) -> NoReturn:

@@ -247,11 +247,7 @@ def _most_telling_case(cases: Sequence[Case], results: Sequence[Comparison]) -> 
     own = {case.name: case for case in cases if case.subject == "model"}
     of_model = [result for result in results if result.subject == "model"]
     outside = [own[result.case] for result in of_model if not result.passed]
-    return min(
-        outside,
-        key=lambda case: math.prod(case.shape),
-        default=own[worst(of_model).case],
-    )
+    return min(outside, key=lambda case: math.prod(case.shape), default=own[worst(of_model).case])
 
 
 def _requested_inputs(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:

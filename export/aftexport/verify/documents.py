@@ -69,12 +69,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 
 
 def object_of(line: str) -> dict[str, Any]:
-    """Return the JSON object of a line.
-
-    Raises:
-        ValueError: if it is not one.
-        RecursionError: if it is too deep.
-    """
+    """Return the JSON object of a line; raise ValueError, or RecursionError if it is too deep."""
     content = json.loads(line)
     if not isinstance(content, dict):
         raise ValueError("expected a JSON object")
@@ -84,11 +79,7 @@ def object_of(line: str) -> dict[str, Any]:
 def document_of(
     content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
 ) -> Sequence[int] | Array:
-    """Return the checked document of ``text``, ``input_ids`` or ``input_features``.
-
-    Raises:
-        ValueError: if it does not fit the model.
-    """
+    """Return the checked document of a line; raise ValueError if it does not fit the model."""
     document: Sequence[int] | Array
     if manifest.features is None:
         document = _ids(content, manifest, tokenizer)
@@ -196,9 +187,7 @@ def random_document(tokens: int, manifest: Manifest, generator: np.random.Genera
 
 
 def as_inputs(
-    documents: Sequence[Sequence[int] | Array],
-    manifest: Manifest,
-    extras: Sequence[ExtraValues],
+    documents: Sequence[Sequence[int] | Array], manifest: Manifest, extras: Sequence[ExtraValues]
 ) -> Inputs:
     """Return the model's inputs for documents, padded on the right."""
     lengths = [len(document) for document in documents]

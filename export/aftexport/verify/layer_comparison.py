@@ -200,7 +200,8 @@ def find_blame(
     names = list(path)
     earlier = names[: names.index(first) + 1]
     # An error may be small at its origin and grow in later operators.
-    tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
+    origins = [name for name in earlier if name == first or _has_path(model, name, first)]
+    tensor = max(reversed(origins), key=lambda name: suspects[name])
     known = {name: value for name, value in observed.items() if name != tensor}
     runs = _Runs(
         subgraph=Subgraph(model, tensor, known),
@@ -307,12 +308,6 @@ def _own_error(program: Program, observed: Mapping[str, Array], name: str, count
     if not np.isfinite(exact).all():
         return 0.0  # its inputs were already lost
     return Differences.between(observed[name], exact, counting).error
-
-
-def _ancestral(
-    model: onnx.ModelProto, name: str, first: str, suspects: Mapping[str, float]
-) -> float:
-    return suspects[name] if name == first or _has_path(model, name, first) else -1.0
 
 
 def _has_path(model: onnx.ModelProto, start: str, end: str) -> bool:

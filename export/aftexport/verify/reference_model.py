@@ -20,12 +20,7 @@ def load_source(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Read the model file of a bundle; without a path, take the module that the factory returns.
-
-    Raises:
-        UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
-        CheckpointError: if the file cannot be read.
-    """
+    """Read the model file of a bundle; without a path, take the module that the factory returns."""
     if bundle.manifest.is_of_onnx:
         raise UsageError(
             f"{bundle.path} was made from an ONNX file, so there is no PyTorch to compare with.",

@@ -52,7 +52,7 @@ Batch = list[Array]
 
 
 class Search:
-    """A search for the worst input, with the same result for the same seed.
+    """A search for the worst input, with the same result each time.
 
     ``token_norms`` ``[vocab]`` are the norms of the embeddings. The ``unusual`` ids are tried
     first.
@@ -64,14 +64,12 @@ class Search:
         engine: Engine,
         reference: Engine,
         token_norms: NDArray[np.float64] | None,
-        *,
         unusual: Sequence[int] = (),
-        seed: int = 0,
     ) -> None:
         self._manifest = manifest
         self._engine = engine
         self._reference = reference
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng(0)
         self._unusual = np.array(unusual[:_EXTREME], np.int64)
         self._extreme = _extreme_tokens(manifest, token_norms, self._generator)
         if unusual:

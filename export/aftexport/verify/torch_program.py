@@ -65,11 +65,7 @@ class Program:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":
-        """Capture a model again, as in the export.
-
-        Raises:
-            TraceError: if the model cannot be captured.
-        """
+        """Capture a model again, as in the export; raise TraceError if it cannot be captured."""
         if checkpoint.program is not None:
             program = decomposed(checkpoint.program, opset=manifest.opset)
             return cls(program, {**program.state_dict, **program.constants})
@@ -217,7 +213,7 @@ class Program:
         def known(argument: Any) -> Any:
             if isinstance(argument, fx.Node):
                 return values[argument]
-            return argument if exact is None else _wide_type(argument)
+            return torch.float64 if exact is not None and argument in _NARROW else argument
 
         args: Any = fx.node.map_aggregate(node.args, known)
         kwargs: Any = fx.node.map_aggregate(node.kwargs, known)
@@ -227,10 +223,6 @@ class Program:
 def _widened(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _wide_type(argument: object) -> object:
-    return torch.float64 if argument in _NARROW else argument
 
 
 def _is_float(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from commands import Outcome, assert_refused, listing, run_here, without
+from commands import Capture, Outcome, assert_refused, listing, run_here, without
 from rich.console import Console
 from sampling import any_case
 
@@ -37,13 +37,11 @@ def changed_record(bundle: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
 
 
-def building(bundle: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Outcome:
+def building(bundle: Path, capsys: Capture, *words: str) -> Outcome:
     return run_here(["build", bundle, *words], capsys)
 
 
-def test_fitting_engine_is_not_rebuilt(
-    rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fitting_engine_is_not_rebuilt(rtx_copy: Path, cache: Path, capsys: Capture) -> None:
     outcome = building(rtx_copy, capsys)
     assert outcome.code == 0, outcome.err
     assert f"{rtx_copy}/model.trt-rtx.engine" in outcome.out
@@ -73,7 +71,7 @@ def absent(bundle: Path) -> str:
 
 @pytest.mark.parametrize("spoil", [stale, foreign, damaged, absent])
 def test_unfit_engine_is_rebuilt_in_cache(
-    spoil: object, rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    spoil: object, rtx_copy: Path, cache: Path, capsys: Capture
 ) -> None:
     reason = spoil(rtx_copy)  # type: ignore[operator]
     before = listing(rtx_copy)
@@ -87,9 +85,7 @@ def test_unfit_engine_is_rebuilt_in_cache(
     assert str(cache) in again.out
 
 
-def test_rebuild_replaces_cached_engine(
-    rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rebuild_replaces_cached_engine(rtx_copy: Path, cache: Path, capsys: Capture) -> None:
     assert building(rtx_copy, capsys, "--rebuild").code == 0
     [engine] = cache.rglob("engine")
     engine.write_bytes(b"half")
@@ -120,33 +116,32 @@ def test_concurrent_builds_make_one_engine(rtx_copy: Path, cache: Path) -> None:
     assert sum("done Building" in c.export_text() for c in consoles) == 1
 
 
-def test_unwritable_cache_is_reported(
-    rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_cache_is_reported(rtx_copy: Path, cache: Path, capsys: Capture) -> None:
     stale(rtx_copy)
     cache.write_text("a file")
     assert_refused(building(rtx_copy, capsys), VARIABLE)
 
 
-def test_bundle_for_onnx_is_refused(
-    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bundle_for_onnx_is_refused(bundle_folder: Path, capsys: Capture) -> None:
     assert_refused(building(bundle_folder, capsys), "--to trt")
 
 
 STEMS = sorted({operator.stem for operator in OPERATORS.values()})
 
 
+def saved(folder: Path, mechanism: str) -> Path:
+    torch.manual_seed(0)
+    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": mechanism, "max_length": 100})
+    path = folder / "model.pt"
+    aftexport.save(path, model=DocumentClassifier(config), labels=tiny_models.LABELS)
+    return path
+
+
 @pytest.mark.tensorrt
 @pytest.mark.table(keep=0.15, by=any_case)
 @pytest.mark.parametrize("mechanism", STEMS)
 def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": mechanism, "max_length": 100})
-    aftexport.save(
-        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
-    )
-    bundle = export(tmp_path / "model.pt", to="trt-rtx", precision="fp16", max_length=100)
+    bundle = export(saved(tmp_path, mechanism), to="trt-rtx", precision="fp16", max_length=100)
     record = engine_file(bundle.path, "tensorrt_rtx").read_record()
     assert list(record.operators) == list(bundle.manifest.operators)
     assert record.settings.max_length == 100
@@ -155,7 +150,7 @@ def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -
 
 
 def test_pending_gpu_work_is_reported_everywhere(
-    no_gpu: None, rtx_bundle: Path, capsys: pytest.CaptureFixture[str]
+    no_gpu: None, rtx_bundle: Path, capsys: Capture
 ) -> None:
     bundle = Bundle.open(rtx_bundle)
     assert bundle.manifest.engine is not None
@@ -174,7 +169,7 @@ def test_pending_gpu_work_is_reported_everywhere(
 
 @pytest.mark.tensorrt
 def test_bundle_without_tensorrt_lacks_only_engine(
-    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     words = ["--to", "trt", "--precision", "bf16", "--min-length", "2", "--opt-length", "64,256",
              "--max-length", "512", "--max-batch", "3", "--workspace", "100"]  # fmt: skip
@@ -219,16 +214,11 @@ REFUSED = {
 
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("kind", REFUSED)
-def test_failed_build_leaves_nothing(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_build_leaves_nothing(kind: str, tmp_path: Path, capsys: Capture) -> None:
     words, said = REFUSED[kind]
-    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": "aft_full", "max_length": 100})
-    aftexport.save(
-        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
-    )
+    path = saved(tmp_path, "aft_full")
     before = listing(tmp_path)
-    assert_refused(run_here([tmp_path / "model.pt", "--to", *words], capsys), said)
+    assert_refused(run_here([path, "--to", *words], capsys), said)
     assert listing(tmp_path) == before
 
 

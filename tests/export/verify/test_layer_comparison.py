@@ -8,7 +8,7 @@ import onnx
 import pytest
 import torch
 from bundles import resealed
-from commands import run_here
+from commands import Capture, run_here
 from layer_faults import (
     DIM,
     EXPORT,
@@ -196,7 +196,7 @@ def test_marks_changing_fusion_are_reported(mixed: Exported, tmp_path: Path) -> 
 
 
 def test_command_names_layer_and_cause(
-    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     model = onnx.load(bundle_copy / "model.onnx")
     rewrite(model, "head.bias", lambda array: array + 1)
@@ -214,7 +214,7 @@ def test_command_names_layer_and_cause(
 
 
 def test_command_reports_all_within(
-    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, checkpoint_file: Path, capsys: Capture
 ) -> None:
     words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
     outcome = run_here(words, capsys)

@@ -34,11 +34,7 @@ from aftexport.system.process import give_back
 _CHOICE_OF_FILE = padded_choices([()])
 """The input for a run without a choice of logits: the largest one, as the file has it."""
 _MEMORY_REMEDY = "Send shorter documents or fewer, or lower --memory-budget-mib."
-_TYPES = {
-    "tensor(int64)": np.int64,
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
+_TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 """The types of a model's inputs by ONNX Runtime's names."""
 
 
@@ -67,10 +63,7 @@ class OnnxRuntimeEngine:
         self._output_names = tuple(o.name for o in self._session.get_outputs())
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the model once; see ``Engine.run``. A stop takes effect between two operators.
 
@@ -128,13 +121,7 @@ _SMALL_BYTES = 1024
 
 
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
-    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``.
-
-    A form is fused only if all of its nodes are.
-
-    The runtime replaces a node by its portable body if no kernel is registered.
-    So the nodes that remain in its optimized graph run fused.
-    """
+    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``."""
     bare = _without_weights(onnx.load(model, load_external_data=False))
     written = [node.op_type for node in _custom_nodes(bare)]
     if has_bfloat16(bare):
@@ -150,6 +137,8 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
         options.optimized_model_filepath = str(optimized)
         session(bare.SerializeToString(), options, provider, fused=True)
         left = operators_in(onnx.load(optimized))
+    # The runtime replaces a node by its portable body if no kernel is registered. So the nodes that
+    # remain in its optimized graph run fused, and a form is fused if all of its nodes are.
     before = operators_in(bare)
     # Nodes of one form may differ in a number such as eps, which decides about the kernel as well.
     fused: dict[str, bool] = {}

@@ -56,13 +56,7 @@ def build(
     timing_cache: Path | None = None,  # is read if it exists, and written back
     progress: Progress = lambda phase, done, total: None,  # an exception from it ends the build
 ) -> BuiltEngine:
-    """Build an engine.
-
-    Raises:
-        UsageError: if the settings do not fit the model.
-        EngineError: if the parser or the builder refuses the model, or the types of the
-            network do not match ``precision``.
-    """
+    """Build an engine; raise UsageError or EngineError if settings, model or types do not fit."""
     module = trt.module
     builder = module.Builder(trt.logger)
     with plugins_loaded(trt, plugins):

@@ -35,13 +35,7 @@ class Profile:
 
 
 def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
-    """Return the index of the profile that accepts the shape and has the nearest best length.
-
-    The distance of lengths is their ratio.
-
-    Raises:
-        EngineError: if no profile accepts the shape.
-    """
+    """Return the index of the fitting profile whose best length is nearest, by the ratio."""
     fitting = [i for i, profile in enumerate(profiles) if profile.can_take(batch, tokens)]
     if not fitting:
         ranges = " or ".join(
@@ -85,10 +79,7 @@ class TensorrtEngine:
 
     If the model takes ``lengths``, a batch is padded to the next bucket. The work of a bucket
     is recorded as a CUDA graph on its second use. TensorRT-RTX records graphs itself, and
-    compiles its kernels on first use.
-
-    Raises:
-        EngineError: if the runtime is absent or refuses the engine, or there is no GPU.
+    compiles its kernels on first use. EngineError is raised without the runtime or a GPU.
     """
 
     name = "tensorrt"
@@ -137,10 +128,7 @@ class TensorrtEngine:
         return max(profile.longest[0] for profile in self.profiles)
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the model once; see ``Engine.run``. All outputs are computed.
 
@@ -232,10 +220,7 @@ class TensorrtEngine:
             self._buckets.popitem(last=False)
         # A graph holds the state of its context, so each graph has its own context.
         context = self._context(profile)
-        shapes: dict[str, tuple[int, ...]] = {
-            self._main: (batch, tokens, *self._features),
-            LENGTHS: (batch,),
-        }
+        shapes = self._input_shapes(batch, tokens)
         for name in self.input_names:
             if not context.set_input_shape(name, shapes[name]):
                 raise self._failure(f"refuses {name} of shape {shapes[name]}")
@@ -291,13 +276,13 @@ class TensorrtEngine:
         widths = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
         return int(np.prod(shape)) * widths[self.types[name]]
 
+    def _input_shapes(self, batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
+        return {self._main: (batch, tokens, *self._features), LENGTHS: (batch,)}
+
     def _bytes(self, name: str) -> int:
         """Return the maximum size of a tensor in bytes."""
         batch, tokens = self.max_batch, self.max_tokens
-        shapes: dict[str, tuple[int, ...]] = {
-            self._main: (batch, tokens, *self._features),
-            LENGTHS: (batch,),
-        }
+        shapes = self._input_shapes(batch, tokens)
         if name not in shapes:
             *axes, width = self._engine.get_tensor_shape(name)
             shapes[name] = (batch, *([tokens] if len(axes) == 2 else []), int(width))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import filelock
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from aftexport.engines.cuda import Device
 from aftexport.engines.tensorrt.builder import BuiltEngine
@@ -18,6 +18,7 @@ from aftexport.engines.tensorrt.runtimes import REBUILD, TITLES
 from aftexport.engines.tensorrt.settings import BuildSettings, Count, RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.files import aside_folder, move_into_place, sha256, sha256_of
+from aftexport.system.validation import StrictModel
 
 MAX_ENGINE_BYTES = 1 << 37
 """Limit of an engine, at least the memory of any GPU; an engine must fit into GPU memory."""
@@ -37,10 +38,8 @@ class EngineRequirements:
     plugins: str | None
 
 
-class EngineRecord(BaseModel):
+class EngineRecord(StrictModel):
     """The record of an engine: the ``EngineRequirements`` of its build, and the result."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     runtime: RuntimeName  # runtime that built the engine; only this version loads it
     version: str
@@ -118,11 +117,7 @@ class EngineFile:
     record: Path
 
     def read(self, wanted: EngineRequirements) -> tuple[bytes, EngineRecord]:
-        """Return an engine that may be used here, and its record.
-
-        Raises:
-            EngineError: if the engine is absent, damaged, or does not fit ``wanted``.
-        """
+        """Return the engine and its record; raise EngineError if it must not be used here."""
         record = self.read_record()
         if reason := record.misfit(wanted):
             raise EngineError(f"{self.engine} is not used: {reason}.", REBUILD)
@@ -138,11 +133,7 @@ class EngineFile:
         return content, record
 
     def read_record(self) -> EngineRecord:
-        """Return the record of the engine.
-
-        Raises:
-            EngineError: if the record is absent or invalid.
-        """
+        """Return the record of the engine; raise EngineError if the record is absent or invalid."""
         try:
             _check_file(self.record, MAX_RECORD_BYTES)
             return EngineRecord.model_validate_json(self.record.read_text("utf-8"))

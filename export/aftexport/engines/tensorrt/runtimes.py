@@ -49,11 +49,7 @@ class TensorRt:
         return str(errors[0]).strip().rstrip(".") if errors else "it gave no reason"
 
     def attempt(self, call: Callable[[], Any], failure: str, remedy: str) -> Any:
-        """Call TensorRT, which returns None or False on failure and logs the reason.
-
-        Raises:
-            EngineError: if the call fails; the message is ``failure`` with the logged reason.
-        """
+        """Call TensorRT; raise EngineError with ``failure`` and the logged reason if it fails."""
         self.logger.errors.clear()
         try:
             result = call()
@@ -66,11 +62,7 @@ class TensorRt:
 
 @cache
 def load(name: RuntimeName) -> TensorRt:
-    """Import TensorRT or TensorRT-RTX.
-
-    Raises:
-        EngineError: if it is not installed or too old; the remedy is the command to install it.
-    """
+    """Import TensorRT or TensorRT-RTX; raise EngineError if it is not installed or too old."""
     command = f"Run: {install_command(EXTRAS[name])}"
     try:
         module = importlib.import_module(name)

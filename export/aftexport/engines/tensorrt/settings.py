@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le, Len
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.system.contract import MAX_TOKENS
+from aftexport.system.validation import StrictModel
 
 MAX_COUNT = (1 << 31) - 1
 """The largest number in a bundle, because runtimes store sizes in 32 bits."""
@@ -44,10 +45,8 @@ class EngineOptions:
     compute_capabilities: tuple[int, ...] = ()  # GPUs of a portable engine, 86 for 8.6
 
 
-class BuildSettings(BaseModel):
+class BuildSettings(StrictModel):
     """The complete settings of an engine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     # tensorrt, which builds on the GPU of the engine; tensorrt_rtx, which builds on any machine
     runtime: RuntimeName
@@ -83,11 +82,7 @@ def check_precision(to: str, precision: str) -> None:
 def build_settings(
     to: str, options: EngineOptions, *, precision: str, max_tokens: int | None
 ) -> BuildSettings:
-    """Return the user's options with defaults; refuse impossible settings before the build.
-
-    Raises:
-        UsageError: if an option is invalid; the message names the option and the alternative.
-    """
+    """Return the options with defaults; raise UsageError for impossible ones before the build."""
     runtime = TARGETS[to]
     check_precision(to, precision)
     _check_sizes(options)

@@ -25,11 +25,9 @@ class Versions:
         except (ImportError, AttributeError) as error:
             if isinstance(error, ModuleNotFoundError) and error.name == self.library:
                 raise  # it is not installed
+            installed = python_version() if self.library == "python" else version(self.library)
             raise LibraryError(
                 f"Expected {self.library} {self.oldest} to {self.newest}, got "
-                f"{self._installed()}, which lacks a part: {error}.",
+                f"{installed}, which lacks a part: {error}.",
                 f"Install {self.library} {self.newest}, or a newer aftexport.",
             ) from error
-
-    def _installed(self) -> str:
-        return python_version() if self.library == "python" else version(self.library)

@@ -132,11 +132,7 @@ def wrong_type(model: onnx.ModelProto) -> None:
     [(unknown_operator, "Telepathy"), (missing_body, "AftSimple"), (wrong_type, "type")],
 )
 def test_refused_graph_error_has_reason(
-    damage: Callable[[onnx.ModelProto], None],
-    said: str,
-    rtx: TensorRt,
-    model: Path,
-    tmp_path: Path,
+    damage: Callable[[onnx.ModelProto], None], said: str, rtx: TensorRt, model: Path, tmp_path: Path
 ) -> None:
     """The parser or the builder refuses the graph."""
     graph = onnx.load(model)
@@ -215,9 +211,7 @@ def test_only_builds_import_graph_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_missing_runtime_names_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_runtime_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     load.cache_clear()
     with pytest.raises(EngineError) as caught:
