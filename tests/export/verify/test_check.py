@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import safetensors.numpy
 from bundles import changed_manifest, classes, resealed
@@ -104,21 +104,12 @@ def test_cases_strain_operators_and_lengths(bundle_folder: Path) -> None:
 
 
 def test_other_failure_keeps_engine_message(bundle_folder: Path) -> None:
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [
-                onnx.helper.make_node("Shape", ["input_ids"], ["sizes"], end=1),
-                onnx.helper.make_node("Mul", ["sizes", "much"], ["shape"]),
-                onnx.helper.make_node("ConstantOfShape", ["shape"], ["logits"]),
-            ],
-            "main",
-            [onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, "BT")],
-            [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, "B")],
-            [onnx.numpy_helper.from_array(np.array([1 << 50]), "much")],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", 20)],
-        ir_version=9,
-    )
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+        main (int64[B, T] input_ids) => (float[B] logits) <int64[1] much = {1125899906842624}> {
+            sizes = Shape <end = 1> (input_ids)
+            shape = Mul (sizes, much)
+            logits = ConstantOfShape (shape)
+        }""")
     engine = OnnxRuntimeEngine(model.SerializeToString())
     bundle = Bundle.open(bundle_folder)
     cases = [

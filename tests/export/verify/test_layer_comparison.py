@@ -32,8 +32,9 @@ from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import EncoderLayer
 from aftexport.parity import TOLERANCES
+from aftexport.parity.report import Layers
 from aftexport.verify import layer_comparison as compare
-from aftexport.verify.layer_comparison import Layers, Steps, Verdict, compare_layers, judge
+from aftexport.verify.layer_comparison import Steps, Verdict, compare_layers, judge
 from aftexport.verify.torch_program import Program
 
 needs_kernels = pytest.mark.skipif(

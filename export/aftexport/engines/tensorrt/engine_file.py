@@ -45,7 +45,7 @@ class EngineRecord(StrictModel):
     version: str
     gpu: str | None  # name of the GPU of the build; None for a portable engine
     capability: Count | None  # compute capability of that GPU times 10, 90 for 9.0
-    # see `EngineRequirements`; the engine should contain its plugins, see `deserialization`
+    # see `EngineRequirements`; the engine should contain its plugins, see `runtimes.deserialize`
     settings: BuildSettings
     precision: str
     model: str

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 import pytest
 import tiny_models
 import torch
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from sampling import any_case
 
 from aftexport.capture.capture import capture
@@ -221,22 +221,26 @@ def test_fraction_of_size_is_kept() -> None:
 LARGE = np.arange(MAX_SMALL_BYTES // 4 + 16, dtype=np.float32).reshape(16, -1)
 
 
-def node(
-    op_type: str, inputs: list[str], output: str, domain: str = "", **attributes: object
-) -> onnx.NodeProto:
-    made = helper.make_node(op_type, inputs, [output], f"node_{output}", domain=domain)
-    made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-    return made
-
-
-def branch(text: str) -> onnx.GraphProto:
-    inner = node("Constant", [], "inner", value=numpy_helper.from_array(np.float32(1), "one"))
-    inner.metadata_props.add(key="branch", value=text)
-    empty = node("Constant", [], "empty")
-    empty.attribute.append(helper.make_attribute("value_ints", [], attr_type=AttributeProto.INTS))
-    shaped = node("Reshape", ["inner", "empty"], "shaped")
-    value = helper.make_tensor_value_info("shaped", TensorProto.FLOAT, [])
-    return helper.make_graph([inner, empty, shaped], text, [], [value])
+BRANCH = """() => (float shaped) {
+    [node_inner] inner = Constant <value = float one {1}> ()
+    [node_empty] empty = Constant <value_ints : ints = []> ()
+    [node_shaped] shaped = Reshape (inner, empty)
+}"""
+EVERYTHING = f"""<
+    ir_version: 10, producer_name: "somebody", producer_version: "1.2", domain: "org.example",
+    opset_import: ["" : 20, "{DOMAIN}" : {VERSION}, "com.microsoft" : 1],
+    model_version: 7, doc_string: "the model"
+>
+everything (float[batch, ?, 16] query, float[batch, ?, 16] key, float[batch, ?, 16] value,
+            int64[batch] lengths, bool condition) => (float[batch, ?, ?] output)
+    <float[1] bias = {{1}}, float[batch, n, ?] product>
+{{
+    [attention] attention = {DOMAIN}.AftSimple <gate = "sigmoid"> (query, key, value, lengths)
+    [product] product = MatMul (attention, weight)
+    [sum] sum = Add (product, bias)
+    [chosen] chosen = If (condition) <then_branch = then {BRANCH}, else_branch = els {BRANCH}>
+    [output] output = Mul (sum, chosen)
+}}"""
 
 
 @pytest.fixture
@@ -244,63 +248,29 @@ def everything() -> onnx.ModelProto:
     """A model with everything that a library may lose."""
     operator = OPERATORS["AftSimple"]
     body = operator.function({a.name: str(a.default) for a in operator.settings}, 20)
-    body.doc_string = "the body"
-    body.metadata_props.add(key="body", value="its metadata")
     body.value_info.append(helper.make_tensor_value_info("query_f", TensorProto.FLOAT, None))
-    attention = node("AftSimple", ["query", "key", "value", "lengths"], "attention", DOMAIN)
-    attention.attribute.extend(
-        helper.make_attribute(*pair) for pair in {**PLUGIN_ATTRIBUTES, "gate": "sigmoid"}.items()
-    )
-    attention.doc_string = "the node"
-    attention.metadata_props.add(key="range", value="[-3, 4]")
-    nodes = [
-        attention,
-        node("MatMul", ["attention", "weight"], "product"),
-        node("Add", ["product", "bias"], "sum"),
-        node("If", ["condition"], "chosen", then_branch=branch("then"), else_branch=branch("else")),
-        node("Mul", ["sum", "chosen"], "output"),
-    ]
-    sequence = ["batch", None, 16]
-    inputs = [
-        *(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, sequence)
-            for name in ("query", "key", "value")
-        ),
-        helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
-        helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
-    ]
-    inputs[0].metadata_props.add(key="range", value="[0, 1]")
-    inputs[0].doc_string = "the query"
-    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", None, None])
-    between = helper.make_tensor_value_info("product", TensorProto.FLOAT, ["batch", "n", None])
-    between.metadata_props.add(key="range", value="[-1, 1]")
-    bias = numpy_helper.from_array(np.float32([1]), "bias")
-    bias.metadata_props.add(key="weight", value="its metadata")
-    graph = helper.make_graph(
-        nodes,
-        "everything",
-        inputs,
-        [output],
-        [numpy_helper.from_array(LARGE, "weight"), bias],
-        doc_string="the graph",
-        value_info=[between],
-    )
-    graph.metadata_props.add(key="graph", value="its metadata")
-    graph.quantization_annotation.add(tensor_name="product")
-    opsets = [("", 20), (DOMAIN, VERSION), ("com.microsoft", 1)]
-    made = helper.make_model(
+    model = onnx.parser.parse_model(EVERYTHING)
+    graph = model.graph
+    attention = graph.node[0]
+    attention.attribute.extend(helper.make_attribute(*pair) for pair in PLUGIN_ATTRIBUTES.items())
+    branches = [attribute.g for attribute in graph.node[3].attribute]
+    inner = [node for branch in branches for node in branch.node]
+    for part in (
+        body,
         graph,
-        functions=[body],
-        opset_imports=[helper.make_opsetid(*opset) for opset in opsets],
-        ir_version=10,
-        producer_name="somebody",
-        producer_version="1.2",
-        domain="org.example",
-        model_version=7,
-        doc_string="the model",
-    )
-    helper.set_model_props(made, {"license": "Apache-2.0"})
-    return made
+        attention,
+        *graph.input,
+        *graph.value_info,
+        *graph.initializer,
+        *inner,
+    ):
+        part.doc_string = f"the {part.name}"
+        part.metadata_props.add(key="range", value=f"[-3, 4] of {part.name}")
+    model.functions.append(body)
+    graph.initializer.insert(0, numpy_helper.from_array(LARGE, "weight"))
+    graph.quantization_annotation.add(tensor_name="product")
+    helper.set_model_props(model, {"license": "Apache-2.0"})
+    return model
 
 
 def sorted_attributes(nodes: object) -> None:
@@ -380,7 +350,7 @@ def test_external_weights_stay_outside(everything: onnx.ModelProto, tmp_path: Pa
     huge.data_location = TensorProto.EXTERNAL
     huge.external_data.add(key="location", value="data")
     huge.external_data.add(key="length", value=str(5 << 29))
-    written.graph.node.append(node("Shape", ["huge"], "size"))
+    written.graph.node.append(helper.make_node("Shape", ["huge"], ["size"]))
     written.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, [1]))
     network = Network(copied(written))
     back = network.to_model()
